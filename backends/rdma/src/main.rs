@@ -1,0 +1,3 @@
+//! The RDMA backend.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! RDMA objects for programs, over a link.

@@ -1,0 +1,1 @@
+//! libfarlane.so: buffers, transfers and callbacks.

@@ -1,0 +1,1 @@
+//! The way from a process to a backend.

@@ -1,0 +1,3 @@
+//! Runs a program on Farlane's libraries.
+
+fn main() {}

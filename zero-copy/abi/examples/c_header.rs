@@ -1,0 +1,5 @@
+//! Prints the guest driver's C header.
+
+fn main() {
+    print!("{}", farlane_abi::header::generate());
+}

@@ -1,0 +1,89 @@
+//! The context header: the first segment of every context.
+//!
+//! | offset | written by | what |
+//! |---|---|---|
+//! | [`OFF_BACKEND_STATE`] | backend | [`BACKEND_AWAKE`] or [`BACKEND_SLEEPING`] |
+//! | [`OFF_DEAD`] | guest kernel, or the library's watcher | not zero: the backend is gone |
+//! | [`OFF_CALLER_WAITING`] | process | not zero: a caller sleeps until [`EVENT_WAKE`](crate::control::EVENT_WAKE) |
+//! | [`OFF_CALL_SUBMITTED`] | process | calls put into the ring, free-running |
+//! | [`OFF_CALL_COMPLETED`] | backend | calls answered, free-running |
+//! | [`OFF_ASYNC_PRODUCED`] | backend | asynchronous events put into the ring, free-running |
+//! | [`OFF_ASYNC_CONSUMED`] | process | asynchronous events taken, free-running |
+//! | [`OFF_ASYNC_RING`] | backend | [`ASYNC_ENTRIES`] times [`AsyncEvent`] |
+//! | [`OFF_CALL_RING`] | both | [`CALL_SLOTS`] call slots of [`CALL_SLOT_BYTES`] |
+//!
+//! Each word that one side writes and the other polls has a cache line of its own.
+//!
+//! **Sleeping.** The backend stores [`BACKEND_SLEEPING`], issues a full fence, looks at every ring
+//! once more and only then sleeps. A process publishes its work, issues a full fence, loads the
+//! state and rings the doorbell if it reads [`BACKEND_SLEEPING`]. One of the two sees the other.
+//! A caller that stops spinning does the same with [`OFF_CALLER_WAITING`] and
+//! [`OFF_CALL_COMPLETED`].
+
+use crate::wire::pod;
+use zerocopy::little_endian::U32;
+
+/// Backend state word.
+pub const OFF_BACKEND_STATE: usize = 0x040;
+/// Device-gone word.
+pub const OFF_DEAD: usize = 0x080;
+/// Caller-waiting word.
+pub const OFF_CALLER_WAITING: usize = 0x0c0;
+/// Calls submitted.
+pub const OFF_CALL_SUBMITTED: usize = 0x100;
+/// Calls completed.
+pub const OFF_CALL_COMPLETED: usize = 0x140;
+/// Asynchronous events produced.
+pub const OFF_ASYNC_PRODUCED: usize = 0x180;
+/// Asynchronous events consumed.
+pub const OFF_ASYNC_CONSUMED: usize = 0x1c0;
+/// Asynchronous event ring.
+pub const OFF_ASYNC_RING: usize = 0x200;
+/// Call ring.
+pub const OFF_CALL_RING: usize = 0x1000;
+
+/// The backend polls the rings of this context.
+pub const BACKEND_AWAKE: u32 = 0;
+/// The backend must be woken by the doorbell.
+pub const BACKEND_SLEEPING: u32 = 1;
+
+/// Entries of the asynchronous event ring, a power of two.
+pub const ASYNC_ENTRIES: u32 = 64;
+/// Slots of the call ring, a power of two.
+pub const CALL_SLOTS: u32 = 32;
+/// Bytes of a call slot: [`CallHeader`], then arguments, or the result in their place.
+pub const CALL_SLOT_BYTES: usize = 512;
+/// Bytes of arguments or result that a slot can hold.
+pub const CALL_PAYLOAD_BYTES: usize = CALL_SLOT_BYTES - size_of::<CallHeader>();
+/// Length of the first segment in bytes.
+pub const HEADER_SEGMENT_BYTES: u64 = 0x8000;
+
+const _: () = assert!(
+    OFF_ASYNC_RING + ASYNC_ENTRIES as usize * size_of::<AsyncEvent>() <= OFF_CALL_RING
+        && OFF_CALL_RING as u64 + CALL_SLOTS as u64 * CALL_SLOT_BYTES as u64
+            <= HEADER_SEGMENT_BYTES
+);
+
+pod! {
+    /// Head of a call slot.
+    pub struct CallHeader {
+        /// Number of the call in its table.
+        pub number: U32,
+        /// Bytes of arguments, or of the result.
+        pub length: U32,
+        /// Answer: zero, or an error number.
+        pub status: U32,
+        /// Zero.
+        pub reserved: U32,
+    }
+
+    /// An asynchronous event, as verbs define them (`enum ibv_event_type`).
+    pub struct AsyncEvent {
+        /// `EVENT_*` of [`crate::rdma`].
+        pub kind: U32,
+        /// Handle of the object (QP or CQ), or the port number.
+        pub object: U32,
+        /// Zero.
+        pub reserved: [U32; 2],
+    }
+}

@@ -1,0 +1,115 @@
+//! Control messages: what only the guest kernel (or, on the host, the kernel's account of a
+//! socket's peer) may vouch for.
+//!
+//! On the control queue a request is one chain: readable descriptors hold [`Request`] and, for
+//! `ATTACH` and `ATTACH_MORE`, `extents` times [`Extent`]; one writable descriptor takes
+//! [`Reply`]. On the host socket (`SOCK_SEQPACKET`) a request is one packet, extents are never
+//! present, and a file descriptor travels beside it where the operation says so; each request is
+//! answered by one [`Reply`] packet.
+
+use crate::wire::wire;
+use zerocopy::little_endian::{U32, U64};
+
+/// Opens context `context`, an id that the driver chooses. On the host socket the first request
+/// must be this one; `region` then carries [`crate::config::ABI_VERSION`], `flags` is zero, and
+/// the accompanying descriptors are the process's wake event and its doorbell (two eventfds).
+pub const OP_OPEN: u32 = 1;
+/// Closes a context and releases everything it owns. Answered when nothing touches it any more.
+pub const OP_CLOSE: u32 = 2;
+/// Makes `length` bytes known as region `region` of the context, see [`Request`]. On the host
+/// socket a segment comes with its memfd.
+pub const OP_ATTACH: u32 = 3;
+/// Further extents of a region whose `ATTACH` did not hold them all.
+pub const OP_ATTACH_MORE: u32 = 4;
+/// Takes a region away. Memory registrations over it become invalid. Answered when nothing
+/// touches it any more.
+pub const OP_DETACH: u32 = 5;
+/// The process maps buffer `region` of the window, of `length` bytes at offset `address`.
+/// Answered with an error if the backend has not granted exactly that to this context. On the
+/// host socket the reply carries the buffer's memfd.
+pub const OP_WINDOW_MAP: u32 = 6;
+/// The last mapping of buffer `region` is gone.
+pub const OP_WINDOW_UNMAP: u32 = 7;
+/// Answered at once; the driver's proof of life.
+pub const OP_PING: u32 = 8;
+/// Host socket only: binds the accompanying eventfd to event index `region`.
+pub const OP_BIND_EVENT: u32 = 9;
+/// Host socket only: unbinds event index `region`.
+pub const OP_UNBIND_EVENT: u32 = 10;
+
+/// `ATTACH`: kernel memory (or a memfd) shared between process and backend: rings and queues.
+pub const KIND_SEGMENT: u32 = 1;
+/// `ATTACH`: user memory of the process, pinned.
+pub const KIND_PIN: u32 = 2;
+
+/// `ATTACH`: the backend may write the memory.
+pub const FLAG_WRITABLE: u32 = 1 << 0;
+
+/// Extents that one request can carry.
+pub const MAX_EXTENTS_PER_REQUEST: u32 = 1000;
+/// Longest region in bytes (64 GiB).
+pub const MAX_REGION_BYTES: u64 = 1 << 36;
+/// Longest segment in bytes (64 MiB).
+pub const MAX_SEGMENT_BYTES: u64 = 1 << 26;
+
+/// Event index that wakes a process waiting for the answer to a call.
+pub const EVENT_WAKE: u32 = 0;
+/// Event index that says that the asynchronous event ring has an entry.
+pub const EVENT_ASYNC: u32 = 1;
+/// First event index that a completion channel may use.
+pub const EVENT_FIRST_CHANNEL: u32 = 2;
+
+/// Contexts of one VM.
+pub const MAX_CONTEXTS: u32 = 1024;
+/// Regions of one context.
+pub const MAX_REGIONS: u32 = 65536;
+/// Event indices of one context.
+pub const MAX_EVENTS: u32 = 1024;
+
+wire! {
+    /// A control request.
+    pub struct Request as "farlane_request" {
+        /// `OP_*`.
+        pub op: U32,
+        /// The context it is about.
+        pub context: U32,
+        /// Region, buffer or event index, as the operation says.
+        pub region: U32,
+        /// `KIND_*` for `ATTACH`, else zero.
+        pub kind: U32,
+        /// `FLAG_*` for `ATTACH`, else zero.
+        pub flags: U32,
+        /// Number of extents that follow in this request.
+        pub extents: U32,
+        /// `ATTACH` of a pin: the user address of the first byte. `WINDOW_MAP`: offset in the window.
+        pub address: U64,
+        /// Length in bytes.
+        pub length: U64,
+    }
+
+    /// A run of guest-physical memory, exact to the byte.
+    pub struct Extent as "farlane_extent" {
+        /// Guest-physical address of the first byte.
+        pub address: U64,
+        /// Length in bytes, not zero.
+        pub length: U64,
+    }
+
+    /// The answer to a request.
+    pub struct Reply as "farlane_reply" {
+        /// Zero, or an error number.
+        pub status: U32,
+        /// Zero.
+        pub reserved: U32,
+        /// Host socket, `OPEN`: the id of the backend process. Else zero.
+        pub value: U64,
+    }
+
+    /// What the backend writes into a buffer of the event queue.
+    pub struct Event as "farlane_event" {
+        /// The context.
+        pub context: U32,
+        /// The event index.
+        pub index: U32,
+    }
+}

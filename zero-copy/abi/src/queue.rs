@@ -1,0 +1,272 @@
+//! Work queues and completion queues in shared memory.
+//!
+//! A **queue pair** lies in one segment: [`QpLayout`]. The producer words are written by the
+//! process, the consumer words by the backend; both count freely and wrap at 2^32. An entry may
+//! be reused when the consumer word has passed it.
+//!
+//! A **completion queue** lies in one segment: [`CqLayout`]. The producer word is written by the
+//! backend, the consumer word by the process.
+//!
+//! Number of entries is always a power of two, so that an index is the word masked.
+
+use crate::PAGE_BYTES;
+use crate::wire::pod;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// Send queue: producer word (process).
+pub const QP_OFF_SEND_PRODUCED: usize = 0x000;
+/// Send queue: consumer word (backend).
+pub const QP_OFF_SEND_CONSUMED: usize = 0x040;
+/// Receive queue: producer word (process).
+pub const QP_OFF_RECV_PRODUCED: usize = 0x080;
+/// Receive queue: consumer word (backend).
+pub const QP_OFF_RECV_CONSUMED: usize = 0x0c0;
+/// First byte of the send queue's entries.
+pub const QP_OFF_ENTRIES: usize = 0x100;
+
+/// Completion queue: producer word (backend).
+pub const CQ_OFF_PRODUCED: usize = 0x000;
+/// Completion queue: consumer word (process).
+pub const CQ_OFF_CONSUMED: usize = 0x040;
+/// Completion queue: notification request, `ARM_*`. Set by the process, cleared by the backend
+/// when it raises the event.
+pub const CQ_OFF_ARMED: usize = 0x080;
+/// Completion queue: events raised so far, free-running (backend).
+pub const CQ_OFF_EVENTS: usize = 0x0c0;
+/// First byte of the completion queue's entries.
+pub const CQ_OFF_ENTRIES: usize = 0x100;
+
+/// No notification is wanted.
+pub const ARM_NONE: u32 = 0;
+/// The next completion raises an event.
+pub const ARM_NEXT: u32 = 1;
+/// The next solicited or failed completion raises an event.
+pub const ARM_SOLICITED: u32 = 2;
+
+/// Largest number of entries of a work queue.
+pub const MAX_WQ_ENTRIES: u32 = 1 << 14;
+/// Largest number of entries of a completion queue.
+pub const MAX_CQ_ENTRIES: u32 = 1 << 20;
+/// Largest number of scatter/gather elements of a work request.
+pub const MAX_SGE: u32 = 16;
+/// Largest number of inline bytes of a work request.
+pub const MAX_INLINE_BYTES: u32 = 1024;
+/// Largest message in bytes.
+pub const MAX_MESSAGE_BYTES: u32 = 1 << 30;
+
+pod! {
+    /// Head of a send work request; scatter/gather elements or inline data follow it.
+    pub struct SendEntry {
+        /// The caller's number for this request.
+        pub wr_id: U64,
+        /// `OP_*`.
+        pub opcode: u8,
+        /// `SEND_*`.
+        pub flags: u8,
+        /// Number of [`Sge`] that follow; zero when inline.
+        pub num_sge: U16,
+        /// Immediate data, in the byte order of the caller's choice.
+        pub imm: U32,
+        /// RDMA: address at the peer.
+        pub remote_addr: U64,
+        /// RDMA: key of the peer's memory.
+        pub rkey: U32,
+        /// Bytes of inline data that follow.
+        pub inline_bytes: U32,
+    }
+
+    /// Head of a receive work request; scatter/gather elements follow it.
+    pub struct RecvEntry {
+        /// The caller's number for this request.
+        pub wr_id: U64,
+        /// Number of [`Sge`] that follow.
+        pub num_sge: U32,
+        /// Zero.
+        pub reserved: U32,
+    }
+
+    /// A scatter/gather element.
+    pub struct Sge {
+        /// Address, in the address range of the memory region.
+        pub addr: U64,
+        /// Length in bytes.
+        pub length: U32,
+        /// Key of the memory region.
+        pub lkey: U32,
+    }
+
+    /// A completion.
+    pub struct Completion {
+        /// Number of the completed request.
+        pub wr_id: U64,
+        /// `WC_STATUS_*`, as `enum ibv_wc_status`.
+        pub status: u8,
+        /// `WC_OPCODE_*`, as `enum ibv_wc_opcode`.
+        pub opcode: u8,
+        /// `WC_FLAG_*`, as `enum ibv_wc_flags`.
+        pub flags: U16,
+        /// Bytes transferred.
+        pub byte_len: U32,
+        /// Immediate data where the flags say so.
+        pub imm: U32,
+        /// Number of the local queue pair.
+        pub qp_num: U32,
+        /// Number of the peer's queue pair.
+        pub src_qp: U32,
+        /// Detail of an error.
+        pub vendor_err: U32,
+    }
+}
+
+/// RDMA write.
+pub const OP_RDMA_WRITE: u8 = 0;
+/// RDMA write that consumes a receive request at the peer.
+pub const OP_RDMA_WRITE_IMM: u8 = 1;
+/// Send.
+pub const OP_SEND: u8 = 2;
+/// Send with immediate data.
+pub const OP_SEND_IMM: u8 = 3;
+/// RDMA read.
+pub const OP_RDMA_READ: u8 = 4;
+
+/// The request completes into the completion queue.
+pub const SEND_SIGNALED: u8 = 1 << 0;
+/// The peer's completion is a solicited one.
+pub const SEND_SOLICITED: u8 = 1 << 1;
+/// Wait for earlier RDMA reads.
+pub const SEND_FENCE: u8 = 1 << 2;
+/// The data lies in the work request.
+pub const SEND_INLINE: u8 = 1 << 3;
+
+/// Immediate data is valid.
+pub const WC_FLAG_IMM: u16 = 1 << 1;
+
+macro_rules! numbers {
+    ($ty:ty: $($(#[$doc:meta])* $name:ident = $value:literal,)*) => {
+        $($(#[$doc])* pub const $name: $ty = $value;)*
+    };
+}
+
+// Values of `enum ibv_wc_status`.
+numbers! { u8:
+    /// Success.
+    WC_STATUS_SUCCESS = 0,
+    /// Local length error.
+    WC_STATUS_LOC_LEN_ERR = 1,
+    /// Local QP operation error.
+    WC_STATUS_LOC_QP_OP_ERR = 2,
+    /// Local protection error.
+    WC_STATUS_LOC_PROT_ERR = 4,
+    /// Flushed: the queue pair was in, or went to, the error state.
+    WC_STATUS_WR_FLUSH_ERR = 5,
+    /// Remote invalid request.
+    WC_STATUS_REM_INV_REQ_ERR = 9,
+    /// Remote access error.
+    WC_STATUS_REM_ACCESS_ERR = 10,
+    /// Remote operation error.
+    WC_STATUS_REM_OP_ERR = 11,
+    /// Transport retry counter exceeded.
+    WC_STATUS_RETRY_EXC_ERR = 12,
+    /// Receiver-not-ready retry counter exceeded.
+    WC_STATUS_RNR_RETRY_EXC_ERR = 13,
+}
+
+// Values of `enum ibv_wc_opcode`.
+numbers! { u8:
+    /// Send.
+    WC_OPCODE_SEND = 0,
+    /// RDMA write.
+    WC_OPCODE_RDMA_WRITE = 1,
+    /// RDMA read.
+    WC_OPCODE_RDMA_READ = 2,
+    /// Receive.
+    WC_OPCODE_RECV = 128,
+    /// Receive consumed by an RDMA write with immediate.
+    WC_OPCODE_RECV_RDMA_WITH_IMM = 129,
+}
+
+/// Where the parts of a queue pair lie in its segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpLayout {
+    /// Entries of the send queue, a power of two.
+    pub send_entries: u32,
+    /// Bytes from one send entry to the next.
+    pub send_stride: usize,
+    /// Entries of the receive queue, a power of two.
+    pub recv_entries: u32,
+    /// Bytes from one receive entry to the next.
+    pub recv_stride: usize,
+}
+
+impl QpLayout {
+    /// The layout for the given capabilities, `None` where one is beyond its limit. Counts are
+    /// rounded up to powers of two.
+    #[must_use]
+    pub fn new(
+        send_wr: u32,
+        send_sge: u32,
+        inline_bytes: u32,
+        recv_wr: u32,
+        recv_sge: u32,
+    ) -> Option<Self> {
+        if send_wr > MAX_WQ_ENTRIES
+            || recv_wr > MAX_WQ_ENTRIES
+            || send_sge > MAX_SGE
+            || recv_sge > MAX_SGE
+            || inline_bytes > MAX_INLINE_BYTES
+        {
+            return None;
+        }
+        let payload = (send_sge.max(1) as usize * size_of::<Sge>()).max(inline_bytes as usize);
+        Some(Self {
+            send_entries: send_wr.max(1).next_power_of_two(),
+            send_stride: (size_of::<SendEntry>() + payload).next_multiple_of(32),
+            recv_entries: recv_wr.max(1).next_power_of_two(),
+            recv_stride: (size_of::<RecvEntry>() + recv_sge.max(1) as usize * size_of::<Sge>())
+                .next_multiple_of(32),
+        })
+    }
+
+    /// Bytes of payload (elements or inline data) that a send entry has room for.
+    #[must_use]
+    pub fn send_payload(&self) -> usize {
+        self.send_stride - size_of::<SendEntry>()
+    }
+
+    /// Offset of the receive queue's entries.
+    #[must_use]
+    pub fn recv_offset(&self) -> usize {
+        QP_OFF_ENTRIES + self.send_entries as usize * self.send_stride
+    }
+
+    /// Length of the segment in bytes, a multiple of the page size.
+    #[must_use]
+    pub fn segment_bytes(&self) -> u64 {
+        let end = self.recv_offset() + self.recv_entries as usize * self.recv_stride;
+        (end as u64).next_multiple_of(PAGE_BYTES)
+    }
+}
+
+/// Where the parts of a completion queue lie in its segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqLayout {
+    /// Entries, a power of two.
+    pub entries: u32,
+}
+
+impl CqLayout {
+    /// The layout for at least `entries`, `None` where that is beyond the limit.
+    #[must_use]
+    pub fn new(entries: u32) -> Option<Self> {
+        (entries <= MAX_CQ_ENTRIES).then(|| Self {
+            entries: entries.max(1).next_power_of_two(),
+        })
+    }
+
+    /// Length of the segment in bytes, a multiple of the page size.
+    #[must_use]
+    pub fn segment_bytes(&self) -> u64 {
+        let end = CQ_OFF_ENTRIES + self.entries as usize * size_of::<Completion>();
+        (end as u64).next_multiple_of(PAGE_BYTES)
+    }
+}

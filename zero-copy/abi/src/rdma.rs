@@ -1,0 +1,424 @@
+//! The remoted verbs: the control path of RDMA, as a call table.
+//!
+//! The data path (posting work, polling completions) makes no call: see [`crate::queue`].
+
+use crate::call_table;
+use crate::wire::pod;
+use zerocopy::little_endian::{U16, U32, U64};
+
+/// A handle of an object of the calling context.
+pub type Handle = U32;
+
+call_table! {
+    /// Verbs by API remoting.
+    pub trait Verbs / VerbsStubs / VERBS_CALLS {
+        /// Does nothing: the round trip of a call.
+        1 => fn nop(()) -> ();
+        /// Attributes of the device.
+        2 => fn query_device(()) -> DeviceAttr;
+        /// Attributes of a port, from 1 up.
+        3 => fn query_port(U32) -> PortAttr;
+        /// An entry of a port's GID table.
+        4 => fn query_gid(QueryGid) -> Gid;
+        /// Allocates a protection domain.
+        5 => fn alloc_pd(()) -> Handle;
+        /// Frees a protection domain. `EBUSY` while something is in it.
+        6 => fn dealloc_pd(Handle) -> ();
+        /// Registers memory.
+        7 => fn reg_mr(RegMr) -> Mr;
+        /// Ends a registration, by its handle.
+        8 => fn dereg_mr(Handle) -> ();
+        /// Creates a completion queue.
+        9 => fn create_cq(CreateCq) -> Handle;
+        /// Destroys a completion queue. `EBUSY` while a queue pair uses it.
+        10 => fn destroy_cq(Handle) -> ();
+        /// Creates a queue pair.
+        11 => fn create_qp(CreateQp) -> Qp;
+        /// Changes attributes and state of a queue pair.
+        12 => fn modify_qp(ModifyQp) -> ();
+        /// Attributes and state of a queue pair.
+        13 => fn query_qp(Handle) -> QpAttr;
+        /// Destroys a queue pair.
+        14 => fn destroy_qp(Handle) -> ();
+        /// Allocates a buffer in host memory (paper section IV-C).
+        15 => fn alloc_buffer(AllocBuffer) -> Buffer;
+        /// Frees a buffer. Its memory is given to nobody else before the last mapping is gone.
+        16 => fn free_buffer(Handle) -> ();
+    }
+}
+
+pod! {
+    /// Attributes of the device, `struct ibv_device_attr` where names are the same.
+    pub struct DeviceAttr {
+        /// Bytes, big-endian in meaning: the node's GUID.
+        pub node_guid: [u8; 8],
+        /// Longest registration in bytes.
+        pub max_mr_size: U64,
+        /// Capability flags.
+        pub device_cap_flags: U64,
+        /// Vendor.
+        pub vendor_id: U32,
+        /// Part.
+        pub vendor_part_id: U32,
+        /// Revision.
+        pub hw_ver: U32,
+        /// Queue pairs.
+        pub max_qp: U32,
+        /// Work requests in a queue.
+        pub max_qp_wr: U32,
+        /// Scatter/gather elements in a request.
+        pub max_sge: U32,
+        /// Completion queues.
+        pub max_cq: U32,
+        /// Entries of a completion queue.
+        pub max_cqe: U32,
+        /// Memory regions.
+        pub max_mr: U32,
+        /// Protection domains.
+        pub max_pd: U32,
+        /// Outstanding RDMA reads of a queue pair as responder.
+        pub max_qp_rd_atom: U32,
+        /// Outstanding RDMA reads of a queue pair as initiator.
+        pub max_qp_init_rd_atom: U32,
+        /// Outstanding RDMA reads of the device as responder.
+        pub max_res_rd_atom: U32,
+        /// Largest inline data in bytes.
+        pub max_inline_data: U32,
+        /// Entries of the partition table.
+        pub max_pkeys: U32,
+        /// Ports.
+        pub phys_port_cnt: U32,
+        /// Version of the engine, NUL padded.
+        pub fw_ver: [u8; 32],
+    }
+
+    /// Attributes of a port, `struct ibv_port_attr` where names are the same.
+    pub struct PortAttr {
+        /// Largest message in bytes.
+        pub max_msg_sz: U32,
+        /// Entries of the GID table.
+        pub gid_tbl_len: U32,
+        /// Entries of the partition table.
+        pub pkey_tbl_len: U32,
+        /// Capability flags.
+        pub port_cap_flags: U32,
+        /// `enum ibv_port_state`.
+        pub state: u8,
+        /// `enum ibv_mtu`.
+        pub max_mtu: u8,
+        /// `enum ibv_mtu`.
+        pub active_mtu: u8,
+        /// `IBV_LINK_LAYER_*`.
+        pub link_layer: u8,
+        /// Link width.
+        pub active_width: u8,
+        /// Link speed.
+        pub active_speed: u8,
+        /// Physical state.
+        pub phys_state: u8,
+        /// Zero.
+        pub reserved: u8,
+    }
+
+    /// Which GID.
+    pub struct QueryGid {
+        /// Port, from 1 up.
+        pub port: U32,
+        /// Index in its table.
+        pub index: U32,
+    }
+
+    /// A GID, in network byte order.
+    pub struct Gid {
+        /// The bytes.
+        pub raw: [u8; 16],
+    }
+
+    /// Registration of `length` bytes from `offset` of a pin or buffer.
+    pub struct RegMr {
+        /// Protection domain.
+        pub pd: U32,
+        /// `MR_SOURCE_*`.
+        pub source: U32,
+        /// The pin's region id, or the buffer's handle.
+        pub object: U32,
+        /// `ACCESS_*`.
+        pub access: U32,
+        /// Offset in the pin or buffer, in bytes.
+        pub offset: U64,
+        /// Length in bytes.
+        pub length: U64,
+        /// Address that work requests use for the first byte.
+        pub iova: U64,
+    }
+
+    /// A memory region.
+    pub struct Mr {
+        /// Its handle.
+        pub handle: U32,
+        /// Key for local use.
+        pub lkey: U32,
+        /// Key for the peer's use.
+        pub rkey: U32,
+    }
+
+    /// Creation of a completion queue.
+    pub struct CreateCq {
+        /// The segment that holds it, laid out as [`CqLayout`](crate::queue::CqLayout).
+        pub region: U32,
+        /// Entries.
+        pub entries: U32,
+        /// Event index of its completion channel, or zero.
+        pub event: U32,
+    }
+
+    /// Creation of a queue pair.
+    pub struct CreateQp {
+        /// Protection domain.
+        pub pd: U32,
+        /// Completion queue of the send queue.
+        pub send_cq: U32,
+        /// Completion queue of the receive queue.
+        pub recv_cq: U32,
+        /// `enum ibv_qp_type`.
+        pub qp_type: U32,
+        /// The segment that holds it, laid out as [`QpLayout`](crate::queue::QpLayout) of the
+        /// five numbers that follow.
+        pub region: U32,
+        /// Send requests.
+        pub send_wr: U32,
+        /// Elements of a send request.
+        pub send_sge: U32,
+        /// Inline bytes of a send request.
+        pub inline_bytes: U32,
+        /// Receive requests.
+        pub recv_wr: U32,
+        /// Elements of a receive request.
+        pub recv_sge: U32,
+        /// Not zero: every send request is signalled.
+        pub signal_all: U32,
+    }
+
+    /// A new queue pair.
+    pub struct Qp {
+        /// Its handle.
+        pub handle: U32,
+        /// Its number, 24 bits.
+        pub qp_num: U32,
+    }
+
+    /// Change of a queue pair.
+    pub struct ModifyQp {
+        /// The queue pair.
+        pub qp: U32,
+        /// Which attributes are meant: `enum ibv_qp_attr_mask`.
+        pub mask: U32,
+        /// The attributes.
+        pub attr: QpAttr,
+    }
+
+    /// Attributes of a queue pair, `struct ibv_qp_attr` where names are the same.
+    pub struct QpAttr {
+        /// `enum ibv_qp_state`.
+        pub qp_state: u8,
+        /// `enum ibv_qp_state`.
+        pub cur_qp_state: u8,
+        /// `enum ibv_mtu`.
+        pub path_mtu: u8,
+        /// `enum ibv_mig_state`.
+        pub path_mig_state: u8,
+        /// Port, from 1 up.
+        pub port_num: u8,
+        /// Outstanding reads as initiator.
+        pub max_rd_atomic: u8,
+        /// Outstanding reads as responder.
+        pub max_dest_rd_atomic: u8,
+        /// RNR timer that this queue pair asks of its peer (IBTA table 45).
+        pub min_rnr_timer: u8,
+        /// Local ack timeout, 4.096 us * 2^timeout; zero is infinite.
+        pub timeout: u8,
+        /// Retries.
+        pub retry_cnt: u8,
+        /// Retries when the receiver is not ready; 7 is infinite.
+        pub rnr_retry: u8,
+        /// Not zero: send queue is drained event wanted.
+        pub en_sqd_async_notify: u8,
+        /// Not zero while the send queue drains.
+        pub sq_draining: u8,
+        /// Not zero: the address has a global route header.
+        pub is_global: u8,
+        /// Index of the source GID.
+        pub sgid_index: u8,
+        /// Hop limit.
+        pub hop_limit: u8,
+        /// Traffic class.
+        pub traffic_class: u8,
+        /// Service level.
+        pub sl: u8,
+        /// Source path bits.
+        pub src_path_bits: u8,
+        /// Static rate.
+        pub static_rate: u8,
+        /// Port of the address, from 1 up.
+        pub ah_port: u8,
+        /// Zero.
+        pub reserved: [u8; 1],
+        /// Index in the partition table.
+        pub pkey_index: U16,
+        /// Peer's local identifier.
+        pub dlid: U16,
+        /// Zero.
+        pub reserved2: U16,
+        /// Flow label.
+        pub flow_label: U32,
+        /// Q_Key.
+        pub qkey: U32,
+        /// First packet sequence number expected.
+        pub rq_psn: U32,
+        /// First packet sequence number sent.
+        pub sq_psn: U32,
+        /// Peer's queue pair.
+        pub dest_qp_num: U32,
+        /// What the peer may do: `ACCESS_*`.
+        pub qp_access_flags: U32,
+        /// Peer's GID.
+        pub dgid: [u8; 16],
+    }
+
+    /// Allocation of a buffer in host memory.
+    pub struct AllocBuffer {
+        /// Bytes wanted.
+        pub length: U64,
+        /// Zero.
+        pub flags: U32,
+        /// Zero.
+        pub reserved: U32,
+    }
+
+    /// A buffer in host memory.
+    pub struct Buffer {
+        /// Its handle.
+        pub handle: U32,
+        /// Zero.
+        pub reserved: U32,
+        /// Offset in the window.
+        pub offset: U64,
+        /// Length in bytes, whole pages.
+        pub length: U64,
+    }
+}
+
+/// `RegMr::source`: a pin.
+pub const MR_SOURCE_PIN: u32 = 1;
+/// `RegMr::source`: a host-allocated buffer.
+pub const MR_SOURCE_BUFFER: u32 = 2;
+
+macro_rules! numbers {
+    ($ty:ty: $($(#[$doc:meta])* $name:ident = $value:expr,)*) => {
+        $($(#[$doc])* pub const $name: $ty = $value;)*
+    };
+}
+
+// Values of `enum ibv_access_flags`.
+numbers! { u32:
+    /// The process may be written by its own receives and reads.
+    ACCESS_LOCAL_WRITE = 1 << 0,
+    /// The peer may write.
+    ACCESS_REMOTE_WRITE = 1 << 1,
+    /// The peer may read.
+    ACCESS_REMOTE_READ = 1 << 2,
+    /// The peer may do atomic operations.
+    ACCESS_REMOTE_ATOMIC = 1 << 3,
+    /// Hints (relaxed ordering, huge pages) that may be ignored: `IBV_ACCESS_OPTIONAL_RANGE`.
+    ACCESS_OPTIONAL = 0x3ff0_0000,
+}
+
+// Values of `enum ibv_qp_type`.
+numbers! { u32:
+    /// Reliable connection.
+    QPT_RC = 2,
+}
+
+// Values of `enum ibv_qp_state`.
+numbers! { u8:
+    /// Reset.
+    QPS_RESET = 0,
+    /// Initialised.
+    QPS_INIT = 1,
+    /// Ready to receive.
+    QPS_RTR = 2,
+    /// Ready to send.
+    QPS_RTS = 3,
+    /// Send queue drained.
+    QPS_SQD = 4,
+    /// Send queue error.
+    QPS_SQE = 5,
+    /// Error.
+    QPS_ERR = 6,
+}
+
+// Values of `enum ibv_qp_attr_mask`.
+numbers! { u32:
+    /// `qp_state`.
+    QP_STATE = 1 << 0,
+    /// `cur_qp_state`.
+    QP_CUR_STATE = 1 << 1,
+    /// `en_sqd_async_notify`.
+    QP_EN_SQD_ASYNC_NOTIFY = 1 << 2,
+    /// `qp_access_flags`.
+    QP_ACCESS_FLAGS = 1 << 3,
+    /// `pkey_index`.
+    QP_PKEY_INDEX = 1 << 4,
+    /// `port_num`.
+    QP_PORT = 1 << 5,
+    /// `qkey`.
+    QP_QKEY = 1 << 6,
+    /// Address vector.
+    QP_AV = 1 << 7,
+    /// `path_mtu`.
+    QP_PATH_MTU = 1 << 8,
+    /// `timeout`.
+    QP_TIMEOUT = 1 << 9,
+    /// `retry_cnt`.
+    QP_RETRY_CNT = 1 << 10,
+    /// `rnr_retry`.
+    QP_RNR_RETRY = 1 << 11,
+    /// `rq_psn`.
+    QP_RQ_PSN = 1 << 12,
+    /// `max_rd_atomic`.
+    QP_MAX_QP_RD_ATOMIC = 1 << 13,
+    /// Alternate path.
+    QP_ALT_PATH = 1 << 14,
+    /// `min_rnr_timer`.
+    QP_MIN_RNR_TIMER = 1 << 15,
+    /// `sq_psn`.
+    QP_SQ_PSN = 1 << 16,
+    /// `max_dest_rd_atomic`.
+    QP_MAX_DEST_RD_ATOMIC = 1 << 17,
+    /// `path_mig_state`.
+    QP_PATH_MIG_STATE = 1 << 18,
+    /// Capabilities.
+    QP_CAP = 1 << 19,
+    /// `dest_qp_num`.
+    QP_DEST_QPN = 1 << 20,
+    /// Rate limit.
+    QP_RATE_LIMIT = 1 << 25,
+}
+
+// Values of `enum ibv_event_type`.
+numbers! { u32:
+    /// A completion queue overran.
+    EVENT_CQ_ERR = 0,
+    /// A queue pair went to the error state.
+    EVENT_QP_FATAL = 1,
+    /// The peer sent an invalid request.
+    EVENT_QP_REQ_ERR = 2,
+    /// The peer violated access rights.
+    EVENT_QP_ACCESS_ERR = 3,
+    /// First message on a connection.
+    EVENT_COMM_EST = 4,
+    /// The send queue is drained.
+    EVENT_SQ_DRAINED = 5,
+    /// The device is gone or unusable.
+    EVENT_DEVICE_FATAL = 8,
+}
