@@ -1,0 +1,116 @@
+//! Daemons of this machine that a scenario needs.
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::process::{Process, describe, tail};
+
+/// How long a daemon may take until its sockets exist.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long a daemon may take to end after SIGTERM.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A daemon that serves UNIX sockets. It is ended when it is dropped.
+#[derive(Debug)]
+pub struct Backend {
+    process: Process,
+    log: PathBuf,
+}
+
+impl Backend {
+    /// Starts a daemon and waits until its sockets exist. What it says goes to `log`.
+    ///
+    /// # Errors
+    /// When it ends or hangs before its sockets exist.
+    pub fn start(name: &str, mut command: Command, sockets: &[&Path], log: &Path) -> Result<Self> {
+        if std::env::var_os("RUST_LOG").is_none() {
+            command.env("RUST_LOG", "info");
+        }
+        let process = Process::spawn_logged(name, command, log)?;
+        let mut backend = Self { process, log: log.to_owned() };
+        let deadline = Instant::now() + START_TIMEOUT;
+        while !sockets.iter().all(|path| is_socket(path)) {
+            if let Some(status) = backend.process.wait(Duration::from_millis(5))? {
+                bail!("{name} ended with {} before it served\n{}", describe(status), backend.last_words());
+            }
+            if Instant::now() > deadline {
+                bail!("{name} does not serve its sockets after {} s\n{}", START_TIMEOUT.as_secs(), backend.last_words());
+            }
+        }
+        Ok(backend)
+    }
+
+    /// The daemon's process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// What the daemon has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Whether the daemon still runs.
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    pub fn is_running(&mut self) -> Result<bool> {
+        self.process.is_running()
+    }
+
+    /// Ends the daemon with SIGKILL.
+    ///
+    /// # Errors
+    /// When it survives.
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.kill()?;
+        Ok(())
+    }
+
+    /// Ends the daemon with SIGTERM, which it must obey soon and with exit status 0.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn stop(mut self) -> Result<()> {
+        if !self.process.is_running()? {
+            bail!("{} has ended before it was told to\n{}", self.process.name(), self.last_words());
+        }
+        let status = self.process.terminate(STOP_TIMEOUT)?;
+        if !status.success() {
+            bail!("{} ended with {} after SIGTERM\n{}", self.process.name(), describe(status), self.last_words());
+        }
+        Ok(())
+    }
+
+    fn last_words(&self) -> String {
+        format!("--- last lines of {}:\n{}", self.log.display(), tail(&self.log(), 20))
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_fails_at_its_start_is_quoted() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "echo no such device; exit 2"]);
+        let socket = folder.path().join("socket");
+        let error = Backend::start("a daemon", command, &[&socket], &folder.path().join("log")).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("a daemon ended with exit status 2") && error.contains("no such device"), "{error}");
+    }
+}

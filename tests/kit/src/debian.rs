@@ -1,0 +1,92 @@
+//! Which Debian the kit takes things from: the trees, their packages, and where this machine fetches packages.
+
+use std::env;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::packages;
+use crate::process::check_output;
+
+/// An environment variable that names a Debian mirror, for machines whose own apt uses none.
+pub const MIRROR_VARIABLE: &str = "FARLANE_DEBIAN_MIRROR";
+
+/// What a tree is made of.
+#[derive(Debug)]
+pub struct TreeSpec {
+    /// The name of its folder in the cache.
+    pub name: &'static str,
+    /// The Debian release.
+    pub suite: &'static str,
+    /// Packages of the release itself.
+    pub packages: &'static [&'static str],
+    /// Packages of its backports suite.
+    pub backports: &'static [&'static str],
+}
+
+/// QEMU, the guests' kernel and everything that runs in a guest; also builds the guest driver for that kernel.
+pub const GUEST_TREE: TreeSpec = TreeSpec {
+    name: "tree",
+    suite: "trixie",
+    packages: &[
+        "busybox-static",
+        "gcc-14",
+        "ibverbs-providers",
+        "ibverbs-utils",
+        "iproute2",
+        "kmod",
+        "libibverbs-dev",
+        "make",
+        "perftest",
+        "rdma-core",
+        "rdmacm-utils",
+    ],
+    backports: &[
+        "ipxe-qemu",
+        "linux-headers-amd64",
+        "linux-image-amd64",
+        "qemu-system-common",
+        "qemu-system-x86",
+        "seabios",
+    ],
+};
+
+/// Linux 6.1 and the compiler it was built with.
+pub const HEADERS_6_1: TreeSpec =
+    TreeSpec { name: "headers-6.1", suite: "bookworm", packages: &["linux-headers-amd64", "make"], backports: &[] };
+
+/// Linux 6.12 and the compiler it was built with.
+pub const HEADERS_6_12: TreeSpec =
+    TreeSpec { name: "headers-6.12", suite: "trixie", packages: &["linux-headers-amd64", "make"], backports: &[] };
+
+/// The Debian mirror of this machine: what its own apt uses.
+///
+/// # Errors
+/// When apt has no Debian source.
+pub fn mirror() -> Result<String> {
+    if let Ok(mirror) = env::var(MIRROR_VARIABLE) {
+        return Ok(mirror);
+    }
+    if let Some(mirror) = mirror_in_use()? {
+        return Ok(mirror);
+    }
+    // What a source carries is known once its lists were fetched.
+    if packages::is_root() {
+        packages::update_lists()?;
+        if let Some(mirror) = mirror_in_use()? {
+            return Ok(mirror);
+        }
+    }
+    bail!(
+        "apt on this machine knows no Debian mirror: add one to its sources and run `sudo apt-get update`, or set \
+         {MIRROR_VARIABLE} to the address of one"
+    )
+}
+
+fn mirror_in_use() -> Result<Option<String>> {
+    let mut command = Command::new("apt-get");
+    command.args(["indextargets", "--format", "$(SITE)", "Created-By: Packages", "Origin: Debian", "Label: Debian"]);
+    let sites = check_output("apt-get indextargets", command, Duration::from_secs(60))?;
+    Ok(sites.lines().map(str::trim).find(|site| !site.is_empty()).map(str::to_owned))
+}

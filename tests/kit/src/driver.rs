@@ -1,0 +1,85 @@
+//! The guest driver, built out of tree for a kernel of one of the Debian trees.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::debian::{GUEST_TREE, HEADERS_6_1, HEADERS_6_12, TreeSpec};
+use crate::process::check_output;
+use crate::tree::Tree;
+use crate::workspace::Workspace;
+use crate::{packages, progress};
+
+/// How long a build may take.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// The kernels that the driver is built for: the beginning of their releases, and the trees with their headers.
+pub const KERNELS: &[(&str, &TreeSpec)] = &[("6.1.", &HEADERS_6_1), ("6.12.", &HEADERS_6_12), ("7.", &GUEST_TREE)];
+
+/// A kernel module.
+#[derive(Debug)]
+pub struct Driver {
+    /// The module's file.
+    pub path: PathBuf,
+    /// The kernel release that it was built for.
+    pub kernel: String,
+    /// What the compiler said.
+    pub messages: String,
+}
+
+/// Builds the driver with the headers and the compiler of a tree.
+///
+/// # Errors
+/// When it does not build.
+pub fn build(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
+    if !packages::is_root() {
+        bail!("The guest driver is built within a Debian tree, which needs root");
+    }
+    let kernel = tree.kernel_release()?;
+    let _lock = workspace.lock_cache()?;
+    // In the tree, as the headers refer to each other by absolute paths. Kept, so that make has to do little.
+    let inside = "/build/farlane";
+    let folder = tree.join(inside);
+    copy_sources(&workspace.root().join("guest-driver"), &folder)?;
+    let mut make = tree.chroot("make");
+    make.args(["-C", &format!("/usr/src/linux-headers-{kernel}"), &format!("M={inside}"), "modules"]);
+    let build = || check_output("make of the guest driver", make, BUILD_TIMEOUT);
+    let messages = progress::step(&format!("Building the guest driver for Linux {kernel}"), build)?;
+    let built = folder.join("farlane.ko");
+    if !built.exists() {
+        bail!("make of the guest driver made no farlane.ko\n{messages}");
+    }
+    let kept = workspace.cache().join("driver").join(&kernel);
+    fs::create_dir_all(&kept).with_context(|| format!("Cannot make {}", kept.display()))?;
+    // Renamed into place: another run may read the old one at this moment.
+    let (part, path) = (kept.join("farlane.ko.part"), kept.join("farlane.ko"));
+    fs::copy(&built, &part).with_context(|| format!("Cannot copy {}", built.display()))?;
+    fs::rename(&part, &path).with_context(|| format!("Cannot put {} in its place", path.display()))?;
+    Ok(Driver { path, kernel, messages })
+}
+
+/// Copies the sources that changed, so that make sees which.
+fn copy_sources(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("Cannot make {}", to.display()))?;
+    for entry in fs::read_dir(from).with_context(|| format!("Cannot read {}", from.display()))? {
+        let entry = entry?;
+        let (source, copy) = (entry.path(), to.join(entry.file_name()));
+        if entry.file_type()?.is_dir() {
+            copy_sources(&source, &copy)?;
+        } else if is_source(&source) {
+            let data = fs::read(&source).with_context(|| format!("Cannot read {}", source.display()))?;
+            if fs::read(&copy).ok().as_ref() != Some(&data) {
+                fs::write(&copy, data).with_context(|| format!("Cannot write {}", copy.display()))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a person wrote, not what a build in the source folder left there.
+fn is_source(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    matches!(name.as_ref(), "Makefile" | "Kbuild") || name.ends_with(".c") && !name.ends_with(".mod.c") || name.ends_with(".h")
+}

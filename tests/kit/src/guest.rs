@@ -1,0 +1,374 @@
+//! A guest that runs: commands, files, devices, and its end.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use serde_json::json;
+
+use crate::agent::Agent;
+pub use crate::agent::Output;
+use crate::kit::Kit;
+use crate::process::{Process, Setup, describe, tail};
+use crate::qemu::{Accelerator, Boot, FARLANE_DEVICE, VmConfig, farlane_chardev, farlane_device};
+use crate::qmp::Qmp;
+use crate::wire::End;
+
+/// How long a boot may take: 5 s is usual, but a busy machine may run several guests.
+pub const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long a command may take where nothing else is said.
+pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long a guest may take to let go of a device.
+const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A guest. It is ended when it is dropped.
+#[derive(Debug)]
+pub struct Guest {
+    name: String,
+    agent: Agent,
+    qmp: Qmp,
+    qemu: Process,
+    console: PathBuf,
+    qemu_log: PathBuf,
+    address: Option<&'static str>,
+    plugged: AtomicU32,
+}
+
+/// A command that runs in a guest. It is killed when it is dropped.
+#[derive(Debug)]
+pub struct Job<'a> {
+    guest: &'a Guest,
+    id: u32,
+    command: String,
+    ended: bool,
+}
+
+impl Guest {
+    /// Starts to boot a guest; [`Guest::wait_ready`] tells when it is up, so that several can boot side by side.
+    ///
+    /// # Errors
+    /// When QEMU cannot be started.
+    pub fn start(
+        kit: &Kit,
+        config: &VmConfig<'_>,
+        accelerator: Accelerator,
+        scratch: &Path,
+        logs: &Path,
+    ) -> Result<Self> {
+        let initrd = scratch.join(format!("{}.cpio", config.name));
+        kit.write_initrd(config, &initrd)?;
+        let console = logs.join(format!("{}.console", config.name));
+        let qemu_log = logs.join(format!("{}.qemu", config.name));
+        let (agent, agent_of_qemu) = UnixStream::pair().context("Cannot make a socket pair")?;
+        let (monitor, monitor_of_qemu) = UnixStream::pair().context("Cannot make a socket pair")?;
+        let (agent_of_qemu, monitor_of_qemu) = (OwnedFd::from(agent_of_qemu), OwnedFd::from(monitor_of_qemu));
+        let boot = Boot {
+            kernel: kit.kernel(),
+            initrd: &initrd,
+            console: &console,
+            agent: &agent_of_qemu,
+            monitor: &monitor_of_qemu,
+            accelerator,
+        };
+        let mut command = kit.qemu().command(config, &boot)?;
+        let mut inherit = vec![&agent_of_qemu, &monitor_of_qemu];
+        if let Some((wire, end)) = config.wire {
+            inherit.push(wire.socket(end));
+        }
+        if !config.interactive {
+            let log = fs::File::create(&qemu_log).with_context(|| format!("Cannot create {}", qemu_log.display()))?;
+            command.stdin(std::process::Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        }
+        let setup = Setup { inherit, foreground: config.interactive };
+        let qemu = Process::spawn_with(format!("QEMU of {}", config.name), command, &setup)?;
+        Ok(Self {
+            name: config.name.clone(),
+            agent: Agent::new(agent)?,
+            qmp: Qmp::new(monitor)?,
+            qemu,
+            console,
+            qemu_log,
+            address: config.wire.map(|(_, end): (_, End)| end.address()),
+            plugged: AtomicU32::new(0),
+        })
+    }
+
+    /// Waits until the guest takes commands.
+    ///
+    /// # Errors
+    /// When it ends or hangs instead; it is ended then, and the message names its console log.
+    pub fn wait_ready(&mut self) -> Result<()> {
+        self.wait_ready_for(BOOT_TIMEOUT)
+    }
+
+    /// Waits at most `timeout` until the guest takes commands.
+    ///
+    /// # Errors
+    /// Like [`Guest::wait_ready`].
+    pub fn wait_ready_for(&mut self, timeout: Duration) -> Result<()> {
+        let hello = self.qmp.start().and_then(|()| self.agent.wait_hello(timeout));
+        match hello {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => {
+                self.qemu.kill()?;
+                Err(self.failure(anyhow!("it did not boot within {} s", timeout.as_secs())))
+            }
+            Err(error) => {
+                let status = self.qemu.kill()?;
+                Err(self.failure(error.context(format!("QEMU ended with {}", describe(status)))))
+            }
+        }
+    }
+
+    /// Waits until the guest has ended by itself.
+    ///
+    /// # Errors
+    /// When it has not within `timeout`.
+    pub fn wait_end(&mut self, timeout: Duration) -> Result<()> {
+        match self.qemu.wait(timeout)? {
+            Some(_) => Ok(()),
+            None => bail!("Guest {} did not end within {} s", self.name, timeout.as_secs()),
+        }
+    }
+
+    /// The guest's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its address on its wire.
+    ///
+    /// # Errors
+    /// When it is on no wire.
+    pub fn address(&self) -> Result<&'static str> {
+        self.address.with_context(|| format!("Guest {} is on no wire", self.name))
+    }
+
+    /// Where its console's text goes.
+    #[must_use]
+    pub fn console_log(&self) -> &Path {
+        &self.console
+    }
+
+    /// The connection to its QEMU.
+    #[must_use]
+    pub fn qmp(&self) -> &Qmp {
+        &self.qmp
+    }
+
+    /// The process id of its QEMU.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.qemu.pid()
+    }
+
+    /// Runs a shell command to its end, which must be exit status 0, and returns its standard output.
+    ///
+    /// # Errors
+    /// When it fails, or hangs for [`COMMAND_TIMEOUT`].
+    pub fn run(&self, command: &str) -> Result<String> {
+        let output = self.exec(command)?;
+        if !output.success() {
+            bail!("`{command}` in guest {} failed: {}\n{}", self.name, output.how(), tail(&output.all(), 20));
+        }
+        Ok(output.stdout)
+    }
+
+    /// Runs a shell command to its end, whatever that is.
+    ///
+    /// # Errors
+    /// When it hangs for [`COMMAND_TIMEOUT`].
+    pub fn exec(&self, command: &str) -> Result<Output> {
+        self.spawn(command)?.wait(COMMAND_TIMEOUT)
+    }
+
+    /// Starts a shell command. It has ended when nothing holds its outputs any more, so what it leaves in the
+    /// background must have its outputs redirected.
+    ///
+    /// # Errors
+    /// When the guest cannot be reached.
+    pub fn spawn(&self, command: &str) -> Result<Job<'_>> {
+        let id = self.agent.start(command).map_err(|error| self.failure(error))?;
+        Ok(Job { guest: self, id, command: command.to_owned(), ended: false })
+    }
+
+    /// Writes a file; missing folders are made.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write_file(&self, path: &str, mode: u32, data: &[u8]) -> Result<()> {
+        self.agent.write(path, mode, data).map_err(|error| self.failure(error))
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read_file(&self, path: &str) -> Result<String> {
+        let bytes = self.agent.read(path).map_err(|error| self.failure(error))?;
+        String::from_utf8(bytes).with_context(|| format!("{path} in guest {} is no text", self.name))
+    }
+
+    /// Waits until something in the guest listens on a TCP port.
+    ///
+    /// # Errors
+    /// When nothing does within `timeout`.
+    pub fn wait_listening(&self, port: u16, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        while !listens(&self.read_file("/proc/net/tcp")?, port) && !listens(&self.read_file("/proc/net/tcp6")?, port) {
+            if Instant::now() > deadline {
+                bail!("Nothing in guest {} listens on port {port} after {} s", self.name, timeout.as_secs());
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the Farlane device out of the running guest and waits until the guest has let go of it.
+    ///
+    /// # Errors
+    /// When QEMU refuses or the guest keeps the device.
+    pub fn unplug_farlane(&self) -> Result<()> {
+        self.qmp.device_del(FARLANE_DEVICE, UNPLUG_TIMEOUT).map_err(|error| self.failure(error))?;
+        let generation = self.plugged.load(Ordering::Relaxed);
+        self.qmp.execute("chardev-remove", json!({ "id": farlane_chardev(generation) }))?;
+        Ok(())
+    }
+
+    /// Plugs a Farlane device into the running guest, after [`Guest::unplug_farlane`]; its backend listens already.
+    ///
+    /// # Errors
+    /// When QEMU refuses.
+    pub fn plug_farlane(&self, socket: &Path) -> Result<()> {
+        let generation = self.plugged.fetch_add(1, Ordering::Relaxed) + 1;
+        let socket = socket.to_str().with_context(|| format!("{} is not UTF-8", socket.display()))?;
+        let backend = json!({
+            "type": "socket",
+            "data": { "addr": { "type": "unix", "data": { "path": socket } }, "server": false },
+        });
+        self.qmp.execute("chardev-add", json!({ "id": farlane_chardev(generation), "backend": backend }))?;
+        self.qmp.device_add(farlane_device(generation))
+    }
+
+    /// Ends the guest at once, as if its machine lost power.
+    ///
+    /// # Errors
+    /// When QEMU survives.
+    pub fn kill(&mut self) -> Result<()> {
+        self.qemu.kill()?;
+        Ok(())
+    }
+
+    /// Adds to an error what a person needs to look further.
+    fn failure(&self, error: anyhow::Error) -> anyhow::Error {
+        let last = |path: &Path| {
+            let text = fs::read(path).unwrap_or_default();
+            tail(&String::from_utf8_lossy(&text), 10)
+        };
+        let mut message = format!("Guest {} failed; its console log is {}", self.name, self.console.display());
+        for (what, text) in [("console", last(&self.console)), ("QEMU", last(&self.qemu_log))] {
+            if !text.trim().is_empty() {
+                message += &format!("\n--- last lines of its {what}:\n{text}\n---");
+            }
+        }
+        error.context(message)
+    }
+}
+
+impl Job<'_> {
+    /// Waits for the command's end.
+    ///
+    /// # Errors
+    /// When it has not ended within `timeout`: it is killed then.
+    pub fn wait(mut self, timeout: Duration) -> Result<Output> {
+        match self.guest.agent.wait(self.id, timeout) {
+            Ok(Some(output)) => {
+                self.ended = true;
+                Ok(output)
+            }
+            Ok(None) => {
+                let alive = if self.guest.agent.answers(Duration::from_secs(5)) { "answers" } else { "hangs too" };
+                let error = anyhow!(
+                    "`{}` did not end within {} s (the agent {alive}); it said:\n{}",
+                    self.command,
+                    timeout.as_secs(),
+                    tail(&self.so_far(), 10)
+                );
+                Err(self.guest.failure(error))
+            }
+            Err(error) => {
+                self.ended = true;
+                Err(self.guest.failure(error.context(format!("`{}` was lost", self.command))))
+            }
+        }
+    }
+
+    /// Waits until what the command printed holds for `wanted`.
+    ///
+    /// # Errors
+    /// When that is not so within `timeout`, or the command ends before.
+    pub fn wait_output(&self, timeout: Duration, wanted: impl Fn(&str) -> bool) -> Result<()> {
+        let found = self.guest.agent.wait_output(self.id, timeout, wanted);
+        if !found.map_err(|error| self.guest.failure(error))? {
+            let error = anyhow!("`{}` did not say what was awaited, but:\n{}", self.command, tail(&self.so_far(), 10));
+            return Err(self.guest.failure(error));
+        }
+        Ok(())
+    }
+
+    /// What the command printed so far.
+    #[must_use]
+    pub fn so_far(&self) -> String {
+        self.guest.agent.so_far(self.id)
+    }
+
+    /// Sends a signal (9 is SIGKILL) to all processes of the command.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn signal(&self, signal: u8) -> Result<()> {
+        self.guest.agent.signal(self.id, signal)
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        // It may have ended by itself, or its guest: then there is nothing left to kill.
+        if !self.ended && self.signal(9).is_ok() {
+            self.ended = true;
+        }
+    }
+}
+
+/// Whether `/proc/net/tcp` has a listening socket on a port.
+fn listens(table: &str, port: u16) -> bool {
+    let port = format!(":{port:04X}");
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_whitespace().skip(1);
+        let local = fields.next().unwrap_or_default();
+        let state = fields.nth(1).unwrap_or_default();
+        local.ends_with(&port) && state == "0A"
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n\
+        0: 00000000:4855 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0\n\
+        1: 0100007F:0016 0100007F:4856 01 00000000:00000000 00:00000000 00000000     0\n";
+
+    #[test]
+    fn only_a_listening_socket_counts() {
+        assert!(listens(TABLE, 0x4855));
+        assert!(!listens(TABLE, 0x16), "that one is connected");
+        assert!(!listens(TABLE, 0x4856), "that one is the other side's");
+    }
+}

@@ -1,0 +1,301 @@
+//! The guests' root file system: an uncompressed archive (unpacking a compressed one is slow under emulation) with
+//! busybox, the RDMA programs and the kernel modules of the tree, and, laid over it at every boot, this run's files.
+
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::hash::{Hash, Hasher};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::cpio::Archive;
+use crate::modules::Modules;
+use crate::process::check_output;
+use crate::progress;
+use crate::tree::Tree;
+use crate::workspace::Workspace;
+
+/// Counts up when the way the archive is made changes.
+const FORMAT: u32 = 1;
+
+/// The programs that scenarios run, besides busybox.
+const PROGRAMS: &[&str] = &[
+    "usr/bin/ib_atomic_bw",
+    "usr/bin/ib_atomic_lat",
+    "usr/bin/ib_read_bw",
+    "usr/bin/ib_read_lat",
+    "usr/bin/ib_send_bw",
+    "usr/bin/ib_send_lat",
+    "usr/bin/ib_write_bw",
+    "usr/bin/ib_write_lat",
+    "usr/bin/ibv_asyncwatch",
+    "usr/bin/ibv_devices",
+    "usr/bin/ibv_devinfo",
+    "usr/bin/ibv_rc_pingpong",
+    "usr/bin/ibv_srq_pingpong",
+    "usr/bin/ibv_uc_pingpong",
+    "usr/bin/ibv_ud_pingpong",
+    "usr/bin/kmod",
+    "usr/bin/rdma",
+    "usr/bin/rping",
+    "usr/bin/ucmatose",
+    "usr/sbin/ip",
+];
+
+/// Libraries that are not found by following what programs link: opened at run time, or needed by Rust programs.
+const LIBRARIES: &[&str] = &["libibverbs/librxe-rdmav34.so", "libgcc_s.so.1", "libm.so.6"];
+
+/// Kernel modules, to which those they depend on are added.
+const MODULES: &[&str] = &["virtio_net", "rdma_rxe", "rdma_ucm", "ib_uverbs", "rdma_cm"];
+
+/// Where the guests' libraries lie.
+const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
+
+/// One file that a run lays over the guest's root.
+#[derive(Debug, Clone)]
+pub struct GuestFile {
+    /// Where it goes in the guest.
+    pub path: String,
+    /// A file of this machine; links are followed and its permission bits kept.
+    pub source: PathBuf,
+}
+
+impl GuestFile {
+    /// A file of this machine, and where it goes in the guest.
+    pub fn new(source: impl Into<PathBuf>, path: impl Into<String>) -> Self {
+        Self { path: path.into(), source: source.into() }
+    }
+}
+
+/// The archive that all guests share.
+#[derive(Debug, Clone)]
+pub struct GuestRoot {
+    archive: PathBuf,
+}
+
+impl GuestRoot {
+    /// Finds the archive in the cache or makes it.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn ensure(workspace: &Workspace, tree: &Tree) -> Result<Self> {
+        let kernel = tree.kernel_release()?;
+        let mut hash = DefaultHasher::new();
+        (FORMAT, &kernel, PROGRAMS, LIBRARIES, MODULES, include_str!("guest-init.sh")).hash(&mut hash);
+        fs::metadata(tree.path()).and_then(|folder| folder.modified()).context("Cannot see the tree")?.hash(&mut hash);
+        let name = format!("guest-root-{:016x}.cpio", hash.finish());
+        let archive = workspace.cache().join(name);
+        if !archive.exists() {
+            let _lock = workspace.lock_cache()?;
+            progress::step("Making the guests' root file system", || {
+                remove_old(&workspace.cache())?;
+                make(tree, &kernel, &archive)
+            })?;
+        }
+        Ok(Self { archive })
+    }
+
+    /// Writes the first file system of one guest: the shared archive, then the files of this run.
+    ///
+    /// # Errors
+    /// When a file cannot be read or written.
+    pub fn write_with(&self, files: &[GuestFile], path: &Path) -> Result<()> {
+        let mut out = File::create(path).with_context(|| format!("Cannot create {}", path.display()))?;
+        let mut base = File::open(&self.archive).with_context(|| format!("Cannot open {}", self.archive.display()))?;
+        io::copy(&mut base, &mut out).with_context(|| format!("Cannot write {}", path.display()))?;
+        let mut contents = Contents::default();
+        for file in files {
+            contents.copy(&file.path, &file.source)?;
+        }
+        contents.write(out).with_context(|| format!("Cannot write {}", path.display()))
+    }
+}
+
+/// Archives of earlier make-ups.
+fn remove_old(cache: &Path) -> Result<()> {
+    for entry in fs::read_dir(cache).with_context(|| format!("Cannot read {}", cache.display()))? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("guest-root-") {
+            fs::remove_file(entry.path()).with_context(|| format!("Cannot remove {}", entry.path().display()))?;
+        }
+    }
+    Ok(())
+}
+
+fn make(tree: &Tree, kernel: &str, archive: &Path) -> Result<()> {
+    let mut contents = Contents::default();
+    for folder in ["bin", "dev", "proc", "root", "run", "sbin", "sys", "tmp", "usr/sbin", "etc"] {
+        contents.folder(folder);
+    }
+    contents.links.insert("lib".into(), "usr/lib".into());
+    contents.links.insert("lib64".into(), LIBRARY_FOLDER.into());
+    contents.data("init", 0o755, include_bytes!("guest-init.sh").to_vec());
+    contents.data("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n".to_vec());
+    contents.data("etc/group", 0o644, b"root:x:0:\nuser:x:1000:\n".to_vec());
+    contents.data("etc/hosts", 0o644, b"127.0.0.1 localhost\n".to_vec());
+    contents.data("etc/libibverbs.d/rxe.driver", 0o644, b"driver rxe\n".to_vec());
+    contents.copy("bin/busybox", &tree.join("usr/bin/busybox"))?;
+    add_programs(tree, &mut contents)?;
+    for tool in ["modprobe", "insmod", "rmmod", "lsmod", "modinfo"] {
+        contents.links.insert(format!("sbin/{tool}"), "../usr/bin/kmod".into());
+    }
+    add_modules(tree, kernel, &mut contents)?;
+
+    let part = archive.with_extension("part");
+    let out = File::create(&part).with_context(|| format!("Cannot create {}", part.display()))?;
+    contents.write(out).with_context(|| format!("Cannot write {}", part.display()))?;
+    fs::rename(&part, archive).with_context(|| format!("Cannot put {} in its place", archive.display()))
+}
+
+fn add_programs(tree: &Tree, contents: &mut Contents) -> Result<()> {
+    let mut needed = BTreeSet::new();
+    for program in PROGRAMS {
+        // `rdma` moved between folders with iproute2's releases.
+        let elsewhere = program.replace("/bin/", "/sbin/");
+        let found = [*program, &elsewhere].into_iter().find(|path| tree.join(path).exists());
+        let source = tree.join(found.with_context(|| format!("The tree has no {program}"))?);
+        needed.extend(linked_libraries(tree, &source)?);
+        contents.copy(program, &source)?;
+    }
+    for library in LIBRARIES {
+        let source = tree.libraries().join(library);
+        needed.extend(linked_libraries(tree, &source)?);
+        contents.copy(&format!("{LIBRARY_FOLDER}/{library}"), &source)?;
+    }
+    needed.insert(tree.libraries().join("ld-linux-x86-64.so.2"));
+    for library in needed {
+        let name = library.file_name().context("A library has no name")?.to_string_lossy();
+        contents.copy(&format!("{LIBRARY_FOLDER}/{name}"), &library)?;
+    }
+    Ok(())
+}
+
+/// What the loader would load: its `--list` is ldd for a program of another root.
+fn linked_libraries(tree: &Tree, program: &Path) -> Result<Vec<PathBuf>> {
+    let mut command = tree.loader();
+    command.arg("--list").arg(program);
+    let list = check_output("the tree's loader", command, Duration::from_secs(60))
+        .with_context(|| format!("Cannot list the libraries of {}", program.display()))?;
+    let mut libraries = Vec::new();
+    for line in list.lines() {
+        if let Some((name, rest)) = line.split_once(" => ") {
+            let Some(path) = rest.split_whitespace().next().filter(|path| path.starts_with('/')) else {
+                bail!("{} needs {}, which the tree lacks", program.display(), name.trim());
+            };
+            libraries.push(PathBuf::from(path));
+        }
+    }
+    Ok(libraries)
+}
+
+fn add_modules(tree: &Tree, kernel: &str, contents: &mut Contents) -> Result<()> {
+    let source = tree.join("usr/lib/modules").join(kernel);
+    let modules = Modules::read(&source)?;
+    let scratch = tempfile::tempdir().context("Cannot make a temporary folder")?;
+    let copy = scratch.path().join("lib/modules").join(kernel);
+    for file in modules.with_dependencies(MODULES)? {
+        // Unpacked, as the guest would have to do it under emulation.
+        let packed = source.join(&file);
+        let data = if file.ends_with(".xz") {
+            let mut command = Command::new(tree.join("usr/bin/busybox"));
+            command.args(["xz", "-dc"]).arg(&packed);
+            let output = crate::process::output("busybox xz", command, Duration::from_secs(60))?;
+            if !output.status.success() {
+                bail!("Cannot unpack {}: {}", packed.display(), String::from_utf8_lossy(&output.stderr));
+            }
+            output.stdout
+        } else {
+            fs::read(&packed).with_context(|| format!("Cannot read {}", packed.display()))?
+        };
+        let plain = copy.join(file.trim_end_matches(".xz"));
+        let folder = plain.parent().context("A module has no folder")?;
+        fs::create_dir_all(folder).with_context(|| format!("Cannot make {}", folder.display()))?;
+        fs::write(&plain, data).with_context(|| format!("Cannot write {}", plain.display()))?;
+    }
+    for list in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
+        fs::copy(source.join(list), copy.join(list)).with_context(|| format!("Cannot copy {list}"))?;
+    }
+    // kmod acts as depmod by the name that it is called by.
+    let mut depmod = tree.loader();
+    depmod.args(["--argv0", "depmod"]).arg(tree.join("usr/bin/kmod")).arg("-b").arg(scratch.path()).arg(kernel);
+    check_output("depmod", depmod, Duration::from_secs(60))?;
+    contents.copy_folder(&format!("usr/lib/modules/{kernel}"), &copy)
+}
+
+/// The files of an archive, so that every folder comes before what is in it.
+#[derive(Debug, Default)]
+struct Contents {
+    folders: BTreeSet<String>,
+    files: BTreeMap<String, (u32, Vec<u8>)>,
+    links: BTreeMap<String, String>,
+}
+
+impl Contents {
+    fn folder(&mut self, path: &str) {
+        let path = path.trim_start_matches('/');
+        for (end, _) in path.match_indices('/') {
+            self.folders.insert(path[..end].to_owned());
+        }
+        self.folders.insert(path.to_owned());
+    }
+
+    fn data(&mut self, path: &str, mode: u32, data: Vec<u8>) {
+        let path = path.trim_start_matches('/');
+        if let Some((folder, _)) = path.rsplit_once('/') {
+            self.folder(folder);
+        }
+        self.files.insert(path.to_owned(), (mode, data));
+    }
+
+    fn copy(&mut self, path: &str, source: &Path) -> Result<()> {
+        let data = fs::read(source).with_context(|| format!("Cannot read {}", source.display()))?;
+        let mode = fs::metadata(source).with_context(|| format!("Cannot see {}", source.display()))?.permissions().mode();
+        self.data(path, mode & 0o777, data);
+        Ok(())
+    }
+
+    fn copy_folder(&mut self, path: &str, source: &Path) -> Result<()> {
+        for entry in fs::read_dir(source).with_context(|| format!("Cannot read {}", source.display()))? {
+            let entry = entry?;
+            let inside = format!("{path}/{}", entry.file_name().to_string_lossy());
+            if entry.file_type()?.is_dir() {
+                self.copy_folder(&inside, &entry.path())?;
+            } else {
+                self.copy(&inside, &entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, out: impl Write) -> Result<()> {
+        let mut archive = Archive::new(BufWriter::new(out));
+        for path in &self.folders {
+            archive.directory(path)?;
+        }
+        for (path, target) in &self.links {
+            archive.symlink(path, target)?;
+        }
+        for (path, (mode, data)) in &self.files {
+            archive.file(path, *mode, data)?;
+        }
+        archive.finish()?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_folder_above_a_file_is_in_the_archive() {
+        let mut contents = Contents::default();
+        contents.data("/a/b/c", 0o644, Vec::new());
+        assert_eq!(contents.folders.into_iter().collect::<Vec<_>>(), ["a", "a/b"]);
+    }
+}

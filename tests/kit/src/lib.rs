@@ -1,0 +1,26 @@
+//! The VM kit: makes what test guests need, boots them, works in them, and leaves nothing running.
+//!
+//! A scenario boots [`guest::Guest`]s from a [`qemu::VmConfig`], runs commands in them with [`guest::Guest::run`] and
+//! [`guest::Guest::spawn`], starts daemons and host programs as [`backend::Backend`] and [`process::Process`], and
+//! puts its figures into a [`report::Report`]. Everything is ended when its value is dropped, when the process is
+//! told to end, and when it dies.
+
+mod agent;
+pub mod backend;
+pub mod cpio;
+pub mod debian;
+pub mod driver;
+pub mod guest;
+pub mod guest_root;
+pub mod kit;
+pub mod modules;
+pub mod packages;
+pub mod process;
+pub mod progress;
+pub mod qemu;
+pub mod qmp;
+pub mod report;
+pub mod scratch;
+pub mod tree;
+pub mod wire;
+pub mod workspace;

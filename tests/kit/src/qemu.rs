@@ -1,0 +1,263 @@
+//! QEMU: which one, and its command line for a guest.
+
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use farlane_vm_agent::PORT_NAME;
+use serde_json::{Value, json};
+
+use crate::guest_root::GuestFile;
+use crate::process::check_output;
+use crate::tree::Tree;
+use crate::wire::{End, Wire};
+
+/// The oldest QEMU with everything that the devices need.
+const OLDEST: (u32, u32) = (11, 1);
+
+/// The virtio id under which QEMU offers Farlane's device, and its queues and config space.
+const FARLANE_VIRTIO_ID: u32 = 38;
+const FARLANE_QUEUES: u32 = 3;
+const FARLANE_CONFIG_BYTES: u32 = 64;
+
+/// The id of a guest's Farlane device in QEMU.
+pub const FARLANE_DEVICE: &str = "farlane";
+
+/// The PCIe port that the Farlane device is plugged into.
+const FARLANE_PORT: &str = "farlane-port";
+
+/// A QEMU that can be run.
+#[derive(Debug, Clone)]
+pub struct Qemu {
+    words: Vec<OsString>,
+}
+
+/// What runs the guests' instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accelerator {
+    /// QEMU's own emulation: works everywhere.
+    Tcg,
+    /// The host's KVM.
+    Kvm,
+}
+
+/// A guest to be booted.
+#[derive(Debug)]
+pub struct VmConfig<'a> {
+    /// Its name: of its log files, its host name, and in messages.
+    pub name: String,
+    /// Its memory, shared with vhost-user backends.
+    pub memory_mib: u32,
+    /// How many processors it has.
+    pub cpus: u32,
+    /// The socket of the backend of its Farlane device; the backend listens already.
+    pub farlane: Option<PathBuf>,
+    /// The wire to another guest, and which end this one is on.
+    pub wire: Option<(&'a Wire, End)>,
+    /// How many empty PCIe ports it has: `port0`, `port1` ..., for devices plugged in later.
+    pub free_ports: u32,
+    /// Files laid over its root.
+    pub files: Vec<GuestFile>,
+    /// Further words on QEMU's command line.
+    pub qemu_arguments: Vec<String>,
+    /// Further words on the kernel's command line.
+    pub kernel_arguments: Vec<String>,
+    /// A shell on this terminal instead of an agent.
+    pub interactive: bool,
+}
+
+impl<'a> VmConfig<'a> {
+    /// A guest with one processor, 1 GiB of memory and nothing attached.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            memory_mib: 1024,
+            cpus: 1,
+            farlane: None,
+            wire: None,
+            free_ports: 0,
+            files: Vec::new(),
+            qemu_arguments: Vec::new(),
+            kernel_arguments: Vec::new(),
+            interactive: false,
+        }
+    }
+
+    /// With a Farlane device whose backend listens on `socket`.
+    #[must_use]
+    pub fn farlane(mut self, socket: impl Into<PathBuf>) -> Self {
+        self.farlane = Some(socket.into());
+        self
+    }
+
+    /// With a network interface at one end of a wire.
+    #[must_use]
+    pub fn wire(mut self, wire: &'a Wire, end: End) -> Self {
+        self.wire = Some((wire, end));
+        self
+    }
+
+    /// With further files.
+    #[must_use]
+    pub fn files(mut self, files: impl IntoIterator<Item = GuestFile>) -> Self {
+        self.files.extend(files);
+        self
+    }
+}
+
+/// What a guest is booted from.
+#[derive(Debug)]
+pub struct Boot<'a> {
+    /// The kernel image.
+    pub kernel: &'a Path,
+    /// The first file system.
+    pub initrd: &'a Path,
+    /// Where the serial console's text goes.
+    pub console: &'a Path,
+    /// QEMU's end of the agent's connection.
+    pub agent: &'a OwnedFd,
+    /// QEMU's end of the QMP connection.
+    pub monitor: &'a OwnedFd,
+    /// What runs the instructions.
+    pub accelerator: Accelerator,
+}
+
+impl Qemu {
+    /// This machine's QEMU where it is new enough, else the tree's.
+    #[must_use]
+    pub fn find(tree: &Tree) -> Self {
+        if let Some(version) = system_version()
+            && version >= OLDEST
+        {
+            return Self { words: vec!["qemu-system-x86_64".into()] };
+        }
+        let program = tree.program("usr/bin/qemu-system-x86_64");
+        let mut words = vec![program.get_program().to_owned()];
+        words.extend(program.get_args().map(OsString::from));
+        for folder in ["usr/share/qemu", "usr/share/seabios"] {
+            words.extend(["-L".into(), tree.join(folder).into()]);
+        }
+        Self { words }
+    }
+
+    /// The command that runs a guest.
+    ///
+    /// # Errors
+    /// When a path cannot be written on QEMU's command line.
+    pub fn command(&self, config: &VmConfig<'_>, boot: &Boot<'_>) -> Result<Command> {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        let (accelerator, cpu) = match boot.accelerator {
+            Accelerator::Tcg => ("tcg,thread=multi", "max"),
+            Accelerator::Kvm => ("kvm", "host"),
+        };
+        command.args(["-accel", accelerator, "-cpu", cpu, "-machine", "q35,memory-backend=ram"]);
+        command.args(["-smp", &config.cpus.to_string(), "-m", &format!("{}M", config.memory_mib)]);
+        command.args(["-object", &format!("memory-backend-memfd,id=ram,size={}M,share=on", config.memory_mib)]);
+        command.arg("-kernel").arg(boot.kernel).arg("-initrd").arg(boot.initrd);
+        command.args(["-append", &kernel_command_line(config)]);
+        command.args(["-chardev", &format!("socket,id=monitor,fd={}", boot.monitor.as_raw_fd())]);
+        command.args(["-mon", "chardev=monitor,mode=control"]);
+        command.args(["-device", "virtio-serial-pci"]);
+        command.args(["-chardev", &format!("socket,id=agent,fd={}", boot.agent.as_raw_fd())]);
+        command.args(["-device", &format!("virtserialport,chardev=agent,name={PORT_NAME}")]);
+        if config.interactive {
+            command.args(["-serial", "mon:stdio"]);
+        } else {
+            command.args(["-serial", &format!("file:{}", option_value(boot.console)?)]);
+        }
+        if let Some((wire, end)) = config.wire {
+            let fd = wire.socket(end).as_raw_fd();
+            command.args(["-netdev", &format!("dgram,id=wire,local.type=fd,local.str={fd}")]);
+            command.args(["-device", &format!("virtio-net-pci,netdev=wire,romfile=,mac={}", end.mac())]);
+        }
+        for port in 0..config.free_ports {
+            command.args(["-device", &format!("pcie-root-port,id=port{port},chassis={0},slot={0}", port + 2)]);
+        }
+        if let Some(socket) = &config.farlane {
+            command.args(["-device", &format!("pcie-root-port,id={FARLANE_PORT},chassis=1,slot=1")]);
+            command.args(["-chardev", &format!("socket,id={FARLANE_DEVICE}-0,path={}", option_value(socket)?)]);
+            command.args(["-device", &farlane_device(0).to_string()]);
+        }
+        command.args(&config.qemu_arguments);
+        Ok(command)
+    }
+}
+
+/// The Farlane device for `-device` and `device_add`; `generation` tells its character device from those of its
+/// predecessors.
+pub(crate) fn farlane_device(generation: u32) -> Value {
+    json!({
+        "driver": "vhost-user-test-device-pci",
+        "id": FARLANE_DEVICE,
+        "bus": FARLANE_PORT,
+        "chardev": farlane_chardev(generation),
+        "virtio-id": FARLANE_VIRTIO_ID,
+        "num_vqs": FARLANE_QUEUES,
+        "config_size": FARLANE_CONFIG_BYTES,
+    })
+}
+
+/// The id of the character device that leads to the backend.
+pub(crate) fn farlane_chardev(generation: u32) -> String {
+    format!("{FARLANE_DEVICE}-{generation}")
+}
+
+fn kernel_command_line(config: &VmConfig<'_>) -> String {
+    let mut words = vec![
+        "console=ttyS0".to_owned(),
+        "loglevel=5".into(),
+        "panic=-1".into(),
+        "oops=panic".into(),
+        "mitigations=off".into(),
+        "nowatchdog".into(),
+        "net.ifnames=0".into(),
+        format!("farlane.name={}", config.name),
+    ];
+    if let Some((_, end)) = config.wire {
+        words.push(format!("farlane.address={}/24", end.address()));
+    }
+    if config.interactive {
+        words.push("farlane.shell=1".into());
+    }
+    words.extend(config.kernel_arguments.iter().cloned());
+    words.join(" ")
+}
+
+/// A path as part of a comma-separated option of QEMU.
+fn option_value(path: &Path) -> Result<String> {
+    let text = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
+    Ok(text.replace(',', ",,"))
+}
+
+fn system_version() -> Option<(u32, u32)> {
+    let mut command = Command::new("qemu-system-x86_64");
+    command.arg("--version");
+    parse_version(&check_output("qemu-system-x86_64", command, Duration::from_secs(10)).ok()?)
+}
+
+fn parse_version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split("version ").nth(1)?.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_from_what_qemu_says() {
+        assert_eq!(parse_version("QEMU emulator version 7.2.19 (Debian 1:7.2+dfsg-7)\n"), Some((7, 2)));
+        assert_eq!(parse_version("QEMU emulator version 11.1.0\n"), Some((11, 1)));
+        assert_eq!(parse_version("something else"), None);
+    }
+
+    #[test]
+    fn a_comma_in_a_path_is_doubled() {
+        assert_eq!(option_value(Path::new("/tmp/a,b")).unwrap(), "/tmp/a,,b");
+    }
+}

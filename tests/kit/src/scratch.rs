@@ -1,0 +1,81 @@
+//! Temporary folders that are gone when their user is, also after Ctrl-C.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+
+/// The folders that exist now.
+static FOLDERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// A temporary folder with a short path, as the names of UNIX sockets in it are limited to 107 bytes.
+#[derive(Debug)]
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Makes a folder of its own for one scenario.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn new() -> Result<Self> {
+        let mut folders = folders();
+        let folder = tempfile::Builder::new().prefix("farlane-").tempdir().context("Cannot make a temporary folder")?;
+        let path = folder.keep();
+        folders.insert(path.clone());
+        Ok(Self(path))
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A path in the folder.
+    #[must_use]
+    pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        folders().remove(&self.0);
+        remove(&self.0);
+    }
+}
+
+/// Removes all folders: this process ends now.
+pub fn remove_all() {
+    for path in folders().iter() {
+        remove(path);
+    }
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_dir_all(path)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        eprintln!("Cannot remove {}: {error}", path.display());
+    }
+}
+
+fn folders() -> MutexGuard<'static, BTreeSet<PathBuf>> {
+    FOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scratch_folder_is_gone_when_it_is_dropped() {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.path().to_owned();
+        fs::write(scratch.join("file"), "x").unwrap();
+        drop(scratch);
+        assert!(!path.exists());
+    }
+}

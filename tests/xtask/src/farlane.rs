@@ -1,0 +1,122 @@
+//! Farlane itself, built from this checkout: the daemon, the launcher, the guest driver and the guest libraries.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use farlane_vmkit::backend::Backend;
+use farlane_vmkit::driver;
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::guest_root::GuestFile;
+use farlane_vmkit::kit::Kit;
+use farlane_vmkit::progress;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::wire::{End, Wire};
+use farlane_vmkit::workspace::Workspace;
+
+use crate::run::Run;
+
+/// The packages whose release builds make the programs and libraries.
+const PACKAGES: &[&str] = &["farlane-rdma", "farlane-run", "farlane-verbs", "farlane"];
+
+/// What was built.
+pub struct Farlane {
+    daemon: PathBuf,
+    launcher: PathBuf,
+    guest_files: Vec<GuestFile>,
+}
+
+/// Two guests with a Farlane device each, on one daemon.
+pub struct Pair {
+    /// At 10.77.0.1 on the wire, 10.0.0.1 in RDMA.
+    pub a: Guest,
+    /// At 10.77.0.2 on the wire, 10.0.0.2 in RDMA.
+    pub b: Guest,
+    /// The daemon that serves both.
+    pub backend: Backend,
+}
+
+impl Farlane {
+    /// Builds everything.
+    pub fn build(workspace: &Workspace, kit: &Kit) -> Result<Self> {
+        progress::step("Building the daemon and the libraries", || workspace.build_release(PACKAGES))?;
+        link_verbs(workspace)?;
+        let driver = driver::build(workspace, kit.tree())?;
+        let built = |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));
+        Ok(Self {
+            daemon: workspace.built("farlane-rdma")?,
+            launcher: workspace.built("farlane-run")?,
+            guest_files: vec![
+                GuestFile::new(driver.path, "usr/lib/farlane/farlane.ko"),
+                built("farlane-run", "usr/bin/farlane-run")?,
+                built("libfarlane_verbs.so", "usr/lib/farlane/libibverbs.so.1")?,
+                built("libfarlane.so", "usr/lib/farlane/libfarlane.so")?,
+            ],
+        })
+    }
+
+    /// A command that runs a program of this machine under `farlane-run`, on the daemon's host socket.
+    pub fn on_host(&self, socket: &Path, program: &str) -> Command {
+        let mut command = Command::new(&self.launcher);
+        command.env("FARLANE_SOCKET", socket).arg(program);
+        command
+    }
+
+    /// What a guest needs of Farlane.
+    pub fn guest_files(&self) -> impl Iterator<Item = GuestFile> {
+        self.guest_files.iter().cloned()
+    }
+
+    /// Starts a daemon for guests (their sockets and addresses) and, where wanted, for processes of this machine.
+    pub fn daemon(&self, run: &Run<'_>, guests: &[(&Path, &str)], host: Option<&Path>) -> Result<Backend> {
+        let mut command = Command::new(&self.daemon);
+        let mut sockets = Vec::new();
+        for (socket, address) in guests {
+            command.arg("--vm").arg(format!("socket={},gid={address}", socket.display()));
+            sockets.push(*socket);
+        }
+        if let Some(socket) = host {
+            command.arg("--host-socket").arg(socket);
+            sockets.push(socket);
+        }
+        Backend::start("farlane-rdma", command, &sockets, &run.logs().join("farlane-rdma.log"))
+    }
+
+    /// Boots two guests on one daemon; the wire is for the programs' own TCP connections.
+    pub fn boot_pair(&self, run: &Run<'_>, wire: &Wire) -> Result<Pair> {
+        let sockets = [run.path("a"), run.path("b")];
+        let backend = self.daemon(run, &[(&sockets[0], "10.0.0.1"), (&sockets[1], "10.0.0.2")], None)?;
+        let [a, b] = run.boot_pair(wire, |config, end| self.attach(config, end, &sockets))?;
+        wait_device(&a)?;
+        wait_device(&b)?;
+        Ok(Pair { a, b, backend })
+    }
+
+    /// Gives a guest its device and everything to use it.
+    pub fn attach<'w>(&self, config: VmConfig<'w>, end: End, sockets: &[PathBuf; 2]) -> VmConfig<'w> {
+        let socket = match end {
+            End::A => &sockets[0],
+            End::B => &sockets[1],
+        };
+        config.farlane(socket).files(self.guest_files())
+    }
+}
+
+/// The guest driver has made its device node. Loading it happens before the agent runs, so it is there or never.
+pub fn wait_device(guest: &Guest) -> Result<()> {
+    guest.run("test -c /dev/farlane0 || { dmesg | tail -20; exit 1; }").context("The guest has no Farlane device")?;
+    Ok(())
+}
+
+/// Programs of this machine find our library by the name that they were linked with.
+fn link_verbs(workspace: &Workspace) -> Result<()> {
+    let folder = workspace.target().join("release/verbs");
+    let link = folder.join("libibverbs.so.1");
+    if !link.exists() {
+        fs::create_dir_all(&folder).with_context(|| format!("Cannot make {}", folder.display()))?;
+        symlink("../libfarlane_verbs.so", &link).with_context(|| format!("Cannot make {}", link.display()))?;
+    }
+    Ok(())
+}

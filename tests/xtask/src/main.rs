@@ -1,0 +1,73 @@
+//! `cargo xtask`: shows, tests and measures Farlane in virtual machines, and makes everything that this needs.
+
+mod clean;
+mod farlane;
+mod run;
+mod scenarios;
+mod tests;
+mod tools;
+mod vm;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use farlane_vmkit::process;
+use farlane_vmkit::workspace::Workspace;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Shows, tests and measures Farlane in virtual machines")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Runs unmodified RDMA programs between two virtual machines, and between processes of this machine
+    Demo,
+    /// Runs all tests: unit, property and loom tests, and the scenarios in virtual machines
+    Test {
+        /// Only tests and scenarios whose name contains this
+        filter: Option<String>,
+    },
+    /// Runs scenarios in virtual machines
+    Scenario {
+        /// Lists the scenarios
+        #[arg(long)]
+        list: bool,
+        /// Which to run
+        #[arg(required_unless_present = "list")]
+        names: Vec<String>,
+    },
+    /// Boots a virtual machine with its console on this terminal
+    Vm,
+    /// Removes everything that the VM kit made and keeps
+    Clean,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match process::end_all_on_signals().and_then(|()| perform(arguments.task)) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(task: Task) -> Result<ExitCode> {
+    let workspace = Workspace::find()?;
+    match task {
+        Task::Demo => scenarios::demo(&workspace),
+        Task::Test { filter } => tests::run(&workspace, filter.as_deref()),
+        Task::Scenario { list: true, .. } => {
+            scenarios::list();
+            Ok(ExitCode::SUCCESS)
+        }
+        Task::Scenario { names, .. } => scenarios::run_named(&workspace, &names),
+        Task::Vm => vm::run(&workspace),
+        Task::Clean => clean::run(&workspace),
+    }
+}

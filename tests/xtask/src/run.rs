@@ -1,0 +1,106 @@
+//! One run of a scenario: its folders, and what it starts.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use anyhow::{Context as _, Result};
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::kit::Kit;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::scratch::Scratch;
+use farlane_vmkit::wire::{End, Wire};
+use farlane_vmkit::workspace::Workspace;
+
+use crate::farlane::Farlane;
+
+/// What scenarios share: things that are made once.
+pub struct Context {
+    workspace: Workspace,
+    kit: OnceLock<Kit>,
+    farlane: OnceLock<Farlane>,
+}
+
+impl Context {
+    /// Nothing is made yet.
+    pub fn new(workspace: &Workspace) -> Self {
+        Self { workspace: workspace.clone(), kit: OnceLock::new(), farlane: OnceLock::new() }
+    }
+
+    /// The checkout.
+    pub fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
+    /// What guests are booted from.
+    pub fn kit(&self) -> Result<&Kit> {
+        once(&self.kit, || Kit::prepare(&self.workspace))
+    }
+
+    /// Farlane's daemon, guest driver and libraries, built from this checkout.
+    pub fn farlane(&self) -> Result<&Farlane> {
+        once(&self.farlane, || Farlane::build(&self.workspace, self.kit()?))
+    }
+}
+
+fn once<T>(cell: &OnceLock<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
+    if cell.get().is_none() {
+        let made = make()?;
+        return Ok(cell.get_or_init(|| made));
+    }
+    cell.get().context("A value that was made has gone")
+}
+
+/// One run of a scenario.
+pub struct Run<'a> {
+    /// What it shares with other runs.
+    pub context: &'a Context,
+    scratch: Scratch,
+    logs: PathBuf,
+}
+
+impl<'a> Run<'a> {
+    /// Makes the folders of a run.
+    pub fn new(context: &'a Context, name: &str) -> Result<Self> {
+        Ok(Self { context, scratch: Scratch::new()?, logs: context.workspace.log_folder(name)? })
+    }
+
+    /// A path in the run's temporary folder: for sockets.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.scratch.join(name)
+    }
+
+    /// Where logs go; they stay when the run fails.
+    pub fn logs(&self) -> &Path {
+        &self.logs
+    }
+
+    /// Starts to boot a guest.
+    pub fn start(&self, config: &VmConfig<'_>) -> Result<Guest> {
+        self.context.kit()?.start(config, self.scratch.path(), &self.logs)
+    }
+
+    /// Boots guests side by side until all are ready.
+    pub fn boot<const N: usize>(&self, configs: [VmConfig<'_>; N]) -> Result<[Guest; N]> {
+        let started: Result<Vec<Guest>> = configs.iter().map(|config| self.start(config)).collect();
+        let mut guests = started?;
+        for guest in &mut guests {
+            guest.wait_ready()?;
+        }
+        guests.try_into().ok().context("A guest is missing")
+    }
+
+    /// Boots two guests, `a` and `b`, at the ends of a wire.
+    pub fn boot_pair<'w>(
+        &self,
+        wire: &'w Wire,
+        configure: impl Fn(VmConfig<'w>, End) -> VmConfig<'w>,
+    ) -> Result<[Guest; 2]> {
+        let config = |name: &str, end| configure(VmConfig::new(name).wire(wire, end), end);
+        self.boot([config("a", End::A), config("b", End::B)])
+    }
+
+    /// Ends a run that went well: its logs are not needed.
+    pub fn forget_logs(self) -> Result<()> {
+        std::fs::remove_dir_all(&self.logs).with_context(|| format!("Cannot remove {}", self.logs.display()))
+    }
+}

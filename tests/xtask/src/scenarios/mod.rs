@@ -1,0 +1,72 @@
+//! The scenarios: one file per user story, registered in one list.
+
+mod rdma_vs_rxe;
+mod vmkit;
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use farlane_vmkit::progress;
+use farlane_vmkit::report::Report;
+use farlane_vmkit::workspace::Workspace;
+
+use crate::run::{Context, Run};
+
+/// One user story.
+pub struct Scenario {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What it shows, in a line.
+    pub about: &'static str,
+    /// Whether `cargo xtask test` runs it.
+    pub is_test: bool,
+    run: fn(&Run<'_>, &mut Report) -> Result<()>,
+}
+
+/// All scenarios.
+pub const ALL: &[Scenario] = &[vmkit::SCENARIO, rdma_vs_rxe::SCENARIO];
+
+impl Scenario {
+    /// Runs the scenario. Its logs stay when it fails.
+    pub fn run(&self, context: &Context, report: &mut Report) -> Result<()> {
+        let run = Run::new(context, self.name)?;
+        let start = Instant::now();
+        progress::note(&format!("scenario {}", self.name));
+        let result = (self.run)(&run, report);
+        if result.is_ok() {
+            progress::note(&format!("scenario {}: passed in {:.1} s", self.name, start.elapsed().as_secs_f64()));
+            return run.forget_logs();
+        }
+        result.with_context(|| format!("Scenario {} failed; its logs are in {}", self.name, run.logs().display()))
+    }
+}
+
+/// Prints the names of all scenarios.
+pub fn list() {
+    for scenario in ALL {
+        println!("{:16} {}", scenario.name, scenario.about);
+    }
+}
+
+/// Runs scenarios by name, then prints their figures.
+pub fn run_named(workspace: &Workspace, names: &[String]) -> Result<ExitCode> {
+    let find = |name: &String| {
+        let found = ALL.iter().find(|scenario| scenario.name == name);
+        found.with_context(|| format!("There is no scenario {name}: see `cargo xtask scenario --list`"))
+    };
+    let chosen: Vec<&Scenario> = names.iter().map(find).collect::<Result<_>>()?;
+    let context = Context::new(workspace);
+    let mut report = Report::new();
+    let mut code = ExitCode::SUCCESS;
+    for scenario in chosen {
+        if let Err(error) = scenario.run(&context, &mut report) {
+            eprintln!("Error: {error:#}");
+            code = ExitCode::FAILURE;
+        }
+    }
+    print!("{report}");
+    Ok(code)
+}
+
+pub fn demo(workspace: &Workspace) -> Result<ExitCode> { run_named(workspace, &["vmkit".into()]) }

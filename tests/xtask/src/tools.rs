@@ -1,0 +1,142 @@
+//! The RDMA programs of ibverbs-utils and perftest: how they are called, and what they print.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use farlane_vmkit::guest::{Guest, Output};
+
+/// The TCP port on which all these programs meet where nothing else is said; every guest has its own.
+pub const PORT: u16 = 18515;
+
+/// How long one program may take.
+pub const TOOL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Over what the programs talk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// Farlane, through its launcher.
+    Farlane,
+    /// The kernel's software RoCE device.
+    Rxe,
+}
+
+impl Over {
+    /// A command line over this.
+    pub fn command(self, line: &str) -> String {
+        match self {
+            Over::Farlane => format!("farlane-run {line}"),
+            Over::Rxe => line.to_owned(),
+        }
+    }
+}
+
+/// Runs a program with a server in one guest and a client in another; returns what the client printed. Both must
+/// succeed.
+pub fn between(over: Over, line: &str, server: &Guest, client: &Guest) -> Result<String> {
+    let address = server.address()?;
+    let serving = server.spawn(&over.command(line))?;
+    if let Err(error) = server.wait_listening(PORT, TOOL_TIMEOUT) {
+        return Err(error.context(format!("The server of `{line}` said:\n{}", serving.so_far())));
+    }
+    let asked = client.spawn(&over.command(&format!("{line} {address}")))?.wait(TOOL_TIMEOUT);
+    let asked = asked.with_context(|| format!("The server of `{line}` said:\n{}", serving.so_far()))?;
+    if !asked.success() {
+        bail!("The client of `{line}` failed: {}\n{}\nThe server said:\n{}", asked.how(), asked.all(), serving.so_far());
+    }
+    let served: Output = serving.wait(TOOL_TIMEOUT)?;
+    if !served.success() {
+        bail!("The server of `{line}` failed: {}\n{}", served.how(), served.all());
+    }
+    Ok(asked.stdout)
+}
+
+/// A row that a bandwidth program of perftest prints for one message size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bandwidth {
+    /// Message size.
+    pub bytes: u64,
+    /// Average bandwidth.
+    pub mib_per_second: f64,
+}
+
+/// A row that a latency program of perftest prints for one message size.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Latency {
+    /// Message size.
+    pub bytes: u64,
+    /// The median ("typical") one-way latency.
+    pub typical_us: f64,
+}
+
+/// The rows of a bandwidth program.
+pub fn bandwidths(text: &str) -> Result<Vec<Bandwidth>> {
+    // #bytes  #iterations  BW peak  BW average  MsgRate
+    let rows = rows(text, "BW average[MiB/sec]", 3)?;
+    Ok(rows.into_iter().map(|(bytes, mib_per_second)| Bandwidth { bytes, mib_per_second }).collect())
+}
+
+/// The rows of a latency program.
+pub fn latencies(text: &str) -> Result<Vec<Latency>> {
+    // #bytes  #iterations  t_min  t_max  t_typical  t_avg ...
+    let rows = rows(text, "t_typical[usec]", 4)?;
+    Ok(rows.into_iter().map(|(bytes, typical_us)| Latency { bytes, typical_us }).collect())
+}
+
+/// What a ping-pong program of ibverbs-utils reports: microseconds for one iteration, there and back.
+pub fn pingpong_us(text: &str) -> Result<f64> {
+    let line = text.lines().find(|line| line.contains("usec/iter")).context("No line with usec/iter")?;
+    let figure = line.split_whitespace().rev().nth(1).context("The line with usec/iter is too short")?;
+    figure.parse().with_context(|| format!("{figure} is no number"))
+}
+
+/// The message sizes and the figures in one column below a heading.
+fn rows(text: &str, heading: &str, column: usize) -> Result<Vec<(u64, f64)>> {
+    let mut lines = text.lines().skip_while(|line| !line.contains(heading));
+    lines.next().with_context(|| format!("No heading {heading} in:\n{text}"))?;
+    let mut rows = Vec::new();
+    for line in lines {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let Some(Ok(bytes)) = fields.first().map(|field| field.parse()) else { break };
+        let figure = fields.get(column).with_context(|| format!("No column {column} in: {line}"))?;
+        rows.push((bytes, figure.parse().with_context(|| format!("{figure} is no number"))?));
+    }
+    if rows.is_empty() {
+        bail!("No figures below {heading} in:\n{text}");
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bandwidth_rows_are_read() {
+        let text = "---\n #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]\n \
+                    65536      1000             12.50              11.25             0.000180\n \
+                    1048576    100              20.00              19.50             0.000020\n---\n";
+        let rows = bandwidths(text).unwrap();
+        assert_eq!(rows[0], Bandwidth { bytes: 65536, mib_per_second: 11.25 });
+        assert_eq!(rows[1], Bandwidth { bytes: 1_048_576, mib_per_second: 19.5 });
+    }
+
+    #[test]
+    fn latency_rows_are_read() {
+        let text = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
+                    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]\n \
+                    8       1000          1.50           9.00         2.25     \t       2.40        0.10  3.00 4.00\n";
+        assert_eq!(latencies(text).unwrap(), [Latency { bytes: 8, typical_us: 2.25 }]);
+    }
+
+    #[test]
+    fn a_table_without_figures_is_an_error() {
+        assert!(bandwidths(" #bytes BW average[MiB/sec]\n---\n").is_err());
+        assert!(bandwidths("Couldn't connect\n").is_err());
+    }
+
+    #[test]
+    fn a_pingpong_figure_is_read() {
+        let text = "8192000 bytes in 0.01 seconds = 6022.46 Mbit/sec\n1000 iters in 0.01 seconds = 10.88 usec/iter\n";
+        assert!((pingpong_us(text).unwrap() - 10.88).abs() < 1e-9);
+    }
+}
