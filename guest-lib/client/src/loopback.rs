@@ -1,0 +1,1 @@
+//! A link whose backend is a thread of the test.
