@@ -1,1 +1,32 @@
-//! x
+//! RDMA by API remoting: the host's side.
+//!
+//! Bottom to top:
+//!
+//! * [`request`]: bytes of a work request to a typed one, once, at the edge;
+//! * [`work_queue`], [`completion_queue`], [`call_ring`]: rings in memory shared with a process;
+//! * [`sleep`], [`spin`]: how either side stops polling and is woken;
+//! * [`table`], [`memory`]: handles and memory keys, each owned by one context;
+//! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
+//! * [`context`], `verbs`: the objects of one process and the calls on them;
+//! * [`port`], [`server`]: the VMs and the threads that serve them.
+
+pub mod call_ring;
+pub mod completion_queue;
+pub mod context;
+pub mod counters;
+pub mod engine;
+pub mod memory;
+pub mod port;
+pub mod request;
+pub mod server;
+pub mod sleep;
+pub mod spin;
+pub mod table;
+mod verbs;
+pub mod work_queue;
+mod worker;
+
+pub use context::{BufferMapping, Context, EventSink};
+pub use counters::Counters;
+pub use port::Port;
+pub use server::{Doorbell, Server, ServerConfig, ServerError};

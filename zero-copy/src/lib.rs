@@ -1,1 +1,25 @@
-//! x
+//! Whose memory is where: the ground floor of Farlane, without knowledge of any device.
+//!
+//! * [`AddressSpace`]: the memory of one VM as its backend sees it; the only place that turns a
+//!   guest-physical address into something that can be touched.
+//! * [`Region`]: a registered buffer of a guest application or host process: extents plus rights.
+//! * [`SharedMemory`]: a region as one contiguous mapping, for rings and queues.
+//! * [`Pool`]: buffers in host memory that a guest maps.
+//! * [`topology`]: on which NUMA node memory lies.
+
+mod address_space;
+mod copy;
+mod mapping;
+mod pool;
+mod process;
+mod region;
+mod shared;
+pub mod topology;
+
+pub use address_space::{AddressSpace, AddressSpaceError, RangeKind};
+pub use copy::{CopyError, copy, copy_from_slice, copy_to_slice};
+pub use mapping::{Mapping, MappingError};
+pub use pool::{Pool, PoolBuffer, PoolError};
+pub use process::Process;
+pub use region::{Region, RegionError, Stitched};
+pub use shared::{OutOfBounds, SharedMemory};

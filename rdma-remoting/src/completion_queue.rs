@@ -1,0 +1,235 @@
+//! Completion queues.
+
+use farlane_abi::queue::{
+    ARM_NEXT, ARM_NONE, ARM_SOLICITED, CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES,
+    CQ_OFF_EVENTS, CQ_OFF_PRODUCED, Completion, CqLayout,
+};
+use farlane_zero_copy::{OutOfBounds, SharedMemory};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Mutex, PoisonError};
+use thiserror::Error;
+
+/// A completion found no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("The completion queue has overrun its {entries} entries")]
+pub struct Overrun {
+    /// Entries there are.
+    pub entries: u32,
+}
+
+/// Where completions go.
+pub trait CompletionSink: Send + Sync {
+    /// Adds a completion. `solicited` says that it counts for those who wait for solicited ones
+    /// only; an error always does.
+    ///
+    /// # Errors
+    /// [`Overrun`], from then on for ever.
+    fn push(&self, completion: &Completion, solicited: bool) -> Result<(), Overrun>;
+}
+
+/// Called when an armed completion queue raises its event.
+pub type Notify = Box<dyn Fn() + Send + Sync>;
+
+/// A completion queue in shared memory, the backend's end.
+pub struct SharedCompletionQueue {
+    memory: SharedMemory,
+    entries: u32,
+    produced: Mutex<u32>,
+    overrun: AtomicBool,
+    notify: Option<Notify>,
+    on_overrun: Notify,
+}
+
+impl std::fmt::Debug for SharedCompletionQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedCompletionQueue")
+            .field("entries", &self.entries)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SharedCompletionQueue {
+    /// A queue in `memory`. `notify` is called for an event; `on_overrun` once, when it overruns.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] where the segment is shorter than the layout needs.
+    pub fn new(
+        memory: SharedMemory,
+        layout: &CqLayout,
+        notify: Option<Notify>,
+        on_overrun: Notify,
+    ) -> Result<Self, OutOfBounds> {
+        let need = usize::try_from(layout.segment_bytes()).unwrap_or(usize::MAX);
+        if memory.len() < need {
+            return Err(OutOfBounds {
+                offset: 0,
+                length: need,
+                size: memory.len(),
+            });
+        }
+        Ok(Self {
+            memory,
+            entries: layout.entries,
+            produced: Mutex::new(0),
+            overrun: AtomicBool::new(false),
+            notify,
+            on_overrun,
+        })
+    }
+
+    fn overrun(&self) -> Overrun {
+        if !self.overrun.swap(true, Ordering::Relaxed) {
+            (self.on_overrun)();
+        }
+        Overrun {
+            entries: self.entries,
+        }
+    }
+
+    /// Writes the entry and publishes it. `None` when there is no room.
+    fn write(&self, completion: &Completion) -> Option<()> {
+        let mut produced = self.produced.lock().unwrap_or_else(PoisonError::into_inner);
+        let consumed = self
+            .memory
+            .word(CQ_OFF_CONSUMED)
+            .ok()?
+            .load(Ordering::Acquire);
+        // A consumer word beyond the producer's reads as a full queue as well.
+        if produced.wrapping_sub(consumed) >= self.entries {
+            return None;
+        }
+        let index = usize::try_from(*produced & (self.entries - 1)).ok()?;
+        let at = CQ_OFF_ENTRIES + index * size_of::<Completion>();
+        self.memory.write(at, completion).ok()?;
+        *produced = produced.wrapping_add(1);
+        self.memory
+            .word(CQ_OFF_PRODUCED)
+            .ok()?
+            .store(*produced, Ordering::Release);
+        Some(())
+    }
+
+    fn raise(&self, solicited: bool) {
+        let Some(notify) = &self.notify else {
+            return;
+        };
+        let (Ok(armed), Ok(events)) = (
+            self.memory.word(CQ_OFF_ARMED),
+            self.memory.word(CQ_OFF_EVENTS),
+        ) else {
+            return;
+        };
+        fence(Ordering::SeqCst);
+        let wanted = armed.load(Ordering::Relaxed);
+        let fires = match wanted {
+            ARM_NEXT => true,
+            ARM_SOLICITED => solicited,
+            _ => false,
+        };
+        let taken = || {
+            armed
+                .compare_exchange(wanted, ARM_NONE, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok()
+        };
+        if fires && taken() {
+            events.fetch_add(1, Ordering::Release);
+            notify();
+        }
+    }
+}
+
+impl CompletionSink for SharedCompletionQueue {
+    fn push(&self, completion: &Completion, solicited: bool) -> Result<(), Overrun> {
+        if self.overrun.load(Ordering::Relaxed) || self.write(completion).is_none() {
+            return Err(self.overrun());
+        }
+        self.raise(solicited || completion.status != 0);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farlane_zero_copy::Mapping;
+    use std::os::fd::AsFd as _;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    fn queue(entries: u32) -> (SharedMemory, SharedCompletionQueue, [Arc<AtomicU32>; 2]) {
+        let layout = CqLayout::new(entries).unwrap();
+        let fd = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, layout.segment_bytes()).unwrap();
+        let memory =
+            SharedMemory::new(Mapping::new(fd.as_fd(), 0, layout.segment_bytes(), true).unwrap());
+        let counts = [Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0))];
+        let count = |c: &Arc<AtomicU32>| -> Notify {
+            let c = Arc::clone(c);
+            Box::new(move || {
+                c.fetch_add(1, Ordering::Relaxed);
+            })
+        };
+        let cq = SharedCompletionQueue::new(
+            memory.clone(),
+            &layout,
+            Some(count(&counts[0])),
+            count(&counts[1]),
+        )
+        .unwrap();
+        (memory, cq, counts)
+    }
+
+    #[test]
+    fn an_armed_queue_raises_one_event() {
+        let (memory, cq, [events, _]) = queue(8);
+        let ok = Completion::default();
+        let failed = Completion {
+            status: 5,
+            ..Default::default()
+        };
+        let arm = |how| {
+            memory
+                .word(CQ_OFF_ARMED)
+                .unwrap()
+                .store(how, Ordering::Relaxed)
+        };
+        cq.push(&ok, true).unwrap();
+        assert_eq!(events.load(Ordering::Relaxed), 0);
+        arm(ARM_NEXT);
+        cq.push(&ok, false).unwrap();
+        cq.push(&ok, false).unwrap();
+        assert_eq!(events.load(Ordering::Relaxed), 1);
+        arm(ARM_SOLICITED);
+        cq.push(&ok, false).unwrap();
+        assert_eq!(events.load(Ordering::Relaxed), 1);
+        cq.push(&failed, false).unwrap();
+        assert_eq!(events.load(Ordering::Relaxed), 2);
+        let seen = memory.word(CQ_OFF_EVENTS).unwrap().load(Ordering::Relaxed);
+        assert_eq!(seen, 2);
+    }
+
+    #[test]
+    fn an_overrun_is_told_once_and_is_for_ever() {
+        let (memory, cq, [_, overruns]) = queue(2);
+        let ok = Completion::default();
+        cq.push(&ok, false).unwrap();
+        cq.push(&ok, false).unwrap();
+        assert_eq!(cq.push(&ok, false), Err(Overrun { entries: 2 }));
+        memory
+            .word(CQ_OFF_CONSUMED)
+            .unwrap()
+            .store(2, Ordering::Relaxed);
+        assert_eq!(cq.push(&ok, false), Err(Overrun { entries: 2 }));
+        assert_eq!(overruns.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_consumer_that_lies_gets_an_overrun() {
+        let (memory, cq, _) = queue(4);
+        memory
+            .word(CQ_OFF_CONSUMED)
+            .unwrap()
+            .store(77, Ordering::Relaxed);
+        assert!(cq.push(&Completion::default(), false).is_err());
+    }
+}

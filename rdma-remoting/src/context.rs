@@ -1,0 +1,481 @@
+//! The objects of one process: what it owns, and what ends with it.
+
+use crate::call_ring::{CallRing, CallRingError};
+use crate::completion_queue::SharedCompletionQueue;
+use crate::counters::{self, Live};
+use crate::engine::{Engine, EngineQp, Progress, RawGid};
+use crate::memory::MemoryTable;
+use crate::table::Table;
+use crate::verbs::CallHost;
+use farlane_abi::Errno;
+use farlane_abi::arena::{
+    ASYNC_ENTRIES, AsyncEvent, BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_ASYNC_CONSUMED,
+    OFF_ASYNC_PRODUCED, OFF_ASYNC_RING, OFF_BACKEND_STATE, OFF_DEAD,
+};
+use farlane_abi::control::{EVENT_ASYNC, EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
+use farlane_abi::rdma::{EVENT_DEVICE_FATAL, Verbs as _};
+use farlane_zero_copy::{Pool, PoolBuffer, Region, SharedMemory};
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::Instant;
+
+/// Protection domains of a context.
+pub const MAX_PDS: u32 = 4096;
+/// Completion queues of a context.
+pub const MAX_CQS: u32 = 4096;
+/// Queue pairs of a context.
+pub const MAX_QPS: u32 = 4096;
+/// Memory regions of a context.
+pub const MAX_MRS: u32 = 65536;
+/// Host-allocated buffers of a context.
+pub const MAX_BUFFERS: u32 = 1024;
+
+/// Delivers events to a process.
+pub trait EventSink: Send + Sync {
+    /// Event `index` has happened, once. Called from worker threads: must not wait for the
+    /// process.
+    fn raise(&self, index: u32);
+}
+
+/// A region that the process's kernel has vouched for.
+enum Attached {
+    /// Rings and queues.
+    Segment(Arc<SharedMemory>),
+    /// Memory of the program.
+    Pin(Region),
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub(crate) struct Pd;
+
+/// A completion queue and the segment it lies in.
+pub(crate) struct CqObject {
+    pub queue: Arc<SharedCompletionQueue>,
+    pub _segment: Arc<SharedMemory>,
+}
+
+/// A queue pair, what it uses, and the segment it lies in.
+pub(crate) struct QpObject {
+    pub engine: Arc<dyn EngineQp>,
+    pub pd: u32,
+    pub _cqs: [Arc<CqObject>; 2],
+    pub _segment: Arc<SharedMemory>,
+}
+
+/// A host-allocated buffer. Its memory is free when the handle, every registration and every
+/// mapping of it are gone.
+#[derive(Debug)]
+pub(crate) struct BufferObject {
+    pub buffer: PoolBuffer,
+}
+
+/// Everything with a handle.
+pub(crate) struct Objects {
+    pub pds: Table<Pd>,
+    pub cqs: Table<CqObject>,
+    pub qps: Table<QpObject>,
+    pub buffers: Table<BufferObject>,
+    mapped: Vec<(u32, Arc<BufferObject>)>,
+}
+
+/// The asynchronous event ring.
+pub(crate) struct AsyncRing {
+    memory: SharedMemory,
+    produced: Mutex<u32>,
+    events: Arc<dyn EventSink>,
+}
+
+impl AsyncRing {
+    /// Puts an event into the ring; a process that does not take its events loses new ones.
+    pub fn push(&self, kind: u32, object: u32) {
+        let mut produced = self.produced.lock().unwrap_or_else(PoisonError::into_inner);
+        let (Ok(consumed), Ok(word)) = (
+            self.memory.word(OFF_ASYNC_CONSUMED),
+            self.memory.word(OFF_ASYNC_PRODUCED),
+        ) else {
+            return;
+        };
+        if produced.wrapping_sub(consumed.load(Ordering::Acquire)) >= ASYNC_ENTRIES {
+            log::debug!("Asynchronous event {kind} dropped: the ring is full");
+            return;
+        }
+        let event = AsyncEvent {
+            kind: kind.into(),
+            object: object.into(),
+            ..Default::default()
+        };
+        let index = usize::try_from(*produced % ASYNC_ENTRIES).unwrap_or(0);
+        let at = OFF_ASYNC_RING + index * size_of::<AsyncEvent>();
+        if self.memory.write(at, &event).is_ok() {
+            *produced = produced.wrapping_add(1);
+            word.store(*produced, Ordering::Release);
+            self.events.raise(EVENT_ASYNC);
+        }
+    }
+}
+
+struct Header {
+    memory: SharedMemory,
+    /// Taken by the worker that serves the context, and by nobody else.
+    calls: Mutex<CallRing>,
+    asyncs: Arc<AsyncRing>,
+}
+
+/// One process's use of a device: an open `/dev/farlaneN`, or a connection to the host socket.
+pub struct Context {
+    id: u32,
+    label: String,
+    gid: RawGid,
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) events: Arc<dyn EventSink>,
+    pub(crate) pool: Option<Arc<Pool>>,
+    pub(crate) counters: Arc<Live>,
+    pub(crate) memory: Arc<MemoryTable>,
+    header: OnceLock<Header>,
+    regions: Mutex<HashMap<u32, Attached>>,
+    objects: Mutex<Objects>,
+    /// What a turn goes through; replaced when a queue pair comes or goes.
+    turn: RwLock<Arc<[Arc<QpObject>]>>,
+    /// Cut off because of what it wrote.
+    failed: AtomicBool,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("of", &self.label)
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a process may map: a buffer's file and place.
+#[derive(Debug)]
+pub struct BufferMapping(Arc<BufferObject>);
+
+impl BufferMapping {
+    /// The file that holds it.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.buffer.fd()
+    }
+
+    /// Offset in the file, which for a VM is the offset in its window.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.0.buffer.offset()
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        self.0.buffer.length()
+    }
+}
+
+impl Context {
+    pub(crate) fn new(
+        id: u32,
+        label: String,
+        gid: RawGid,
+        engine: Arc<dyn Engine>,
+        events: Arc<dyn EventSink>,
+        pool: Option<Arc<Pool>>,
+        counters: Arc<Live>,
+    ) -> Arc<Self> {
+        counters::add(&counters.contexts, 1);
+        Arc::new(Self {
+            id,
+            label,
+            gid,
+            engine,
+            events,
+            pool,
+            counters,
+            memory: Arc::new(MemoryTable::new(MAX_MRS)),
+            header: OnceLock::new(),
+            regions: Mutex::default(),
+            objects: Mutex::new(Objects {
+                pds: Table::new(MAX_PDS),
+                cqs: Table::new(MAX_CQS),
+                qps: Table::new(MAX_QPS),
+                buffers: Table::new(MAX_BUFFERS),
+                mapped: Vec::new(),
+            }),
+            turn: RwLock::new(Arc::new([])),
+            failed: AtomicBool::new(false),
+        })
+    }
+
+    /// GID of the port.
+    #[must_use]
+    pub fn gid(&self) -> RawGid {
+        self.gid
+    }
+
+    fn regions(&self) -> MutexGuard<'_, HashMap<u32, Attached>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn asyncs(&self) -> Option<Arc<AsyncRing>> {
+        self.header.get().map(|h| Arc::clone(&h.asyncs))
+    }
+
+    /// Makes memory known as segment `region`. The first segment is the context's header.
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use, `EINVAL` for an id or length beyond its limit or memory that
+    /// cannot be one mapping.
+    pub fn attach_segment(&self, region: u32, memory: Region) -> Result<(), Errno> {
+        let mut regions = self.regions();
+        Self::check_new(&regions, region)?;
+        if memory.len() > MAX_SEGMENT_BYTES {
+            return Err(Errno::EINVAL);
+        }
+        let shared = memory.stitch_shared().map_err(|e| {
+            log::debug!("{self:?}: segment {region}: {e}");
+            Errno::EINVAL
+        })?;
+        if self.header.get().is_none() {
+            if (shared.len() as u64) < HEADER_SEGMENT_BYTES {
+                return Err(Errno::EINVAL);
+            }
+            // Until a worker has taken note of it, its doorbell is needed.
+            let state = shared.word(OFF_BACKEND_STATE).map_err(|_| Errno::EINVAL)?;
+            state.store(BACKEND_SLEEPING, Ordering::SeqCst);
+            let header = Header {
+                memory: shared.clone(),
+                calls: Mutex::new(CallRing::new(shared.clone())),
+                asyncs: Arc::new(AsyncRing {
+                    memory: shared.clone(),
+                    produced: Mutex::new(0),
+                    events: Arc::clone(&self.events),
+                }),
+            };
+            self.header.set(header).map_err(|_| Errno::EEXIST)?;
+        }
+        regions.insert(region, Attached::Segment(Arc::new(shared)));
+        Ok(())
+    }
+
+    /// Makes memory of the program known as pin `region`.
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use, `EINVAL` for one beyond the limit.
+    pub fn attach_pin(&self, region: u32, memory: Region) -> Result<(), Errno> {
+        let mut regions = self.regions();
+        Self::check_new(&regions, region)?;
+        regions.insert(region, Attached::Pin(memory));
+        Ok(())
+    }
+
+    fn check_new(regions: &HashMap<u32, Attached>, region: u32) -> Result<(), Errno> {
+        if region >= MAX_REGIONS {
+            return Err(Errno::EINVAL);
+        }
+        if regions.contains_key(&region) {
+            return Err(Errno::EEXIST);
+        }
+        Ok(())
+    }
+
+    /// Takes a region away. Registrations over a pin become invalid; when this returns nothing
+    /// touches it any more.
+    ///
+    /// # Errors
+    /// `ENOENT` for an unknown region, `EBUSY` for a segment in use.
+    pub fn detach(&self, region: u32) -> Result<(), Errno> {
+        let pin = {
+            let mut regions = self.regions();
+            match regions.get(&region).ok_or(Errno::ENOENT)? {
+                Attached::Segment(shared)
+                    if Arc::strong_count(shared) > 1 || self.is_header(shared) =>
+                {
+                    return Err(Errno::EBUSY);
+                }
+                _ => {}
+            }
+            regions.remove(&region)
+        };
+        if let Some(Attached::Pin(memory)) = pin {
+            memory.revoke();
+        }
+        Ok(())
+    }
+
+    fn is_header(&self, shared: &SharedMemory) -> bool {
+        let word = |m: &SharedMemory| m.word(0).map(|w| w.as_ptr()).ok();
+        self.header
+            .get()
+            .is_some_and(|h| word(&h.memory) == word(shared))
+    }
+
+    /// A segment that nothing uses yet.
+    pub(crate) fn segment(&self, region: u32) -> Result<Arc<SharedMemory>, Errno> {
+        match self.regions().get(&region) {
+            Some(Attached::Segment(shared)) => {
+                if Arc::strong_count(shared) > 1 || self.is_header(shared) {
+                    return Err(Errno::EBUSY);
+                }
+                Ok(Arc::clone(shared))
+            }
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// The memory of a pin.
+    pub(crate) fn pin(&self, region: u32) -> Result<Region, Errno> {
+        match self.regions().get(&region) {
+            Some(Attached::Pin(memory)) => Ok(memory.clone()),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// The process maps a buffer: the one with this handle, or, with handle zero, the one that
+    /// lies exactly there.
+    ///
+    /// # Errors
+    /// `EACCES` where this context has no such buffer.
+    pub fn window_map(
+        &self,
+        handle: u32,
+        offset: u64,
+        length: u64,
+    ) -> Result<BufferMapping, Errno> {
+        let mut objects = self.objects();
+        let lies_there =
+            |b: &&Arc<BufferObject>| b.buffer.offset() == offset && b.buffer.length() == length;
+        let buffer = match handle {
+            0 => objects.buffers.iter().find(lies_there),
+            handle => objects.buffers.get(handle).filter(lies_there),
+        };
+        let buffer = Arc::clone(buffer.ok_or(Errno::EACCES)?);
+        objects.mapped.push((handle, Arc::clone(&buffer)));
+        Ok(BufferMapping(buffer))
+    }
+
+    /// A mapping of a buffer is gone.
+    ///
+    /// # Errors
+    /// `ENOENT` where nothing is mapped there.
+    pub fn window_unmap(&self, handle: u32, offset: u64, length: u64) -> Result<(), Errno> {
+        let mut objects = self.objects();
+        let at = objects.mapped.iter().position(|(h, b)| {
+            *h == handle && b.buffer.offset() == offset && b.buffer.length() == length
+        });
+        objects.mapped.swap_remove(at.ok_or(Errno::ENOENT)?);
+        Ok(())
+    }
+
+    /// Has a turn go through the present queue pairs.
+    pub(crate) fn refresh_turn(&self, objects: &Objects) {
+        let list: Vec<_> = objects.qps.iter().cloned().collect();
+        *self.turn.write().unwrap_or_else(PoisonError::into_inner) = list.into();
+    }
+
+    fn turn(&self) -> Arc<[Arc<QpObject>]> {
+        Arc::clone(&self.turn.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The word that says whether the backend must be woken.
+    pub(crate) fn state_word(&self) -> Option<&AtomicU32> {
+        self.header.get()?.memory.word(OFF_BACKEND_STATE).ok()
+    }
+
+    /// One turn: answers its calls, and gives each queue pair a turn.
+    pub(crate) fn poll(self: &Arc<Self>, now: Instant) -> Progress {
+        let mut progress = Progress::default();
+        let Some(header) = self.header.get() else {
+            return progress;
+        };
+        if self.failed.load(Ordering::Relaxed) {
+            return progress;
+        }
+        let mut calls = header.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        if calls.is_ready() {
+            progress.worked = true;
+            let mut host = CallHost::new(self);
+            match calls.serve(|number, args, out| host.dispatch(number, args, out)) {
+                Ok(served) => {
+                    counters::add(&self.counters.calls, u64::from(served.calls));
+                    if served.wake {
+                        self.events.raise(EVENT_WAKE);
+                    }
+                }
+                Err(e) => self.cut_off(&e),
+            }
+        }
+        drop(calls);
+        for qp in self.turn().iter() {
+            progress = progress.and(qp.engine.progress(now));
+        }
+        progress
+    }
+
+    /// Whether a turn would find something to do: asked after sleep was announced.
+    pub(crate) fn is_ready(&self) -> bool {
+        let Some(header) = self.header.get() else {
+            return false;
+        };
+        if self.failed.load(Ordering::Relaxed) {
+            return false;
+        }
+        let calls = header.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.is_ready() || self.turn().iter().any(|qp| qp.engine.is_ready())
+    }
+
+    fn cut_off(&self, why: &CallRingError) {
+        log::warn!("{self:?} is cut off: {why}");
+        self.failed.store(true, Ordering::Relaxed);
+        counters::add(&self.counters.refused, 1);
+        if let Some(header) = self.header.get() {
+            if let Ok(dead) = header.memory.word(OFF_DEAD) {
+                dead.store(1, Ordering::SeqCst);
+            }
+            header.asyncs.push(EVENT_DEVICE_FATAL, 0);
+        }
+        self.events.raise(EVENT_WAKE);
+    }
+
+    /// Releases everything, in this order: queue pairs (no new transfer begins, those under way
+    /// end), memory keys, pins and segments, completion queues, buffers. When it returns nothing
+    /// touches the process's memory.
+    pub(crate) fn teardown(&self) {
+        let (qps, cqs, buffers, mapped) = {
+            let mut objects = self.objects();
+            let qps = objects.qps.drain();
+            objects.pds.drain();
+            let parts = (
+                qps,
+                objects.cqs.drain(),
+                objects.buffers.drain(),
+                std::mem::take(&mut objects.mapped),
+            );
+            self.refresh_turn(&objects);
+            parts
+        };
+        for qp in &qps {
+            qp.engine.destroy();
+        }
+        drop(qps);
+        let regions = self.memory.drain();
+        counters::sub(&self.counters.memory_regions, regions.len() as u64);
+        for attached in std::mem::take(&mut *self.regions()).into_values() {
+            if let Attached::Pin(memory) = attached {
+                memory.revoke();
+            }
+        }
+        for region in &regions {
+            region.region.revoke();
+        }
+        drop((regions, cqs, buffers, mapped));
+        counters::sub(&self.counters.contexts, 1);
+    }
+}

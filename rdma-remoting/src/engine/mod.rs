@@ -1,0 +1,101 @@
+//! What carries out work: engines behind one trait.
+//!
+//! The remoting above knows queues in shared memory, handles and calls; an engine knows queue
+//! pairs, memory keys and the transport. They meet in [`QpSpec`]: where requests come from, which
+//! memory they may name, and where completions go. The same engine can therefore be driven without
+//! any remoting.
+
+pub mod soft;
+
+use crate::completion_queue::CompletionSink;
+use crate::counters::Live;
+use crate::memory::MemoryTable;
+use crate::work_queue::{RecvSource, SendSource};
+use farlane_abi::Errno;
+use farlane_abi::rdma::{DeviceAttr, PortAttr, QpAttr};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A GID in network byte order.
+pub type RawGid = [u8; 16];
+
+/// What an engine needs to make a queue pair.
+pub struct QpSpec {
+    /// `enum ibv_qp_type`.
+    pub kind: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// GID of the port that it belongs to.
+    pub gid: RawGid,
+    /// Memory that its requests and its peer's may name.
+    pub memory: Arc<MemoryTable>,
+    /// Where send requests come from.
+    pub sends: Box<dyn SendSource>,
+    /// Where receive requests come from.
+    pub recvs: Box<dyn RecvSource>,
+    /// Where send completions go.
+    pub send_cq: Arc<dyn CompletionSink>,
+    /// Where receive completions go.
+    pub recv_cq: Arc<dyn CompletionSink>,
+    /// Every send request is signalled.
+    pub signal_all: bool,
+    /// Told of asynchronous events, `EVENT_*` of [`farlane_abi::rdma`].
+    pub events: Box<dyn Fn(u32) + Send + Sync>,
+    /// Where to count.
+    pub counters: Arc<Live>,
+}
+
+/// What a turn of a queue pair did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// There was something to do.
+    pub worked: bool,
+    /// When to come back though nothing new arrives: a retry timer.
+    pub deadline: Option<Instant>,
+}
+
+impl Progress {
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            worked: self.worked || other.worked,
+            deadline: match (self.deadline, other.deadline) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            },
+        }
+    }
+}
+
+/// An RDMA engine.
+pub trait Engine: Send + Sync {
+    /// Attributes of the device. The GUID is the port's and filled in above.
+    fn device(&self) -> DeviceAttr;
+    /// Attributes of its port.
+    fn port(&self) -> PortAttr;
+    /// Makes a queue pair in the reset state.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for a kind that the engine does not have, `ENOMEM` when there are too many.
+    fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno>;
+}
+
+/// A queue pair of an engine.
+pub trait EngineQp: Send + Sync {
+    /// Its number, 24 bits, unique in the engine.
+    fn number(&self) -> u32;
+    /// Changes attributes and state; `mask` is `enum ibv_qp_attr_mask`.
+    ///
+    /// # Errors
+    /// `EINVAL` for a transition or attribute that the present state does not allow (IBTA 11.2.5.2).
+    fn modify(&self, mask: u32, attr: &QpAttr) -> Result<(), Errno>;
+    /// Attributes and state.
+    fn query(&self) -> QpAttr;
+    /// Carries out some of what is queued. Bounded in time, so that others get their turn.
+    fn progress(&self, now: Instant) -> Progress;
+    /// Whether a turn would find something to do: asked before sleeping.
+    fn is_ready(&self) -> bool;
+    /// Ends it. When it returns, nothing touches its queues and completion queues any more.
+    fn destroy(&self);
+}

@@ -1,0 +1,59 @@
+//! Which queue pair has which number.
+
+use super::qp::SoftQp;
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, PoisonError, RwLock};
+
+const NUMBER_MASK: u32 = 0x00ff_ffff;
+/// Numbers below are special in InfiniBand (QP0, QP1) or look like mistakes.
+const FIRST_NUMBER: u32 = 16;
+
+#[derive(Debug, Default)]
+struct Numbers {
+    qps: HashMap<u32, Arc<SoftQp>>,
+    last: Option<u32>,
+}
+
+/// All queue pairs of an engine, by number.
+#[derive(Debug, Default)]
+pub struct Fabric {
+    numbers: RwLock<Numbers>,
+}
+
+impl Fabric {
+    /// Adds the queue pair that `make` makes of its number. `None` when there are `limit`.
+    pub fn add(&self, limit: u32, make: impl FnOnce(u32) -> SoftQp) -> Option<Arc<SoftQp>> {
+        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
+        if numbers.qps.len() >= usize::try_from(limit).ok()? {
+            return None;
+        }
+        // A random start, so that a number of an earlier life of this backend names nothing.
+        let mut number = match numbers.last {
+            Some(last) => last,
+            None => u32::try_from(RandomState::new().hash_one(0u8) & 0x00ff_ffff).ok()?,
+        };
+        loop {
+            number = (number + 1) & NUMBER_MASK;
+            if number >= FIRST_NUMBER && !numbers.qps.contains_key(&number) {
+                break;
+            }
+        }
+        numbers.last = Some(number);
+        let qp = Arc::new(make(number));
+        numbers.qps.insert(number, Arc::clone(&qp));
+        Some(qp)
+    }
+
+    /// The queue pair of a number.
+    pub fn find(&self, number: u32) -> Option<Arc<SoftQp>> {
+        let numbers = self.numbers.read().unwrap_or_else(PoisonError::into_inner);
+        numbers.qps.get(&number).cloned()
+    }
+
+    /// Takes a queue pair out.
+    pub fn remove(&self, number: u32) {
+        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
+        numbers.qps.remove(&number);
+    }
+}

@@ -1,0 +1,94 @@
+//! The embedded engine: RDMA semantics in software, by memory copies.
+//!
+//! Two queue pairs of one engine copy once, from the memory that the requester names to the memory
+//! that the responder names.
+
+mod attributes;
+mod fabric;
+mod gather;
+mod qp;
+mod requester;
+mod responder;
+
+use super::{Engine, EngineQp, QpSpec};
+use fabric::Fabric;
+use farlane_abi::Errno;
+use farlane_abi::queue::{
+    MAX_CQ_ENTRIES, MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_SGE, MAX_WQ_ENTRIES,
+};
+use farlane_abi::rdma::{DeviceAttr, PortAttr, QPT_RC};
+use qp::SoftQp;
+use std::sync::Arc;
+
+/// Largest number of queue pairs of the engine.
+const MAX_QUEUE_PAIRS: u32 = 1 << 18;
+/// Largest number of outstanding reads that a queue pair may be given.
+pub(crate) const MAX_READS: u8 = 128;
+
+/// The software engine.
+#[derive(Debug, Default)]
+pub struct SoftEngine {
+    fabric: Arc<Fabric>,
+}
+
+impl SoftEngine {
+    /// An engine without queue pairs.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Engine for SoftEngine {
+    fn device(&self) -> DeviceAttr {
+        let mut fw_ver = [0; 32];
+        let version = concat!("farlane soft ", env!("CARGO_PKG_VERSION")).as_bytes();
+        for (to, from) in fw_ver.iter_mut().zip(version) {
+            *to = *from;
+        }
+        DeviceAttr {
+            max_mr_size: farlane_abi::control::MAX_REGION_BYTES.into(),
+            max_qp: MAX_QUEUE_PAIRS.into(),
+            max_qp_wr: MAX_WQ_ENTRIES.into(),
+            max_sge: MAX_SGE.into(),
+            max_cqe: MAX_CQ_ENTRIES.into(),
+            max_qp_rd_atom: u32::from(MAX_READS).into(),
+            max_qp_init_rd_atom: u32::from(MAX_READS).into(),
+            max_res_rd_atom: (u32::from(MAX_READS) * MAX_QUEUE_PAIRS).into(),
+            max_inline_data: MAX_INLINE_BYTES.into(),
+            max_pkeys: 1.into(),
+            phys_port_cnt: 1.into(),
+            fw_ver,
+            ..Default::default()
+        }
+    }
+
+    fn port(&self) -> PortAttr {
+        PortAttr {
+            max_msg_sz: MAX_MESSAGE_BYTES.into(),
+            gid_tbl_len: 1.into(),
+            pkey_tbl_len: 1.into(),
+            state: 4,      // IBV_PORT_ACTIVE
+            max_mtu: 5,    // IBV_MTU_4096
+            active_mtu: 5, // IBV_MTU_4096
+            link_layer: 2, // IBV_LINK_LAYER_ETHERNET
+            active_width: 2,
+            active_speed: 32,
+            phys_state: 5, // link up
+            ..Default::default()
+        }
+    }
+
+    fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno> {
+        if spec.kind != QPT_RC {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let fabric = Arc::clone(&self.fabric);
+        let qp = fabric
+            .add(MAX_QUEUE_PAIRS, |number| {
+                SoftQp::new(number, spec, Arc::clone(&fabric))
+            })
+            .ok_or(Errno::ENOMEM)?;
+        Ok(qp)
+    }
+}

@@ -1,0 +1,174 @@
+//! A queue pair of the software engine.
+
+use super::attributes::{self, State};
+use super::fabric::Fabric;
+use super::requester::Requester;
+use super::responder::Responder;
+use crate::completion_queue::CompletionSink;
+use crate::counters::{self, Live};
+use crate::engine::{EngineQp, Progress, QpSpec, RawGid};
+use crate::memory::MemoryTable;
+use farlane_abi::Errno;
+use farlane_abi::rdma::QpAttr;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Requests of each kind that are flushed in one turn.
+const FLUSHES_PER_TURN: u32 = 256;
+
+/// A reliable connection.
+///
+/// Locks, in order: `attr`, `requester`, `responder` (a requester takes its peer's, never a second
+/// one), then what the completion queues lock. The state is an atomic of its own because an error
+/// on either side moves it without the other's lock.
+pub struct SoftQp {
+    pub number: u32,
+    pub gid: RawGid,
+    pub pd: u32,
+    pub memory: Arc<MemoryTable>,
+    pub fabric: Arc<Fabric>,
+    pub signal_all: bool,
+    pub send_cq: Arc<dyn CompletionSink>,
+    pub recv_cq: Arc<dyn CompletionSink>,
+    pub events: Box<dyn Fn(u32) + Send + Sync>,
+    pub counters: Arc<Live>,
+    state: AtomicU8,
+    /// Guards the attributes as the program set them.
+    attr: Mutex<QpAttr>,
+    requester: Mutex<Requester>,
+    responder: Mutex<Responder>,
+}
+
+impl std::fmt::Debug for SoftQp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SoftQp")
+            .field("number", &self.number)
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}
+
+impl SoftQp {
+    pub fn new(number: u32, spec: QpSpec, fabric: Arc<Fabric>) -> Self {
+        counters::add(&spec.counters.queue_pairs, 1);
+        Self {
+            number,
+            gid: spec.gid,
+            pd: spec.pd,
+            memory: spec.memory,
+            fabric,
+            signal_all: spec.signal_all,
+            send_cq: spec.send_cq,
+            recv_cq: spec.recv_cq,
+            events: spec.events,
+            counters: spec.counters,
+            state: AtomicU8::new(0),
+            attr: Mutex::new(QpAttr::default()),
+            requester: Mutex::new(Requester::new(spec.sends)),
+            responder: Mutex::new(Responder::new(spec.recvs)),
+        }
+    }
+
+    pub fn state(&self) -> State {
+        State::from_wire(self.state.load(Ordering::Acquire)).unwrap_or(State::Error)
+    }
+
+    /// Goes to the error state from any state but reset. Returns whether it was not there already.
+    pub fn enter_error(&self) -> bool {
+        let error = State::Error as u8;
+        self.state
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+                (now != State::Reset as u8 && now != error).then_some(error)
+            })
+            .is_ok()
+    }
+
+    pub fn responder(&self) -> MutexGuard<'_, Responder> {
+        self.responder
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn requester(&self) -> MutexGuard<'_, Requester> {
+        self.requester
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn attr(&self) -> MutexGuard<'_, QpAttr> {
+        self.attr.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn flush(&self) -> Progress {
+        let sends = self.requester().flush(self, FLUSHES_PER_TURN);
+        let recvs = self.responder().flush(self, FLUSHES_PER_TURN);
+        counters::add(&self.counters.flushed, u64::from(sends) + u64::from(recvs));
+        Progress {
+            worked: sends + recvs > 0,
+            deadline: None,
+        }
+    }
+}
+
+impl EngineQp for SoftQp {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn modify(&self, mask: u32, attr: &QpAttr) -> Result<(), Errno> {
+        let mut held = self.attr();
+        let mut requester = self.requester();
+        let mut responder = self.responder();
+        let (to, new) = attributes::modify(self.state(), &held, mask, attr)?;
+        *held = new;
+        if to == State::Reset {
+            requester.reset();
+            responder.reset();
+        } else {
+            requester.set(&new);
+            responder.set(&new);
+        }
+        self.state.store(to as u8, Ordering::Release);
+        Ok(())
+    }
+
+    fn query(&self) -> QpAttr {
+        let attr = self.attr();
+        let state = self.state();
+        QpAttr {
+            qp_state: state as u8,
+            cur_qp_state: state as u8,
+            sq_draining: u8::from(state == State::Draining && self.requester().is_active()),
+            ..*attr
+        }
+    }
+
+    fn progress(&self, now: Instant) -> Progress {
+        match self.state() {
+            State::Reset | State::Init | State::ReadyToReceive => Progress::default(),
+            state @ (State::ReadyToSend | State::Draining) => {
+                self.requester().run(self, now, state == State::Draining)
+            }
+            State::Error => self.flush(),
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        match self.state() {
+            State::Reset | State::Init | State::ReadyToReceive => false,
+            State::ReadyToSend | State::Draining => self.requester().is_ready(self),
+            State::Error => self.requester().has_work() || self.responder().has_work(),
+        }
+    }
+
+    fn destroy(&self) {
+        self.fabric.remove(self.number);
+        let mut requester = self.requester();
+        let mut responder = self.responder();
+        self.state.store(State::Reset as u8, Ordering::Release);
+        requester.reset();
+        responder.reset();
+        counters::sub(&self.counters.queue_pairs, 1);
+    }
+}

@@ -1,0 +1,270 @@
+//! The responder's half of a queue pair: what a peer's requests meet.
+
+use super::qp::SoftQp;
+use crate::memory::{Access, Part, Use};
+use crate::request::RecvRequest;
+use crate::work_queue::{QueueError, RecvSource};
+use farlane_abi::queue::{
+    Completion, WC_FLAG_IMM, WC_OPCODE_RECV, WC_OPCODE_RECV_RDMA_WITH_IMM, WC_STATUS_LOC_LEN_ERR,
+    WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR,
+    WC_STATUS_REM_INV_REQ_ERR, WC_STATUS_REM_OP_ERR, WC_STATUS_WR_FLUSH_ERR,
+};
+use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, QpAttr};
+
+/// What a responder answers instead of doing what was asked: a NAK (IBTA 9.7.5.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nak {
+    /// No receive request is posted: come back after the timer of this index.
+    NotReady(u8),
+    /// The connection is broken; the requester completes with this status.
+    Fatal(u8),
+}
+
+/// State of the responder's half. Its lock comes after the requester's of any queue pair.
+pub struct Responder {
+    source: Box<dyn RecvSource>,
+    /// The receive request that the message under way fills.
+    current: Option<RecvRequest>,
+    spare: RecvRequest,
+    parts: Vec<Part>,
+    /// Its queue makes no sense any more, or its completion queue has overrun.
+    dead: bool,
+    attr: QpAttr,
+}
+
+impl Responder {
+    pub fn new(source: Box<dyn RecvSource>) -> Self {
+        Self {
+            source,
+            current: None,
+            spare: RecvRequest::default(),
+            parts: Vec::new(),
+            dead: false,
+            attr: QpAttr::default(),
+        }
+    }
+
+    pub fn set(&mut self, attr: &QpAttr) {
+        self.attr = *attr;
+    }
+
+    /// Back to the state of a new queue pair.
+    pub fn reset(&mut self) {
+        self.source.discard();
+        self.current = None;
+        self.parts.clear();
+        self.dead = false;
+        self.attr = QpAttr::default();
+    }
+
+    /// Whether it is connected to that peer.
+    pub fn is_connected_to(&self, peer: &SoftQp) -> bool {
+        self.attr.dest_qp_num.get() == peer.number
+            && (self.attr.is_global == 0 || self.attr.dgid == peer.gid)
+    }
+
+    /// Whether the first message of a peer that starts at `psn` is in sequence.
+    pub fn expects(&self, psn: u32) -> bool {
+        self.attr.rq_psn.get() == psn
+    }
+
+    pub fn has_work(&self) -> bool {
+        !self.dead && (self.current.is_some() || self.source.is_ready())
+    }
+
+    fn access(&self) -> Access {
+        Access::from_wire(self.attr.qp_access_flags.get()).unwrap_or_default()
+    }
+
+    /// Opens memory for a peer's RDMA write or read.
+    pub fn open_remote(
+        &self,
+        qp: &SoftQp,
+        rkey: u32,
+        address: u64,
+        length: u64,
+        wanted: Use,
+    ) -> Result<Part, Nak> {
+        let allowed = match wanted {
+            Use::RemoteRead => self.access().remote_read(),
+            _ => self.access().remote_write(),
+        };
+        if wanted == Use::RemoteRead && self.attr.max_dest_rd_atomic == 0 {
+            return Err(self.refuse(qp, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR));
+        }
+        if !allowed {
+            return Err(self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR));
+        }
+        qp.memory
+            .open(qp.pd, rkey, address, length, wanted)
+            .map_err(|e| {
+                log::debug!("QP {:#x}: peer's request refused: {e}", qp.number);
+                self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR)
+            })
+    }
+
+    /// Breaks the connection from this side and says why to both.
+    pub fn refuse(&self, qp: &SoftQp, status: u8, event: u32) -> Nak {
+        if qp.enter_error() {
+            (qp.events)(event);
+        }
+        Nak::Fatal(status)
+    }
+
+    /// Sees to it that a receive request is at hand for the message under way.
+    pub fn ready_receive(&mut self, qp: &SoftQp) -> Result<(), Nak> {
+        if self.current.is_some() {
+            return Ok(());
+        }
+        if self.dead {
+            return Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
+        }
+        let mut request = std::mem::take(&mut self.spare);
+        match self.source.take(&mut request) {
+            Ok(true) => {
+                self.current = Some(request);
+                Ok(())
+            }
+            Ok(false) => {
+                self.spare = request;
+                Err(Nak::NotReady(self.attr.min_rnr_timer))
+            }
+            Err(QueueError::Request(e)) => {
+                log::debug!("QP {:#x}: bad receive request: {e}", qp.number);
+                self.current = Some(request);
+                self.fail_receive(qp, WC_STATUS_LOC_QP_OP_ERR);
+                Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
+            }
+            Err(e) => {
+                log::warn!("QP {:#x}: receive queue given up: {e}", qp.number);
+                self.dead = true;
+                Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
+            }
+        }
+    }
+
+    /// Opens the memory of the current receive request for a message of `length` bytes. Called
+    /// once a message.
+    pub fn open_receive(&mut self, qp: &SoftQp, length: u64) -> Result<(), Nak> {
+        self.parts.clear();
+        let Some(request) = &self.current else {
+            return Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
+        };
+        if request.elements.total() < length {
+            self.fail_receive(qp, WC_STATUS_LOC_LEN_ERR);
+            return Err(self.refuse(qp, WC_STATUS_REM_INV_REQ_ERR, EVENT_QP_REQ_ERR));
+        }
+        let mut left = length;
+        for element in request.elements.as_slice() {
+            // Memory that the message does not reach is not looked at.
+            if left == 0 {
+                break;
+            }
+            if element.length == 0 {
+                continue;
+            }
+            match qp.memory.open_element(qp.pd, element, Use::LocalWrite) {
+                Ok(part) => {
+                    left = left.saturating_sub(part.length);
+                    self.parts.push(part);
+                }
+                Err(e) => {
+                    log::debug!("QP {:#x}: receive request refused: {e}", qp.number);
+                    self.fail_receive(qp, WC_STATUS_LOC_PROT_ERR);
+                    return Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Memory that [`open_receive`](Self::open_receive) opened.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Ends the current receive request with an error.
+    pub fn fail_receive(&mut self, qp: &SoftQp, status: u8) {
+        self.parts.clear();
+        if let Some(request) = self.current.take() {
+            self.push(
+                qp,
+                &Completion {
+                    wr_id: request.wr_id.into(),
+                    status,
+                    opcode: WC_OPCODE_RECV,
+                    qp_num: qp.number.into(),
+                    ..Default::default()
+                },
+                true,
+            );
+            self.spare = request;
+        }
+    }
+
+    /// Completes the current receive request: a whole message of `length` bytes has arrived.
+    pub fn complete_receive(
+        &mut self,
+        qp: &SoftQp,
+        from: u32,
+        length: u64,
+        immediate: Option<u32>,
+        rdma: bool,
+        solicited: bool,
+    ) {
+        self.parts.clear();
+        let Some(request) = self.current.take() else {
+            return;
+        };
+        let completion = Completion {
+            wr_id: request.wr_id.into(),
+            opcode: if rdma {
+                WC_OPCODE_RECV_RDMA_WITH_IMM
+            } else {
+                WC_OPCODE_RECV
+            },
+            flags: if immediate.is_some() { WC_FLAG_IMM } else { 0 }.into(),
+            byte_len: u32::try_from(length).unwrap_or(u32::MAX).into(),
+            imm: immediate.unwrap_or(0).into(),
+            qp_num: qp.number.into(),
+            src_qp: from.into(),
+            ..Default::default()
+        };
+        self.spare = request;
+        self.push(qp, &completion, solicited);
+    }
+
+    fn push(&mut self, qp: &SoftQp, completion: &Completion, solicited: bool) {
+        if qp.recv_cq.push(completion, solicited).is_err() {
+            self.dead = true;
+            if qp.enter_error() {
+                (qp.events)(EVENT_QP_FATAL);
+            }
+        }
+    }
+
+    /// Flushes at most `most` receive requests; returns how many.
+    pub fn flush(&mut self, qp: &SoftQp, most: u32) -> u32 {
+        let mut count = 0;
+        while count < most && !self.dead {
+            if self.current.is_none() {
+                let mut request = std::mem::take(&mut self.spare);
+                match self.source.take(&mut request) {
+                    Ok(true) | Err(QueueError::Request(_)) => self.current = Some(request),
+                    Ok(false) => {
+                        self.spare = request;
+                        break;
+                    }
+                    Err(e) => {
+                        log::warn!("QP {:#x}: receive queue given up: {e}", qp.number);
+                        self.dead = true;
+                        break;
+                    }
+                }
+            }
+            self.fail_receive(qp, WC_STATUS_WR_FLUSH_ERR);
+            count += 1;
+        }
+        count
+    }
+}

@@ -1,0 +1,306 @@
+//! Memory keys: what a work request may touch.
+
+use crate::request::Element;
+use crate::table::Table;
+use farlane_abi::rdma::{
+    ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
+};
+use farlane_zero_copy::{Region, RegionError};
+use std::sync::{Arc, PoisonError, RwLock};
+use thiserror::Error;
+
+/// Rights of a memory region or of a queue pair's peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access(u32);
+
+impl Access {
+    /// Takes rights off the wire; `None` for rights that do not exist or are not supported.
+    #[must_use]
+    pub fn from_wire(bits: u32) -> Option<Self> {
+        let bits = bits & !ACCESS_OPTIONAL;
+        let known = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+        (bits & !known == 0).then_some(Self(bits))
+    }
+
+    /// The bits as they go over the wire.
+    #[must_use]
+    pub fn to_wire(self) -> u32 {
+        self.0
+    }
+
+    /// The owner may have it written by receives and reads.
+    #[must_use]
+    pub fn local_write(self) -> bool {
+        self.0 & ACCESS_LOCAL_WRITE != 0
+    }
+
+    /// The peer may write.
+    #[must_use]
+    pub fn remote_write(self) -> bool {
+        self.0 & ACCESS_REMOTE_WRITE != 0
+    }
+
+    /// The peer may read.
+    #[must_use]
+    pub fn remote_read(self) -> bool {
+        self.0 & ACCESS_REMOTE_READ != 0
+    }
+}
+
+/// What a transfer does to memory that it names by a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Reads the owner's own memory.
+    LocalRead,
+    /// Writes the owner's own memory.
+    LocalWrite,
+    /// Reads it for the peer.
+    RemoteRead,
+    /// Writes it for the peer.
+    RemoteWrite,
+}
+
+/// Why a key does not open what is asked for.
+#[derive(Debug, Error)]
+pub enum KeyError {
+    /// No such key in this context and protection domain.
+    #[error("Key {0:#x} names no memory")]
+    Unknown(u32),
+    /// The rights do not include it.
+    #[error("Key {key:#x} does not allow {wanted:?}")]
+    Rights {
+        /// The key.
+        key: u32,
+        /// What was asked for.
+        wanted: Use,
+    },
+    /// Bytes outside of the memory region.
+    #[error("{length:#x} bytes at {address:#x} are outside of key {key:#x}")]
+    Bounds {
+        /// The key.
+        key: u32,
+        /// First byte.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+}
+
+/// A memory region.
+#[derive(Debug)]
+pub struct MemoryRegion {
+    /// Protection domain it belongs to.
+    pub pd: u32,
+    /// Address of its first byte in work requests.
+    pub iova: u64,
+    /// Offset of its first byte in `region`.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Rights.
+    pub access: Access,
+    /// The memory.
+    pub region: Region,
+    /// Keeps what the memory comes from (a pool's buffer) alive.
+    pub owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
+}
+
+/// A checked part of a memory region: where in which region.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The memory.
+    pub region: Region,
+    /// Offset in it.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
+
+/// The memory regions of one context, by key. Local and remote key of a region are the same.
+#[derive(Debug)]
+pub struct MemoryTable {
+    table: RwLock<Table<MemoryRegion>>,
+}
+
+impl MemoryTable {
+    /// A table for at most `limit` regions.
+    #[must_use]
+    pub fn new(limit: u32) -> Self {
+        Self {
+            table: RwLock::new(Table::new(limit)),
+        }
+    }
+
+    /// Adds a memory region and returns its key. `None` when the table is full.
+    pub fn insert(&self, memory: MemoryRegion) -> Option<u32> {
+        self.table
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(memory)
+    }
+
+    /// Takes a memory region out.
+    pub fn remove(&self, key: u32) -> Option<Arc<MemoryRegion>> {
+        self.table
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(key)
+    }
+
+    /// Takes all out.
+    pub fn drain(&self) -> Vec<Arc<MemoryRegion>> {
+        self.table
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .drain()
+    }
+
+    /// Whether a region of the protection domain is registered.
+    #[must_use]
+    pub fn uses_pd(&self, pd: u32) -> bool {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.iter().any(|m| m.pd == pd)
+    }
+
+    /// Opens `length` bytes at `address` of the memory that `key` names in protection domain `pd`.
+    ///
+    /// # Errors
+    /// See [`KeyError`].
+    pub fn open(
+        &self,
+        pd: u32,
+        key: u32,
+        address: u64,
+        length: u64,
+        wanted: Use,
+    ) -> Result<Part, KeyError> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let memory = table
+            .get(key)
+            .filter(|m| m.pd == pd)
+            .ok_or(KeyError::Unknown(key))?;
+        let allowed = match wanted {
+            Use::LocalRead => true,
+            Use::LocalWrite => memory.access.local_write(),
+            Use::RemoteRead => memory.access.remote_read(),
+            Use::RemoteWrite => memory.access.remote_write(),
+        };
+        if !allowed {
+            return Err(KeyError::Rights { key, wanted });
+        }
+        let inside = address.checked_sub(memory.iova).filter(|skip| {
+            skip.checked_add(length)
+                .is_some_and(|end| end <= memory.length)
+        });
+        let skip = inside.ok_or(KeyError::Bounds {
+            key,
+            address,
+            length,
+        })?;
+        Ok(Part {
+            region: memory.region.clone(),
+            offset: memory.offset + skip,
+            length,
+        })
+    }
+
+    /// Opens what an element of a work request names.
+    ///
+    /// # Errors
+    /// See [`KeyError`].
+    pub fn open_element(&self, pd: u32, e: &Element, wanted: Use) -> Result<Part, KeyError> {
+        self.open(pd, e.lkey, e.address, e.length.into(), wanted)
+    }
+}
+
+impl MemoryRegion {
+    /// Checks that the region's bytes lie inside of the memory behind it.
+    ///
+    /// # Errors
+    /// [`RegionError::Bounds`]; [`RegionError::ReadOnly`] where the rights include writing and the
+    /// memory's do not.
+    pub fn check(&self) -> Result<(), RegionError> {
+        self.region.check(self.offset, self.length)?;
+        let writes = self.access.local_write() || self.access.remote_write();
+        if writes && !self.region.is_writable() {
+            return Err(RegionError::ReadOnly);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farlane_zero_copy::Pool;
+    use proptest::prelude::*;
+
+    fn table(access: u32) -> (MemoryTable, u32) {
+        let pool = Pool::separate_files(1 << 20);
+        let buffer = pool.allocate(8192).unwrap();
+        let table = MemoryTable::new(8);
+        let key = table
+            .insert(MemoryRegion {
+                pd: 3,
+                iova: 0x1000_0000,
+                offset: 100,
+                length: 4096,
+                access: Access::from_wire(access).unwrap(),
+                region: Region::from_buffer(&buffer),
+                owner: None,
+            })
+            .unwrap();
+        (table, key)
+    }
+
+    #[test]
+    fn a_key_opens_only_its_own_domain_and_rights() {
+        let (table, key) = table(ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ);
+        let open = |pd, key, wanted| table.open(pd, key, 0x1000_0000, 1, wanted);
+        assert!(open(3, key, Use::LocalRead).is_ok());
+        assert!(open(3, key, Use::LocalWrite).is_ok());
+        assert!(open(3, key, Use::RemoteRead).is_ok());
+        assert!(matches!(
+            open(3, key, Use::RemoteWrite),
+            Err(KeyError::Rights { .. })
+        ));
+        assert!(matches!(
+            open(4, key, Use::LocalRead),
+            Err(KeyError::Unknown(_))
+        ));
+        assert!(matches!(
+            open(3, key ^ 1, Use::LocalRead),
+            Err(KeyError::Unknown(_))
+        ));
+        table.remove(key).unwrap();
+        assert!(matches!(
+            open(3, key, Use::LocalRead),
+            Err(KeyError::Unknown(_))
+        ));
+    }
+
+    #[test]
+    fn unknown_rights_are_refused() {
+        assert!(Access::from_wire(1 << 3).is_none());
+        assert!(Access::from_wire(ACCESS_OPTIONAL | 1).is_some());
+    }
+
+    proptest! {
+        #[test]
+        fn what_opens_lies_inside(
+            address in prop_oneof![any::<u64>(), 0x0fff_f000u64..0x1000_3000],
+            length in prop_oneof![any::<u64>(), 0u64..9000],
+        ) {
+            let (table, key) = table(ACCESS_LOCAL_WRITE);
+            let inside = address >= 0x1000_0000
+                && u128::from(address) + u128::from(length) <= 0x1000_0000 + 4096;
+            match table.open(3, key, address, length, Use::LocalWrite) {
+                Ok(part) => {
+                    prop_assert!(inside);
+                    prop_assert_eq!(part.offset, address - 0x1000_0000 + 100);
+                }
+                Err(_) => prop_assert!(!inside),
+            }
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! A port: what one VM, or the processes of this host, see as their device.
+
+use crate::context::{Context, EventSink};
+use crate::engine::RawGid;
+use crate::server::Core;
+use farlane_abi::Errno;
+use farlane_abi::control::MAX_CONTEXTS;
+use farlane_zero_copy::Pool;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The contexts of one VM, or of the processes of this host.
+pub struct Port {
+    gid: RawGid,
+    label: String,
+    core: Arc<Core>,
+    contexts: Mutex<HashMap<u32, Arc<Context>>>,
+}
+
+impl std::fmt::Debug for Port {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Port")
+            .field("label", &self.label)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Port {
+    pub(crate) fn new(gid: RawGid, label: String, core: Arc<Core>) -> Arc<Self> {
+        Arc::new(Self {
+            gid,
+            label,
+            core,
+            contexts: Mutex::default(),
+        })
+    }
+
+    /// Its GID.
+    #[must_use]
+    pub fn gid(&self) -> RawGid {
+        self.gid
+    }
+
+    fn contexts(&self) -> MutexGuard<'_, HashMap<u32, Arc<Context>>> {
+        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens context `id`, whose events go to `events` and whose host-allocated buffers come from
+    /// `pool`.
+    ///
+    /// # Errors
+    /// `EINVAL` for an id beyond the limit, `EEXIST` for one in use.
+    pub fn open(
+        self: &Arc<Self>,
+        id: u32,
+        events: Arc<dyn EventSink>,
+        pool: Option<Arc<Pool>>,
+    ) -> Result<Arc<Context>, Errno> {
+        if id >= MAX_CONTEXTS {
+            return Err(Errno::EINVAL);
+        }
+        let mut contexts = self.contexts();
+        if contexts.contains_key(&id) {
+            return Err(Errno::EEXIST);
+        }
+        let context = Context::new(
+            id,
+            self.label.clone(),
+            self.gid,
+            Arc::clone(&self.core.engine),
+            events,
+            pool,
+            Arc::clone(&self.core.counters),
+        );
+        self.core.enlist(&context);
+        contexts.insert(id, Arc::clone(&context));
+        Ok(context)
+    }
+
+    /// The context `id`.
+    ///
+    /// # Errors
+    /// `ENOENT` where none is open.
+    pub fn context(&self, id: u32) -> Result<Arc<Context>, Errno> {
+        self.contexts().get(&id).cloned().ok_or(Errno::ENOENT)
+    }
+
+    /// Closes context `id` and releases everything it owns. When it returns nothing touches its
+    /// memory any more.
+    ///
+    /// # Errors
+    /// `ENOENT` where none is open.
+    pub fn close(&self, id: u32) -> Result<(), Errno> {
+        let context = self.contexts().remove(&id).ok_or(Errno::ENOENT)?;
+        self.end(&context);
+        Ok(())
+    }
+
+    /// Closes all contexts: the VM is gone, or has reset the device.
+    pub fn close_all(&self) {
+        let contexts = std::mem::take(&mut *self.contexts());
+        for context in contexts.values() {
+            self.end(context);
+        }
+    }
+
+    fn end(&self, context: &Arc<Context>) {
+        self.core.discharge(context);
+        context.teardown();
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.close_all();
+        self.core.forget_port(&self.gid);
+    }
+}

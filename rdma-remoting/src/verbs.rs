@@ -1,0 +1,296 @@
+//! The calls, on the objects of one context.
+
+use crate::completion_queue::SharedCompletionQueue;
+use crate::context::{BufferObject, Context, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject};
+use crate::counters;
+use crate::engine::QpSpec;
+use crate::memory::{Access, MemoryRegion};
+use crate::work_queue::shared_queues;
+use farlane_abi::Errno;
+use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
+use farlane_abi::queue::{CqLayout, QpLayout};
+use farlane_abi::rdma::{
+    AllocBuffer, Buffer, CreateCq, CreateQp, DeviceAttr, EVENT_CQ_ERR, Gid, Handle,
+    MR_SOURCE_BUFFER, MR_SOURCE_PIN, ModifyQp, Mr, PortAttr, Qp, QpAttr, QueryGid, RegMr, Verbs,
+};
+use farlane_abi::zerocopy::little_endian::U32;
+use farlane_zero_copy::{PoolError, Region};
+use std::sync::{Arc, OnceLock};
+
+/// Serves the calls of one context.
+pub(crate) struct CallHost<'a> {
+    context: &'a Arc<Context>,
+}
+
+impl<'a> CallHost<'a> {
+    pub fn new(context: &'a Arc<Context>) -> Self {
+        Self { context }
+    }
+
+    fn qp(&self, handle: Handle) -> Result<Arc<QpObject>, Errno> {
+        let objects = self.context.objects();
+        objects.qps.get(handle.get()).cloned().ok_or(Errno::EBADF)
+    }
+}
+
+impl Verbs for CallHost<'_> {
+    fn nop(&mut self, (): ()) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn query_device(&mut self, (): ()) -> Result<DeviceAttr, Errno> {
+        let mut attr = self.context.engine.device();
+        attr.node_guid.copy_from_slice(&self.context.gid()[8..]);
+        // Locally administered (EUI-64).
+        attr.node_guid[0] |= 2;
+        attr.vendor_id = 0x00fa_71a0.into();
+        attr.vendor_part_id = 1.into();
+        attr.max_cq = MAX_CQS.into();
+        attr.max_mr = MAX_MRS.into();
+        attr.max_pd = MAX_PDS.into();
+        Ok(attr)
+    }
+
+    fn query_port(&mut self, port: U32) -> Result<PortAttr, Errno> {
+        if port.get() != 1 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(self.context.engine.port())
+    }
+
+    fn query_gid(&mut self, which: QueryGid) -> Result<Gid, Errno> {
+        if which.port.get() != 1 || which.index.get() != 0 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(Gid {
+            raw: self.context.gid(),
+        })
+    }
+
+    fn alloc_pd(&mut self, (): ()) -> Result<Handle, Errno> {
+        let handle = self.context.objects().pds.insert(Pd);
+        handle.map(Into::into).ok_or(Errno::ENOMEM)
+    }
+
+    fn dealloc_pd(&mut self, pd: Handle) -> Result<(), Errno> {
+        let mut objects = self.context.objects();
+        objects.pds.get(pd.get()).ok_or(Errno::EBADF)?;
+        let used = objects.qps.iter().any(|qp| qp.pd == pd.get());
+        if used || self.context.memory.uses_pd(pd.get()) {
+            return Err(Errno::EBUSY);
+        }
+        objects.pds.remove(pd.get());
+        Ok(())
+    }
+
+    fn reg_mr(&mut self, args: RegMr) -> Result<Mr, Errno> {
+        let access = Access::from_wire(args.access.get()).ok_or(Errno::EOPNOTSUPP)?;
+        if access.remote_write() && !access.local_write() {
+            return Err(Errno::EINVAL);
+        }
+        let (length, iova) = (args.length.get(), args.iova.get());
+        if length == 0 || iova.checked_add(length).is_none() {
+            return Err(Errno::EINVAL);
+        }
+        let objects = self.context.objects();
+        objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
+        let (region, owner) = match args.source.get() {
+            MR_SOURCE_PIN => (self.context.pin(args.object.get())?, None),
+            MR_SOURCE_BUFFER => {
+                let buffer = objects.buffers.get(args.object.get()).ok_or(Errno::EBADF)?;
+                let owner: Arc<dyn std::any::Any + Send + Sync> = buffer.clone();
+                (Region::from_buffer(&buffer.buffer), Some(owner))
+            }
+            _ => return Err(Errno::EINVAL),
+        };
+        let memory = MemoryRegion {
+            pd: args.pd.get(),
+            iova,
+            offset: args.offset.get(),
+            length,
+            access,
+            region,
+            owner,
+        };
+        memory.check().map_err(|e| {
+            log::debug!("{:?}: registration refused: {e}", self.context);
+            match e {
+                farlane_zero_copy::RegionError::ReadOnly => Errno::EACCES,
+                _ => Errno::EINVAL,
+            }
+        })?;
+        let key = self.context.memory.insert(memory).ok_or(Errno::ENOMEM)?;
+        counters::add(&self.context.counters.memory_regions, 1);
+        Ok(Mr {
+            handle: key.into(),
+            lkey: key.into(),
+            rkey: key.into(),
+        })
+    }
+
+    fn dereg_mr(&mut self, mr: Handle) -> Result<(), Errno> {
+        self.context.memory.remove(mr.get()).ok_or(Errno::EBADF)?;
+        counters::sub(&self.context.counters.memory_regions, 1);
+        Ok(())
+    }
+
+    fn create_cq(&mut self, args: CreateCq) -> Result<Handle, Errno> {
+        let event = args.event.get();
+        if event != 0 && !(EVENT_FIRST_CHANNEL..MAX_EVENTS).contains(&event) {
+            return Err(Errno::EINVAL);
+        }
+        if args.entries.get() == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let layout = CqLayout::new(args.entries.get()).ok_or(Errno::EINVAL)?;
+        let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
+        let segment = self.context.segment(args.region.get())?;
+        let handle = Arc::new(OnceLock::new());
+        let notify = (event != 0).then(|| {
+            let (events, counters) = (
+                Arc::clone(&self.context.events),
+                Arc::clone(&self.context.counters),
+            );
+            let notify: crate::completion_queue::Notify = Box::new(move || {
+                counters::add(&counters.events, 1);
+                events.raise(event);
+            });
+            notify
+        });
+        let on_overrun = {
+            let handle = Arc::clone(&handle);
+            Box::new(move || asyncs.push(EVENT_CQ_ERR, handle.get().copied().unwrap_or(0)))
+        };
+        let queue =
+            SharedCompletionQueue::new(SharedMemory::clone(&segment), &layout, notify, on_overrun)
+                .map_err(|_| Errno::EINVAL)?;
+        let object = CqObject {
+            queue: Arc::new(queue),
+            _segment: segment,
+        };
+        let number = self
+            .context
+            .objects()
+            .cqs
+            .insert(object)
+            .ok_or(Errno::ENOMEM)?;
+        handle.get_or_init(|| number);
+        Ok(number.into())
+    }
+
+    fn destroy_cq(&mut self, cq: Handle) -> Result<(), Errno> {
+        let mut objects = self.context.objects();
+        // A queue pair holds the object of its completion queue.
+        if Arc::strong_count(objects.cqs.get(cq.get()).ok_or(Errno::EBADF)?) > 1 {
+            return Err(Errno::EBUSY);
+        }
+        objects.cqs.remove(cq.get());
+        Ok(())
+    }
+
+    fn create_qp(&mut self, args: CreateQp) -> Result<Qp, Errno> {
+        let layout = QpLayout::new(
+            args.send_wr.get(),
+            args.send_sge.get(),
+            args.inline_bytes.get(),
+            args.recv_wr.get(),
+            args.recv_sge.get(),
+        )
+        .ok_or(Errno::EINVAL)?;
+        let asyncs = self.context.asyncs().ok_or(Errno::EINVAL)?;
+        let segment = self.context.segment(args.region.get())?;
+        let (sends, recvs) = shared_queues(&segment, &layout).map_err(|_| Errno::EINVAL)?;
+        let mut objects = self.context.objects();
+        objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
+        let cq = |handle: U32| objects.cqs.get(handle.get()).cloned().ok_or(Errno::EBADF);
+        let cqs = [cq(args.send_cq)?, cq(args.recv_cq)?];
+        let handle = Arc::new(OnceLock::new());
+        let events = {
+            let handle = Arc::clone(&handle);
+            Box::new(move |kind| asyncs.push(kind, handle.get().copied().unwrap_or(0)))
+        };
+        let engine = self.context.engine.create_qp(QpSpec {
+            kind: args.qp_type.get(),
+            pd: args.pd.get(),
+            gid: self.context.gid(),
+            memory: Arc::clone(&self.context.memory),
+            sends: Box::new(sends),
+            recvs: Box::new(recvs),
+            send_cq: Arc::clone(&cqs[0].queue) as _,
+            recv_cq: Arc::clone(&cqs[1].queue) as _,
+            signal_all: args.signal_all.get() != 0,
+            events,
+            counters: Arc::clone(&self.context.counters),
+        })?;
+        let qp_num = engine.number();
+        let inserted = objects.qps.insert(QpObject {
+            engine: Arc::clone(&engine),
+            pd: args.pd.get(),
+            _cqs: cqs,
+            _segment: segment,
+        });
+        let Some(number) = inserted else {
+            engine.destroy();
+            return Err(Errno::ENOMEM);
+        };
+        handle.get_or_init(|| number);
+        self.context.refresh_turn(&objects);
+        Ok(Qp {
+            handle: number.into(),
+            qp_num: qp_num.into(),
+        })
+    }
+
+    fn modify_qp(&mut self, args: ModifyQp) -> Result<(), Errno> {
+        self.qp(args.qp)?.engine.modify(args.mask.get(), &args.attr)
+    }
+
+    fn query_qp(&mut self, qp: Handle) -> Result<QpAttr, Errno> {
+        Ok(self.qp(qp)?.engine.query())
+    }
+
+    fn destroy_qp(&mut self, qp: Handle) -> Result<(), Errno> {
+        let object = {
+            let mut objects = self.context.objects();
+            let object = objects.qps.remove(qp.get()).ok_or(Errno::EBADF)?;
+            self.context.refresh_turn(&objects);
+            object
+        };
+        object.engine.destroy();
+        Ok(())
+    }
+
+    fn alloc_buffer(&mut self, args: AllocBuffer) -> Result<Buffer, Errno> {
+        if args.flags.get() != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let pool = self.context.pool.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+        let buffer = pool.allocate(args.length.get()).map_err(|e| {
+            log::debug!("{:?}: no buffer: {e}", self.context);
+            match e {
+                PoolError::Length(_) => Errno::EINVAL,
+                PoolError::Full { .. } => Errno::ENOSPC,
+                PoolError::Mapping(_) | PoolError::Io(_) => Errno::ENOMEM,
+            }
+        })?;
+        let (offset, length) = (buffer.offset(), buffer.length());
+        let mut objects = self.context.objects();
+        let handle = objects
+            .buffers
+            .insert(BufferObject { buffer })
+            .ok_or(Errno::ENOMEM)?;
+        Ok(Buffer {
+            handle: handle.into(),
+            reserved: 0.into(),
+            offset: offset.into(),
+            length: length.into(),
+        })
+    }
+
+    fn free_buffer(&mut self, buffer: Handle) -> Result<(), Errno> {
+        let removed = self.context.objects().buffers.remove(buffer.get());
+        removed.map(drop).ok_or(Errno::EBADF)
+    }
+}
+
+use farlane_zero_copy::SharedMemory;

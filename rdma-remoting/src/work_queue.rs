@@ -1,0 +1,236 @@
+//! Work queues in shared memory, the backend's end.
+
+use crate::request::{BadRequest, RecvRequest, SendRequest};
+use farlane_abi::queue::{
+    MAX_INLINE_BYTES, MAX_SGE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
+    QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
+};
+use farlane_zero_copy::{OutOfBounds, SharedMemory};
+use std::sync::atomic::Ordering;
+use thiserror::Error;
+
+/// Why nothing can be taken from a work queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum QueueError {
+    /// The entry is not a work request; it counts as taken.
+    #[error("Bad work request")]
+    Request(#[from] BadRequest),
+    /// The producer word is nonsense; nothing in the queue can be trusted any more.
+    #[error("Producer index {produced} of a queue of {entries} with consumer index {consumed}")]
+    Index {
+        /// What the process wrote.
+        produced: u32,
+        /// What is consumed.
+        consumed: u32,
+        /// Entries there are.
+        entries: u32,
+    },
+    /// The queue is not where it should be. The layout is checked when the queue is made.
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+}
+
+/// Where send requests come from.
+///
+/// A request is *taken*, carried out, and then *retired*, in order. The engine takes no request
+/// before the one in front of it is retired.
+pub trait SendSource: Send {
+    /// Takes the next request into `into`; false when there is none.
+    ///
+    /// # Errors
+    /// See [`QueueError`]; a bad request has been taken.
+    fn take(&mut self, into: &mut SendRequest) -> Result<bool, QueueError>;
+    /// Gives the place of the oldest request that was taken back to the producer.
+    fn retire(&mut self);
+    /// Whether something can be taken.
+    fn is_ready(&self) -> bool;
+    /// Drops everything that is queued.
+    fn discard(&mut self);
+}
+
+/// Where receive requests come from. Taking one gives its place back at once.
+pub trait RecvSource: Send {
+    /// Takes the next request into `into`; false when there is none.
+    ///
+    /// # Errors
+    /// See [`QueueError`]; a bad request has been taken.
+    fn take(&mut self, into: &mut RecvRequest) -> Result<bool, QueueError>;
+    /// Whether something can be taken.
+    fn is_ready(&self) -> bool;
+    /// Drops everything that is queued.
+    fn discard(&mut self);
+}
+
+const MAX_SEND_STRIDE: usize = {
+    let elements = MAX_SGE as usize * size_of::<Sge>();
+    let inline = MAX_INLINE_BYTES as usize;
+    size_of::<SendEntry>() + if elements > inline { elements } else { inline }
+};
+const MAX_RECV_STRIDE: usize = size_of::<RecvEntry>() + MAX_SGE as usize * size_of::<Sge>() + 32;
+
+/// One direction of a queue pair's segment: a consumer over entries of one size.
+#[derive(Debug)]
+struct Consumer {
+    memory: SharedMemory,
+    produced_at: usize,
+    consumed_at: usize,
+    entries_at: usize,
+    entries: u32,
+    stride: usize,
+    /// Requests taken so far.
+    taken: u32,
+    /// Requests whose place was given back so far.
+    retired: u32,
+}
+
+impl Consumer {
+    fn produced(&self) -> Result<u32, QueueError> {
+        let produced = self.memory.word(self.produced_at)?.load(Ordering::Acquire);
+        // What the process has put in and not got back can never exceed the queue.
+        if produced.wrapping_sub(self.retired) > self.entries
+            || produced.wrapping_sub(self.retired) < self.taken.wrapping_sub(self.retired)
+        {
+            return Err(QueueError::Index {
+                produced,
+                consumed: self.retired,
+                entries: self.entries,
+            });
+        }
+        Ok(produced)
+    }
+
+    /// Copies the next entry, of `head` bytes and what `rest` makes of them, to `buffer`.
+    fn take<'b, const N: usize>(
+        &mut self,
+        buffer: &'b mut [u8; N],
+    ) -> Result<Option<&'b [u8]>, QueueError> {
+        if self.produced()? == self.taken {
+            return Ok(None);
+        }
+        let index = usize::try_from(self.taken & (self.entries - 1)).unwrap_or(0);
+        let entry = &mut buffer[..self.stride.min(N)];
+        self.memory
+            .read_bytes(self.entries_at + index * self.stride, entry)?;
+        self.taken = self.taken.wrapping_add(1);
+        Ok(Some(entry))
+    }
+
+    fn retire(&mut self) {
+        self.retired = self.retired.wrapping_add(1);
+        if let Ok(word) = self.memory.word(self.consumed_at) {
+            word.store(self.retired, Ordering::Release);
+        }
+    }
+
+    fn is_ready(&self) -> bool {
+        // A nonsensical index is something to look at, too.
+        self.produced() != Ok(self.taken)
+    }
+
+    fn discard(&mut self) {
+        let Ok(word) = self.memory.word(self.produced_at) else {
+            return;
+        };
+        self.taken = word.load(Ordering::Acquire);
+        self.retired = self.taken;
+        if let Ok(word) = self.memory.word(self.consumed_at) {
+            word.store(self.retired, Ordering::Release);
+        }
+    }
+}
+
+/// The send queue of a queue pair in shared memory.
+#[derive(Debug)]
+pub struct SharedSendQueue(Consumer);
+
+/// The receive queue of a queue pair in shared memory.
+#[derive(Debug)]
+pub struct SharedRecvQueue(Consumer);
+
+/// Both queues of a queue pair in `memory`.
+///
+/// # Errors
+/// [`OutOfBounds`] where the segment is shorter than the layout needs.
+pub fn shared_queues(
+    memory: &SharedMemory,
+    layout: &QpLayout,
+) -> Result<(SharedSendQueue, SharedRecvQueue), OutOfBounds> {
+    let need = usize::try_from(layout.segment_bytes()).unwrap_or(usize::MAX);
+    if memory.len() < need {
+        return Err(OutOfBounds {
+            offset: 0,
+            length: need,
+            size: memory.len(),
+        });
+    }
+    let consumer = |produced_at, consumed_at, entries_at, entries, stride| Consumer {
+        memory: memory.clone(),
+        produced_at,
+        consumed_at,
+        entries_at,
+        entries,
+        stride,
+        taken: 0,
+        retired: 0,
+    };
+    Ok((
+        SharedSendQueue(consumer(
+            QP_OFF_SEND_PRODUCED,
+            QP_OFF_SEND_CONSUMED,
+            QP_OFF_ENTRIES,
+            layout.send_entries,
+            layout.send_stride,
+        )),
+        SharedRecvQueue(consumer(
+            QP_OFF_RECV_PRODUCED,
+            QP_OFF_RECV_CONSUMED,
+            layout.recv_offset(),
+            layout.recv_entries,
+            layout.recv_stride,
+        )),
+    ))
+}
+
+impl SendSource for SharedSendQueue {
+    fn take(&mut self, into: &mut SendRequest) -> Result<bool, QueueError> {
+        let mut buffer = [0; MAX_SEND_STRIDE];
+        let Some(entry) = self.0.take(&mut buffer)? else {
+            return Ok(false);
+        };
+        into.parse(entry)?;
+        Ok(true)
+    }
+
+    fn retire(&mut self) {
+        self.0.retire();
+    }
+
+    fn is_ready(&self) -> bool {
+        self.0.is_ready()
+    }
+
+    fn discard(&mut self) {
+        self.0.discard();
+    }
+}
+
+impl RecvSource for SharedRecvQueue {
+    fn take(&mut self, into: &mut RecvRequest) -> Result<bool, QueueError> {
+        let mut buffer = [0; MAX_RECV_STRIDE];
+        let Some(entry) = self.0.take(&mut buffer)? else {
+            return Ok(false);
+        };
+        let parsed = into.parse(entry);
+        self.0.retire();
+        parsed?;
+        Ok(true)
+    }
+
+    fn is_ready(&self) -> bool {
+        self.0.is_ready()
+    }
+
+    fn discard(&mut self) {
+        self.0.discard();
+    }
+}

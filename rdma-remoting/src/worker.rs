@@ -1,0 +1,232 @@
+//! A worker: a thread that gives contexts their turns, and sleeps when there is nothing to do.
+
+use crate::context::Context;
+use crate::counters::{self, Live};
+use crate::engine::Progress;
+use crate::sleep;
+use crate::spin::Spin;
+use rustix::event::{EventfdFlags, epoll};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What a worker's thread and those who direct it share.
+struct Shared {
+    /// The contexts it serves.
+    list: Mutex<Vec<Arc<Context>>>,
+    /// Grows with each change of the list.
+    generation: AtomicU64,
+    /// The generation that the thread goes by, and who waits for it.
+    seen: Mutex<u64>,
+    seen_changed: Condvar,
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    stop: AtomicBool,
+    counters: Arc<Live>,
+}
+
+/// A worker thread.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Worker {
+    pub fn start(index: usize, counters: Arc<Live>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let shared = Arc::new(Shared {
+            list: Mutex::default(),
+            generation: AtomicU64::new(0),
+            seen: Mutex::new(0),
+            seen_changed: Condvar::new(),
+            epoll,
+            wake,
+            stop: AtomicBool::new(false),
+            counters,
+        });
+        shared.watch(shared.wake.as_fd())?;
+        let thread = std::thread::Builder::new()
+            .name(format!("worker{index}"))
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.run()
+            })?;
+        Ok(Self {
+            shared,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Contexts it serves.
+    pub fn load(&self) -> usize {
+        self.shared.list().len()
+    }
+
+    pub fn enlist(&self, context: &Arc<Context>) {
+        self.shared.change(|list| {
+            list.push(Arc::clone(context));
+            true
+        });
+    }
+
+    /// Returns when the thread does not serve the context any more.
+    pub fn discharge(&self, context: &Arc<Context>) {
+        let changed = self.shared.change(|list| {
+            let before = list.len();
+            list.retain(|c| !Arc::ptr_eq(c, context));
+            list.len() != before
+        });
+        if let Some(generation) = changed {
+            self.shared.wait_seen(generation);
+        }
+    }
+
+    pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.shared.watch(fd)
+    }
+
+    pub fn unwatch(&self, fd: BorrowedFd<'_>) {
+        // Fails only where it was never added.
+        if let Err(e) = epoll::delete(&self.shared.epoll, fd) {
+            log::debug!("A doorbell was not watched: {e}");
+        }
+    }
+
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.ring();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            log::error!("A worker has panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn list(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Context>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the list, and wakes the thread to take note. Returns the new generation.
+    fn change(&self, how: impl FnOnce(&mut Vec<Arc<Context>>) -> bool) -> Option<u64> {
+        let mut list = self.list();
+        if !how(&mut list) {
+            return None;
+        }
+        let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
+        drop(list);
+        self.ring();
+        Some(generation)
+    }
+
+    fn ring(&self) {
+        // A full counter wakes as well.
+        if let Err(e) = rustix::io::write(&self.wake, &1u64.to_ne_bytes())
+            && e != rustix::io::Errno::AGAIN
+        {
+            log::error!("Cannot wake a worker: {e}");
+        }
+    }
+
+    fn wait_seen(&self, generation: u64) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        while *seen < generation {
+            seen = self
+                .seen_changed
+                .wait(seen)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn saw(&self, generation: u64) {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = generation;
+        self.seen_changed.notify_all();
+    }
+
+    /// Edge-triggered: every write to the eventfd wakes, and nobody has to read it.
+    fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        epoll::add(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(0),
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+        )?;
+        Ok(())
+    }
+
+    fn run(&self) {
+        let mut contexts: Vec<Arc<Context>> = Vec::new();
+        let mut generation = 0;
+        let mut spin = Spin::default();
+        while !self.stop.load(Ordering::Relaxed) {
+            let current = self.generation.load(Ordering::Acquire);
+            if current != generation {
+                generation = current;
+                contexts.clone_from(&self.list());
+                self.saw(generation);
+                sleep::awake(contexts.iter().filter_map(|c| c.state_word()));
+            }
+            let progress = turn(&contexts);
+            if progress.worked {
+                spin.worked();
+            } else if spin.idle() {
+                self.sleep(&contexts, generation, progress.deadline, &mut spin);
+            }
+        }
+        contexts.clear();
+        self.saw(u64::MAX);
+    }
+
+    fn sleep(
+        &self,
+        contexts: &[Arc<Context>],
+        generation: u64,
+        deadline: Option<Instant>,
+        spin: &mut Spin,
+    ) {
+        let words = || contexts.iter().filter_map(|c| c.state_word());
+        sleep::announce(words());
+        let ready = contexts.iter().any(|c| c.is_ready())
+            || self.generation.load(Ordering::SeqCst) != generation
+            || self.stop.load(Ordering::SeqCst);
+        if !ready {
+            counters::add(&self.counters.sleeps, 1);
+            let began = Instant::now();
+            let left = deadline.map(|d| d.saturating_duration_since(began));
+            self.wait(left);
+            spin.woke(began.elapsed());
+        } else {
+            spin.worked();
+        }
+        sleep::awake(words());
+    }
+
+    fn wait(&self, most: Option<Duration>) {
+        let timeout = most.and_then(|d| rustix::event::Timespec::try_from(d).ok());
+        let mut events = [epoll::Event {
+            flags: epoll::EventFlags::empty(),
+            data: epoll::EventData::new_u64(0),
+        }; 16];
+        match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => log::error!("A worker cannot wait: {e}"),
+        }
+    }
+}
+
+fn turn(contexts: &[Arc<Context>]) -> Progress {
+    let now = Instant::now();
+    contexts
+        .iter()
+        .fold(Progress::default(), |p, c| p.and(c.poll(now)))
+}

@@ -1,0 +1,302 @@
+//! The memory of one VM as its backend sees it.
+
+use crate::region::Inner;
+use crate::topology::{Node, Topology};
+use crate::{Mapping, MappingError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use thiserror::Error;
+use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+/// Why an address space could not be changed or an address not be resolved.
+#[derive(Debug, Error)]
+pub enum AddressSpaceError {
+    /// Nothing, or not all, lies at the address.
+    #[error("{length:#x} bytes at guest address {address:#x} are not memory")]
+    Unmapped {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// A range without a file behind it cannot be shared.
+    #[error("The range at guest address {address:#x} has no file behind it")]
+    NotShared {
+        /// Guest-physical address.
+        address: u64,
+    },
+    /// Two ranges claim the same addresses.
+    #[error("The range of {length:#x} bytes at guest address {address:#x} overlaps another")]
+    Overlap {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// The range went away meanwhile.
+    #[error("The range at guest address {address:#x} is gone")]
+    Gone {
+        /// Guest-physical address.
+        address: u64,
+    },
+    /// A mapping failed.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    /// The system failed.
+    #[error("Cannot examine the file of a guest memory range")]
+    Io(#[from] std::io::Error),
+}
+
+/// What lies behind a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeKind {
+    /// The VM's memory.
+    Ram,
+    /// Memory of a device, such as a BAR.
+    DeviceBar,
+    /// Memory of a backend, mapped into the VM.
+    Shared,
+}
+
+/// Identity of a file's bytes: the same in two tables means the same memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Range {
+    start: u64,
+    length: u64,
+    kind: RangeKind,
+    pub mapping: Arc<Mapping>,
+    pub file: Arc<OwnedFd>,
+    pub file_offset: u64,
+    id: FileId,
+    /// Regions over this range, to be revoked when it goes; `None` once it has gone.
+    regions: Mutex<Option<Vec<Weak<Inner>>>>,
+}
+
+impl Range {
+    fn regions(&self) -> MutexGuard<'_, Option<Vec<Weak<Inner>>>> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_same(&self, start: u64, length: u64, id: FileId, file_offset: u64) -> bool {
+        (self.start, self.length, self.id, self.file_offset) == (start, length, id, file_offset)
+    }
+
+    /// Ends all access to the range. When it returns, nothing touches it.
+    fn drain(&self) {
+        let regions = self.regions().take().unwrap_or_default();
+        for region in regions.iter().filter_map(Weak::upgrade) {
+            region.revoke();
+        }
+    }
+}
+
+/// One consistent state of an address space: ranges sorted by address, disjoint.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    ranges: Vec<Arc<Range>>,
+}
+
+impl Snapshot {
+    fn find(&self, address: u64) -> Option<&Arc<Range>> {
+        let index = self
+            .ranges
+            .partition_point(|r| r.start + (r.length - 1) < address);
+        self.ranges.get(index).filter(|r| r.start <= address)
+    }
+
+    /// Calls `each(range, offset in its mapping, bytes)` for every run of
+    /// `[address, address + length)`.
+    pub fn resolve(
+        &self,
+        address: u64,
+        length: u64,
+        mut each: impl FnMut(&Range, usize, u64),
+    ) -> Result<(), AddressSpaceError> {
+        let unmapped = || AddressSpaceError::Unmapped { address, length };
+        if length == 0 || address.checked_add(length).is_none() {
+            return Err(unmapped());
+        }
+        let mut at = address;
+        let end = address + length;
+        while at < end {
+            let range = self.find(at).ok_or_else(unmapped)?;
+            let offset = at - range.start;
+            let run = (range.length - offset).min(end - at);
+            each(range, usize::try_from(offset).map_err(|_| unmapped())?, run);
+            at += run;
+        }
+        Ok(())
+    }
+
+    /// Has `region`, which lies in `extents`, revoked when one of its ranges goes.
+    pub fn attach(
+        &self,
+        extents: &[(u64, u64)],
+        region: &Arc<Inner>,
+    ) -> Result<(), AddressSpaceError> {
+        for range in &self.ranges {
+            let touched = extents.iter().any(|&(address, length)| {
+                address < range.start + range.length && range.start < address + length
+            });
+            if !touched {
+                continue;
+            }
+            let mut regions = range.regions();
+            let Some(list) = regions.as_mut() else {
+                return Err(AddressSpaceError::Gone {
+                    address: range.start,
+                });
+            };
+            if list.len() == list.capacity() {
+                list.retain(|r| r.strong_count() > 0);
+            }
+            list.push(Arc::downgrade(region));
+        }
+        Ok(())
+    }
+}
+
+/// The memory of one VM: ranges of guest-physical addresses that come and go.
+///
+/// A lookup sees one consistent state. A range that goes away is drained before
+/// [`replace_ram`](Self::replace_ram) or [`clear`](Self::clear) returns: every
+/// [`Region`](crate::Region) over it is revoked and no transfer touches it any more.
+#[derive(Debug, Default)]
+pub struct AddressSpace {
+    current: RwLock<Arc<Snapshot>>,
+    /// Held while the space is changed.
+    change: Mutex<()>,
+}
+
+impl AddressSpace {
+    /// An address space without memory.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Takes a vhost-user memory table. Ranges that are in the old and in the new one (same
+    /// address, length, file and offset) stay as they are, and so does what is registered in
+    /// them.
+    ///
+    /// # Errors
+    /// A range without a file, overlapping ranges, or what `mmap` says; nothing is changed then.
+    pub fn replace_ram(&self, memory: &GuestMemoryMmap) -> Result<(), AddressSpaceError> {
+        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.snapshot();
+        let mut ranges: Vec<Arc<Range>> = Vec::new();
+        for region in memory.iter() {
+            let start = region.start_addr().raw_value();
+            let file_offset = region
+                .file_offset()
+                .ok_or(AddressSpaceError::NotShared { address: start })?;
+            ranges.push(Self::keep_or_map(
+                &old,
+                start,
+                region.len(),
+                file_offset.file().as_fd(),
+                file_offset.start(),
+            )?);
+        }
+        ranges.sort_by_key(|r| r.start);
+        for pair in ranges.windows(2) {
+            if let [a, b] = pair
+                && a.start + (a.length - 1) >= b.start
+            {
+                return Err(AddressSpaceError::Overlap {
+                    address: b.start,
+                    length: b.length,
+                });
+            }
+        }
+        self.publish(&old, ranges);
+        Ok(())
+    }
+
+    fn keep_or_map(
+        old: &Snapshot,
+        start: u64,
+        length: u64,
+        fd: std::os::fd::BorrowedFd<'_>,
+        file_offset: u64,
+    ) -> Result<Arc<Range>, AddressSpaceError> {
+        let stat = rustix::fs::fstat(fd).map_err(std::io::Error::from)?;
+        let id = FileId {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        };
+        if start.checked_add(length).is_none() || length == 0 {
+            return Err(AddressSpaceError::Unmapped {
+                address: start,
+                length,
+            });
+        }
+        if let Some(range) = old
+            .find(start)
+            .filter(|r| r.is_same(start, length, id, file_offset))
+        {
+            return Ok(Arc::clone(range));
+        }
+        let file = fd.try_clone_to_owned()?;
+        Ok(Arc::new(Range {
+            start,
+            length,
+            kind: RangeKind::Ram,
+            mapping: Arc::new(Mapping::new(file.as_fd(), file_offset, length, true)?),
+            file: Arc::new(file),
+            file_offset,
+            id,
+            regions: Mutex::new(Some(Vec::new())),
+        }))
+    }
+
+    fn publish(&self, old: &Snapshot, ranges: Vec<Arc<Range>>) {
+        let gone: Vec<_> = old
+            .ranges
+            .iter()
+            .filter(|r| !ranges.iter().any(|n| Arc::ptr_eq(r, n)))
+            .cloned()
+            .collect();
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) =
+            Arc::new(Snapshot { ranges });
+        for range in gone {
+            range.drain();
+        }
+    }
+
+    /// Takes all memory away.
+    pub fn clear(&self) {
+        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.snapshot();
+        self.publish(&old, Vec::new());
+    }
+
+    /// The kind and the NUMA node of the memory at `address`.
+    #[must_use]
+    pub fn locate(&self, address: u64, topology: &Topology) -> Option<(RangeKind, Option<Node>)> {
+        let snapshot = self.snapshot();
+        let range = snapshot.find(address)?;
+        let node = topology.node_of_range(range.mapping.base(), range.mapping.len());
+        Some((range.kind, node))
+    }
+
+    /// Ranges there are: (address, length in bytes, kind), in order.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<(u64, u64, RangeKind)> {
+        self.snapshot()
+            .ranges
+            .iter()
+            .map(|r| (r.start, r.length, r.kind))
+            .collect()
+    }
+}

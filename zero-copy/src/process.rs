@@ -1,0 +1,95 @@
+//! Another process on this host whose memory is reached by system calls.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// The peer of a UNIX socket.
+///
+/// Its memory is reached with `process_vm_readv` and `process_vm_writev`. The kernel checks each
+/// call as it checks `ptrace`; the pidfd tells when the process has gone, so that its number is
+/// not used for a successor.
+#[derive(Debug)]
+pub struct Process {
+    pid: rustix::process::Pid,
+    uid: u32,
+    pidfd: OwnedFd,
+}
+
+impl Process {
+    /// The process at the other end of a connected UNIX socket (`SO_PEERCRED`).
+    ///
+    /// # Errors
+    /// No credentials, or the process is gone.
+    pub fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
+        let cred = rustix::net::sockopt::socket_peercred(socket)?;
+        let pidfd = rustix::process::pidfd_open(cred.pid, rustix::process::PidfdFlags::empty())?;
+        Ok(Arc::new(Self {
+            pid: cred.pid,
+            uid: cred.uid.as_raw(),
+            pidfd,
+        }))
+    }
+
+    /// This process itself: what a test or a loopback measurement uses.
+    ///
+    /// # Errors
+    /// What `pidfd_open` says.
+    pub fn current() -> io::Result<Arc<Self>> {
+        let pid = rustix::process::getpid();
+        Ok(Arc::new(Self {
+            pid,
+            uid: rustix::process::getuid().as_raw(),
+            pidfd: rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?,
+        }))
+    }
+
+    /// A descriptor that polls readable when the process has ended.
+    #[must_use]
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    /// The user it ran as when it connected.
+    #[must_use]
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// Copies between `local` and the process's memory. Returns the bytes copied, which are fewer
+    /// than asked for where its memory ends.
+    pub(crate) fn transfer(
+        &self,
+        local: &[libc::iovec],
+        remote: &[libc::iovec],
+        write: bool,
+    ) -> io::Result<usize> {
+        let local_count = local.len() as libc::c_ulong;
+        let remote_count = remote.len() as libc::c_ulong;
+        // SAFETY: the local vectors lie in mappings that the caller holds; the remote ones are
+        // checked by the kernel against the other process. Either side may change concurrently,
+        // which the kernel's copy tolerates.
+        let n = unsafe {
+            let call = if write {
+                libc::process_vm_writev
+            } else {
+                libc::process_vm_readv
+            };
+            call(
+                self.pid(),
+                local.as_ptr(),
+                local_count,
+                remote.as_ptr(),
+                remote_count,
+                0,
+            )
+        };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+}

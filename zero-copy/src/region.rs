@@ -1,0 +1,493 @@
+//! Registered buffers.
+
+use crate::address_space::{AddressSpace, AddressSpaceError};
+use crate::{Mapping, MappingError, PoolBuffer, Process, SharedMemory};
+use farlane_abi::PAGE_BYTES;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
+use thiserror::Error;
+
+/// Largest number of extents that [`Region::stitch`] maps one by one. The kernel limits mappings
+/// of a process (`vm.max_map_count`, 65530 unless changed).
+const MAX_STITCHED_EXTENTS: usize = 8192;
+
+/// Why a region could not be made or reached.
+#[derive(Debug, Error)]
+pub enum RegionError {
+    /// No bytes.
+    #[error("A region of no bytes")]
+    Empty,
+    /// Addresses that wrap around.
+    #[error("{length:#x} bytes at {address:#x} wrap around")]
+    Wraps {
+        /// First byte.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// A guest address without memory.
+    #[error(transparent)]
+    Space(#[from] AddressSpaceError),
+    /// The file is shorter than the region, or could become so.
+    #[error("A file of {size:#x} bytes{} behind a region of {length:#x}", if *.sealed { "" } else { " that can shrink" })]
+    File {
+        /// Size of the file in bytes.
+        size: u64,
+        /// Bytes of the region.
+        length: u64,
+        /// Whether the file is sealed against shrinking.
+        sealed: bool,
+    },
+    /// The region cannot be one mapping: its extents do not meet at page boundaries, or are too
+    /// many, or its memory belongs to a process.
+    #[error("A region of {extents} extents cannot be one mapping")]
+    NotContiguous {
+        /// Number of extents.
+        extents: usize,
+    },
+    /// Bytes beyond the end.
+    #[error("{length:#x} bytes at {offset:#x} end beyond the region's {size:#x}")]
+    Bounds {
+        /// Offset in the region.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Bytes of the region.
+        size: u64,
+    },
+    /// A write to a region that is not writable.
+    #[error("The region is not writable")]
+    ReadOnly,
+    /// The region was revoked.
+    #[error("The region is gone")]
+    Revoked,
+    /// A mapping failed.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    /// The system failed.
+    #[error("Cannot examine the file of a region")]
+    Io(#[from] std::io::Error),
+}
+
+/// A run of mapped memory inside of a region.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// Offset of its first byte in the region.
+    pub start: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Offset of its first byte in the mapping.
+    pub offset: usize,
+    /// Keeps the memory mapped.
+    pub mapping: Arc<Mapping>,
+    /// The file behind it, and where.
+    pub file: Arc<OwnedFd>,
+    /// Offset of the first byte in the file.
+    pub file_offset: u64,
+}
+
+#[derive(Debug)]
+pub(crate) enum Memory {
+    /// Mapped here; sorted by `start`, without gaps.
+    Mapped(Vec<Piece>),
+    /// Reached by system calls.
+    Process { process: Arc<Process>, address: u64 },
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub memory: Memory,
+    pub length: u64,
+    pub writable: bool,
+    /// True while the region may be touched. Readers are transfers under way; the writer is the
+    /// one who revokes. A reader never waits (it takes a pending writer for a revocation), so no
+    /// order between the gates of two regions is needed.
+    gate: RwLock<bool>,
+}
+
+impl Inner {
+    /// Ends all access. When it returns, no transfer touches the memory.
+    pub fn revoke(&self) {
+        match self.gate.write() {
+            Ok(mut open) => *open = false,
+            Err(poisoned) => *poisoned.into_inner() = false,
+        }
+    }
+}
+
+/// A registered buffer of a guest application or a host process: a list of extents, plus rights.
+///
+/// Cloning gives another handle to the same buffer.
+#[derive(Clone, Debug)]
+pub struct Region {
+    inner: Arc<Inner>,
+}
+
+impl Region {
+    fn new(memory: Memory, length: u64, writable: bool) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                memory,
+                length,
+                writable,
+                gate: RwLock::new(true),
+            }),
+        }
+    }
+
+    /// A buffer of a VM: runs of guest-physical memory as (address, length in bytes), in the
+    /// buffer's order, exact to the byte.
+    ///
+    /// # Errors
+    /// No bytes, or addresses without memory behind them.
+    pub fn from_guest(
+        space: &AddressSpace,
+        extents: &[(u64, u64)],
+        writable: bool,
+    ) -> Result<Self, RegionError> {
+        let mut pieces = Vec::with_capacity(extents.len());
+        let mut start = 0u64;
+        let snapshot = space.snapshot();
+        for &(address, length) in extents {
+            snapshot.resolve(address, length, |range, offset, run| {
+                pieces.push(Piece {
+                    start,
+                    length: run,
+                    offset,
+                    mapping: Arc::clone(&range.mapping),
+                    file: Arc::clone(&range.file),
+                    file_offset: range.file_offset + offset as u64,
+                });
+                start += run;
+            })?;
+        }
+        if pieces.is_empty() {
+            return Err(RegionError::Empty);
+        }
+        let region = Self::new(Memory::Mapped(pieces), start, writable);
+        snapshot.attach(extents, &region.inner)?;
+        Ok(region)
+    }
+
+    /// The first `length` bytes of a memfd that somebody else made. It must be sealed against
+    /// shrinking, so that touching it never faults.
+    ///
+    /// # Errors
+    /// See [`RegionError::File`]; what `mmap` says.
+    pub fn from_memfd(fd: OwnedFd, length: u64, writable: bool) -> Result<Self, RegionError> {
+        if length == 0 {
+            return Err(RegionError::Empty);
+        }
+        let size = u64::try_from(
+            rustix::fs::fstat(&fd)
+                .map_err(std::io::Error::from)?
+                .st_size,
+        )
+        .unwrap_or(0);
+        let sealed = rustix::fs::fcntl_get_seals(&fd)
+            .is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK));
+        if !sealed || size < length {
+            return Err(RegionError::File {
+                size,
+                length,
+                sealed,
+            });
+        }
+        let mapping = Mapping::new(fd.as_fd(), 0, length, writable)?;
+        Ok(Self::new(
+            Memory::Mapped(vec![Piece {
+                start: 0,
+                length,
+                offset: 0,
+                mapping: Arc::new(mapping),
+                file: Arc::new(fd),
+                file_offset: 0,
+            }]),
+            length,
+            writable,
+        ))
+    }
+
+    /// Memory of another process, at its own addresses.
+    ///
+    /// # Errors
+    /// No bytes, or addresses that wrap around. Whether the addresses are mapped shows when they
+    /// are used.
+    pub fn from_process(
+        process: &Arc<Process>,
+        address: u64,
+        length: u64,
+        writable: bool,
+    ) -> Result<Self, RegionError> {
+        if length == 0 {
+            return Err(RegionError::Empty);
+        }
+        if address.checked_add(length).is_none() {
+            return Err(RegionError::Wraps { address, length });
+        }
+        Ok(Self::new(
+            Memory::Process {
+                process: Arc::clone(process),
+                address,
+            },
+            length,
+            writable,
+        ))
+    }
+
+    /// A buffer of a pool, whole.
+    #[must_use]
+    pub fn from_buffer(buffer: &PoolBuffer) -> Self {
+        let (mapping, file, offset) = buffer.parts();
+        Self::new(
+            Memory::Mapped(vec![Piece {
+                start: 0,
+                length: buffer.length(),
+                offset,
+                mapping: Arc::clone(mapping),
+                file: Arc::clone(file),
+                file_offset: offset as u64,
+            }]),
+            buffer.length(),
+            true,
+        )
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.inner.length
+    }
+
+    /// Never: a region has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.inner.length == 0
+    }
+
+    /// Whether it may be written.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.inner.writable
+    }
+
+    /// Number of extents.
+    #[must_use]
+    pub fn extents(&self) -> usize {
+        match &self.inner.memory {
+            Memory::Mapped(pieces) => pieces.len(),
+            Memory::Process { .. } => 1,
+        }
+    }
+
+    /// Whether its memory is mapped here, so that a copy is a copy and not a system call.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.inner.memory, Memory::Mapped(_))
+    }
+
+    /// Ends all access through this region. When it returns, no transfer touches the memory, and
+    /// none will.
+    pub fn revoke(&self) {
+        self.inner.revoke();
+    }
+
+    /// Checks and opens `[offset, offset + length)` for a transfer.
+    pub(crate) fn access(
+        &self,
+        offset: u64,
+        length: u64,
+        write: bool,
+    ) -> Result<Access<'_>, RegionError> {
+        self.check(offset, length)?;
+        if write && !self.inner.writable {
+            return Err(RegionError::ReadOnly);
+        }
+        match self.inner.gate.try_read() {
+            Ok(gate) if *gate => Ok(Access {
+                inner: &self.inner,
+                offset,
+                length,
+                _gate: gate,
+            }),
+            _ => Err(RegionError::Revoked),
+        }
+    }
+
+    /// Checks that `[offset, offset + length)` lies inside.
+    ///
+    /// # Errors
+    /// [`RegionError::Bounds`].
+    pub fn check(&self, offset: u64, length: u64) -> Result<(), RegionError> {
+        match offset.checked_add(length) {
+            Some(end) if end <= self.inner.length => Ok(()),
+            _ => Err(RegionError::Bounds {
+                offset,
+                length,
+                size: self.inner.length,
+            }),
+        }
+    }
+
+    /// Maps all extents next to each other: one contiguous mapping of the same pages, whatever
+    /// their order in guest memory. This is the paper's guest-to-host zero-copy mapping (section
+    /// IV-A) without a host kernel module.
+    ///
+    /// # Errors
+    /// [`RegionError::NotContiguous`] where extents do not meet at page boundaries; what `mmap`
+    /// says.
+    pub fn stitch(&self) -> Result<Stitched, RegionError> {
+        let Memory::Mapped(pieces) = &self.inner.memory else {
+            return Err(RegionError::NotContiguous { extents: 1 });
+        };
+        let refuse = || RegionError::NotContiguous {
+            extents: pieces.len(),
+        };
+        let first = pieces.first().ok_or(RegionError::Empty)?;
+        if pieces.len() > MAX_STITCHED_EXTENTS {
+            return Err(refuse());
+        }
+        let lead = first.file_offset % PAGE_BYTES;
+        let total = (lead + self.inner.length).next_multiple_of(PAGE_BYTES);
+        let mut mapping = Mapping::reserve(total)?;
+        let last = pieces.len() - 1;
+        for (i, piece) in pieces.iter().enumerate() {
+            let begins = i == 0 || piece.file_offset.is_multiple_of(PAGE_BYTES);
+            let ends = i == last || (piece.file_offset + piece.length).is_multiple_of(PAGE_BYTES);
+            if !begins || !ends {
+                return Err(refuse());
+            }
+            let page = piece.file_offset - piece.file_offset % PAGE_BYTES;
+            let end = (piece.file_offset + piece.length).next_multiple_of(PAGE_BYTES);
+            let at = usize::try_from(if i == 0 { 0 } else { lead + piece.start });
+            let bytes = usize::try_from(end - page);
+            let (Ok(at), Ok(bytes)) = (at, bytes) else {
+                return Err(refuse());
+            };
+            mapping.overlay(at, piece.file.as_fd(), page, bytes)?;
+        }
+        let (Ok(start), Ok(length)) = (usize::try_from(lead), usize::try_from(self.inner.length))
+        else {
+            return Err(refuse());
+        };
+        Ok(Stitched {
+            mapping,
+            start,
+            length,
+        })
+    }
+
+    /// [`stitch`](Self::stitch) for rings and queues, which need eight-byte alignment.
+    ///
+    /// # Errors
+    /// As [`stitch`](Self::stitch), also where the region does not start at a page boundary or is
+    /// not writable.
+    pub fn stitch_shared(&self) -> Result<SharedMemory, RegionError> {
+        if !self.inner.writable {
+            return Err(RegionError::ReadOnly);
+        }
+        let stitched = self.stitch()?;
+        if stitched.start != 0 {
+            return Err(RegionError::NotContiguous {
+                extents: self.extents(),
+            });
+        }
+        Ok(stitched.into())
+    }
+}
+
+/// A region as one contiguous mapping.
+#[derive(Debug)]
+pub struct Stitched {
+    mapping: Mapping,
+    start: usize,
+    length: usize,
+}
+
+impl Stitched {
+    /// First byte of the region. Valid for [`len`](Self::len) bytes while this value lives.
+    #[must_use]
+    pub fn base(&self) -> *mut u8 {
+        self.mapping.base().wrapping_add(self.start)
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Never: a region has at least one byte.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    pub(crate) fn into_parts(self) -> (Mapping, usize, usize) {
+        (self.mapping, self.start, self.length)
+    }
+}
+
+/// A checked part of a region that stays valid while this value lives.
+pub(crate) struct Access<'a> {
+    inner: &'a Inner,
+    offset: u64,
+    length: u64,
+    _gate: RwLockReadGuard<'a, bool>,
+}
+
+/// What a part of a region is made of.
+pub(crate) enum Runs<'a> {
+    Mapped(MappedRuns<'a>),
+    Process(&'a Process, u64),
+}
+
+impl Access<'_> {
+    pub fn runs(&self) -> Runs<'_> {
+        match &self.inner.memory {
+            Memory::Mapped(pieces) => {
+                let index = if pieces.len() == 1 {
+                    0
+                } else {
+                    pieces.partition_point(|p| p.start + p.length <= self.offset)
+                };
+                Runs::Mapped(MappedRuns {
+                    pieces: pieces.get(index..).unwrap_or_default(),
+                    skip: self.offset - pieces.get(index).map_or(0, |p| p.start),
+                    left: self.length,
+                })
+            }
+            // No overflow: the whole region was checked when it was made.
+            Memory::Process { process, address } => Runs::Process(process, address + self.offset),
+        }
+    }
+}
+
+/// The mapped runs of a part of a region, in order.
+pub(crate) struct MappedRuns<'a> {
+    pieces: &'a [Piece],
+    skip: u64,
+    left: u64,
+}
+
+impl MappedRuns<'_> {
+    /// The next run, at most `most` bytes long: its first byte and its length.
+    pub fn next(&mut self, most: usize) -> Option<(*mut u8, usize)> {
+        let piece = self.pieces.first()?;
+        let run = (piece.length - self.skip).min(self.left).min(most as u64);
+        if run == 0 {
+            return None;
+        }
+        // Lengths inside of a mapping fit usize.
+        let skip = usize::try_from(self.skip).ok()?;
+        let run_bytes = usize::try_from(run).ok()?;
+        let base = piece.mapping.base().wrapping_add(piece.offset + skip);
+        self.left -= run;
+        self.skip += run;
+        if self.skip == piece.length {
+            self.pieces = &self.pieces[1..];
+            self.skip = 0;
+        }
+        Some((base, run_bytes))
+    }
+}
