@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0
+/* The control queue: requests to the backend and their answers. */
+#include <linux/scatterlist.h>
+
+#include "farlane.h"
+
+/* Largest error number that a backend may report: EHWPOISON. */
+#define MAX_STATUS 133
+
+void farlane_control_done(struct virtqueue *vq)
+{
+	struct farlane *fl = vq->vdev->priv;
+	struct farlane_call *call;
+	unsigned long flags;
+	unsigned int len;
+
+	spin_lock_irqsave(&fl->control_lock, flags);
+	do {
+		virtqueue_disable_cb(vq);
+		while ((call = virtqueue_get_buf(vq, &len))) {
+			list_del_init(&call->link);
+			call->written = len;
+			complete(&call->done);
+		}
+	} while (!virtqueue_is_broken(vq) && !virtqueue_enable_cb(vq));
+	spin_unlock_irqrestore(&fl->control_lock, flags);
+}
+
+static int farlane_submit(struct farlane *fl, struct farlane_call *call,
+			  struct farlane_extent *extents, u32 count)
+{
+	struct scatterlist request, list, reply;
+	struct scatterlist *sgs[3];
+	unsigned int out = 0;
+	int err;
+
+	sg_init_one(&request, &call->request, sizeof(call->request));
+	sgs[out++] = &request;
+	if (count) {
+		sg_init_one(&list, extents, count * sizeof(*extents));
+		sgs[out++] = &list;
+	}
+	memset(&call->reply, 0, sizeof(call->reply));
+	sg_init_one(&reply, &call->reply, sizeof(call->reply));
+	sgs[out] = &reply;
+
+	init_completion(&call->done);
+	call->ticks = 0;
+	call->err = 0;
+	call->written = 0;
+
+	spin_lock_irq(&fl->control_lock);
+	err = -ENODEV;
+	if (!fl->dead) {
+		err = virtqueue_add_sgs(fl->control_vq, sgs, out, 1, call,
+					GFP_ATOMIC);
+		if (!err) {
+			list_add_tail(&call->link, &fl->calls);
+			virtqueue_kick(fl->control_vq);
+		}
+	}
+	spin_unlock_irq(&fl->control_lock);
+	return err;
+}
+
+/**
+ * farlane_call - send a control request and wait for its answer
+ * @fl: device
+ * @call: with the request filled in
+ * @extents: kmalloc'ed, follow the request
+ * @count: number of extents
+ *
+ * Waits uninterruptibly, since the backend may use the memory that a request is about until it has
+ * answered; the watchdog bounds the wait.
+ *
+ * Return: 0; -ENODEV when the device is dead, and then it has been reset and touches no memory any
+ * more; another negative error number as the backend reported it.
+ */
+int farlane_call(struct farlane *fl, struct farlane_call *call,
+		 struct farlane_extent *extents, u32 count)
+{
+	u32 status;
+	int err;
+
+	call->request.extents = cpu_to_le32(count);
+	down(&fl->slots);
+	err = farlane_submit(fl, call, extents, count);
+	if (!err) {
+		wait_for_completion(&call->done);
+		err = call->err;
+	} else if (err == -ENODEV) {
+		wait_for_completion(&fl->quiesced);
+	}
+	up(&fl->slots);
+	if (err)
+		return err;
+	if (call->written < sizeof(call->reply))
+		return -EIO;
+	status = le32_to_cpu(call->reply.status);
+	/* -ENODEV from here has a meaning that a backend cannot give it. */
+	if (status > MAX_STATUS || status == ENODEV)
+		return -EIO;
+	return -(int)status;
+}
+
+int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
+			u32 op, u32 region, u64 address, u64 length)
+{
+	call->request = (struct farlane_request) {
+		.op = cpu_to_le32(op),
+		.context = cpu_to_le32(ctx->id),
+		.region = cpu_to_le32(region),
+		.address = cpu_to_le64(address),
+		.length = cpu_to_le64(length),
+	};
+	return farlane_call(ctx->fl, call, NULL, 0);
+}

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What the files of the farlane module share. */
+#ifndef FARLANE_H
+#define FARLANE_H
+
+#include <linux/cdev.h>
+#include <linux/completion.h>
+#include <linux/device.h>
+#include <linux/eventfd.h>
+#include <linux/fs.h>
+#include <linux/list.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/poll.h>
+#include <linux/rwsem.h>
+#include <linux/semaphore.h>
+#include <linux/spinlock.h>
+#include <linux/virtio.h>
+#include <linux/virtio_config.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+#include <linux/xarray.h>
+
+#include "compat.h"
+#include "farlane_abi.h"
+
+/*
+ * Locks, in the order in which they may be taken:
+ *
+ *	farlane.reset_lock
+ *	farlane.contexts_lock
+ *	farlane_context.segment_lock
+ *	mm->mmap_lock			(taken by user access, page pinning; held by mmap)
+ *	farlane_context.window_lock
+ *	farlane_context.lock
+ *	farlane.window_sem		(page faults of the window)
+ *	farlane.event_lock, farlane.control_lock
+ *
+ * Waiting for a control reply is like taking reset_lock's inner part: nothing that the reset takes
+ * (contexts_lock, farlane_context.lock, window_sem) may be held then.
+ */
+
+/* A control request in flight. Whoever passes it to farlane_call() owns it again on return. */
+struct farlane_call {
+	struct list_head link;		/* farlane.calls, under control_lock */
+	struct completion done;
+	unsigned int ticks;		/* ticks of the watchdog it has seen */
+	int err;			/* local outcome, then the reply counts */
+	unsigned int written;		/* bytes of the reply that the device wrote */
+	struct farlane_request request;
+	struct farlane_reply reply;
+};
+
+struct farlane {
+	struct device dev;
+	struct cdev cdev;
+	struct virtio_device *vdev;
+	struct virtqueue *control_vq;
+	struct virtqueue *event_vq;
+	struct virtqueue *doorbell_vq;	/* used inside rcu_read_lock() while !dead */
+	int minor;
+
+	u32 features;
+	u32 max_contexts;
+	u32 max_regions;
+	u32 max_events;
+	u8 gid[16];
+
+	/* Control queue. */
+	spinlock_t control_lock;	/* control_vq, calls, writes of dead */
+	struct list_head calls;
+	struct semaphore slots;		/* requests that fit into the queue */
+	bool dead;			/* never becomes false again */
+
+	/* Life and death. */
+	struct delayed_work watchdog;
+	struct farlane_call ping;	/* of the watchdog alone */
+	struct mutex reset_lock;	/* one reset at a time */
+	struct completion quiesced;	/* device reset: it touches no memory any more */
+
+	/* Contexts. */
+	struct mutex contexts_lock;	/* contexts, writes of table */
+	struct list_head contexts;
+
+	/* Event queue. */
+	spinlock_t event_lock;		/* event_vq, table, and the contexts' event state */
+	struct farlane_context **table;	/* by context id */
+	struct farlane_event *event_buffers;
+	struct work_struct event_work;
+
+	/* Window. */
+	u64 window_base;		/* guest-physical */
+	u64 window_bytes;
+	struct rw_semaphore window_sem;	/* read: a fault inserts pages; write: the window goes */
+	bool window_gone;
+};
+
+enum farlane_region_state {
+	FARLANE_REGION_BUSY,		/* owned by the ioctl that makes it or takes it away */
+	FARLANE_REGION_LIVE,
+};
+
+/* Physically contiguous pages. */
+struct farlane_run {
+	struct page *page;
+	unsigned long npages;
+};
+
+struct farlane_runs {
+	struct farlane_runs *next;
+	u32 count;
+	u32 capacity;
+	struct farlane_run run[] __counted_by(capacity);
+};
+
+struct farlane_region {
+	u32 id;
+	u32 kind;
+	u32 flags;
+	enum farlane_region_state state;	/* under farlane_context.lock */
+	unsigned int maps;			/* vmas of a segment, under farlane_context.lock */
+	u64 address;
+	u64 length;
+	unsigned long npages;
+	unsigned long accounted;		/* pages charged to the owner's locked memory */
+	struct farlane_runs *runs, *last_runs;
+	unsigned long nruns;
+	struct page **pages;			/* segment: each page, for mmap */
+};
+
+struct farlane_context {
+	struct farlane *fl;
+	u32 id;
+	struct list_head link;			/* farlane.contexts, under contexts_lock */
+	struct mm_struct *mm;			/* of the opener; only its identity and accounts */
+	struct address_space *mapping;
+	struct farlane_call close_call;		/* so that closing needs no memory */
+
+	struct mutex lock;			/* regions; never held across a wait */
+	struct xarray regions;
+	struct mutex segment_lock;		/* one SEGMENT at a time: the first is the header */
+
+	struct mutex window_lock;
+	struct list_head windows;
+	struct page *scratch;			/* stands in for the window when that has gone */
+
+	/* Under farlane.event_lock. */
+	wait_queue_head_t wait;
+	u64 wakes;
+	struct eventfd_ctx **events;		/* by index, once one was bound */
+	__le32 *dead_word;			/* in the header segment */
+};
+
+/* control.c */
+void farlane_control_done(struct virtqueue *vq);
+int farlane_call(struct farlane *fl, struct farlane_call *call,
+		 struct farlane_extent *extents, u32 count);
+int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
+			u32 op, u32 region, u64 address, u64 length);
+
+/* lifecycle.c */
+void farlane_watchdog(struct work_struct *work);
+void farlane_kill(struct farlane *fl, const char *why);
+void farlane_quiesce(struct farlane *fl);
+
+/* event.c */
+int farlane_event_start(struct farlane *fl);
+void farlane_event_done(struct virtqueue *vq);
+void farlane_event_work(struct work_struct *work);
+int farlane_bind_event(struct farlane_context *ctx, u32 index, int fd);
+void farlane_set_header(struct farlane_context *ctx, struct page *page);
+void farlane_context_dead(struct farlane_context *ctx);
+void farlane_context_forget_events(struct farlane_context *ctx);
+ssize_t farlane_event_read(struct file *file, char __user *buf, size_t count,
+			   loff_t *pos);
+__poll_t farlane_event_poll(struct file *file, poll_table *wait);
+
+/* context.c */
+extern const struct file_operations farlane_fops;
+
+/* memory.c */
+int farlane_segment(struct farlane_context *ctx, struct farlane_segment *arg);
+int farlane_pin(struct farlane_context *ctx, struct farlane_pin *arg);
+int farlane_detach(struct farlane_context *ctx, u32 id);
+int farlane_segment_mmap(struct farlane_context *ctx,
+			 struct vm_area_struct *vma);
+void farlane_memory_quiesced(struct farlane_context *ctx);
+void farlane_memory_release(struct farlane_context *ctx);
+
+/* pages.c */
+int farlane_account(struct farlane_context *ctx, struct farlane_region *region,
+		    unsigned long npages);
+int farlane_pages_alloc(struct farlane_region *region);
+int farlane_pages_pin(struct farlane_region *region);
+void farlane_pages_free(struct farlane_context *ctx,
+			struct farlane_region *region);
+
+/* window.c */
+int farlane_window_init(struct farlane *fl, u64 bytes);
+int farlane_window_mmap(struct farlane_context *ctx,
+			struct vm_area_struct *vma);
+void farlane_window_quiesced(struct farlane *fl);
+
+#endif
