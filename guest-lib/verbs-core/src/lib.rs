@@ -1,0 +1,45 @@
+//! The verbs of `libibverbs.so.1`, as plain functions over [`farlane_client`].
+//!
+//! The `cdylib` beside this crate exports them under their C names; this crate holds all logic.
+//!
+//! * [`sys`], [`layout`]: the C structures, and proof that they are laid out as C has them;
+//! * [`object`]: a C structure that a program sees with Rust state behind it;
+//! * [`device`], [`context`], [`attributes`], [`memory`], [`channel`], [`completion`],
+//!   [`queue_pair`], [`event`]: the control path, one module an object;
+//! * [`post`], [`poll_ex`]: the data path, which programs reach through `ibv_context.ops`;
+//! * [`qp_attr`], [`strings`], [`rates`], [`errno`]: conversions.
+//!
+//! **Safety.** Every `unsafe` function here takes pointers from a C program. Its contract is that
+//! of the manual page of the same name: a pointer is NULL where that page allows it; else it
+//! points to an object that this library made and that is not destroyed, or to memory that is
+//! large enough and that nobody else writes during the call. A program may use any object from
+//! any thread.
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "one contract for all, stated above and in the manual pages"
+)]
+
+pub mod attributes;
+pub mod channel;
+pub mod completion;
+pub mod context;
+pub mod device;
+pub mod errno;
+pub mod event;
+pub mod layout;
+pub mod memory;
+pub mod object;
+pub mod poll_ex;
+pub mod post;
+pub mod qp_attr;
+pub mod queue_pair;
+pub mod rates;
+pub mod strings;
+pub mod sys;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks; no holder panics between two changes that belong together.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

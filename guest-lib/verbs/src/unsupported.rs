@@ -1,0 +1,138 @@
+//! Functions that no Farlane backend offers yet: `EOPNOTSUPP`. The device's attributes say so
+//! too (`max_srq`, `max_ah`, `max_mw`, multicast: zero).
+
+use crate::pure_exports;
+use farlane_verbs_core::errno::{fail, fail_null};
+use farlane_verbs_core::sys::*;
+use std::ffi::{c_char, c_int, c_void};
+
+/// "Operation not supported".
+const UNSUPPORTED: c_int = farlane_verbs_core::errno::EOPNOTSUPP;
+/// `IBV_REREG_MR_ERR_CMD`: the old registration is valid, the command failed.
+const REREG_FAILED: c_int = -4;
+
+// Memory.
+pure_exports! {
+    /// Changes a registration.
+    fn ibv_rereg_mr(_mr: *mut ibv_mr, _flags: c_int, _pd: *mut ibv_pd, _addr: *mut c_void,
+        _length: usize, _access: c_int) -> c_int = { fail(UNSUPPORTED); REREG_FAILED };
+    /// Registers a DMA-BUF.
+    fn ibv_reg_dmabuf_mr(_pd: *mut ibv_pd, _offset: u64, _length: usize, _iova: u64, _fd: c_int,
+        _access: c_int) -> *mut ibv_mr = fail_null(UNSUPPORTED);
+}
+
+// Completion queues.
+pure_exports! {
+    /// Resizes a completion queue.
+    fn ibv_resize_cq(_cq: *mut ibv_cq, _cqe: c_int) -> c_int = fail(UNSUPPORTED);
+}
+
+// Shared receive queues.
+pure_exports! {
+    /// Creates a shared receive queue.
+    fn ibv_create_srq(_pd: *mut ibv_pd, _init: *mut c_void) -> *mut ibv_srq
+        = fail_null(UNSUPPORTED);
+    /// Changes a shared receive queue.
+    fn ibv_modify_srq(_srq: *mut ibv_srq, _attr: *mut c_void, _mask: c_int) -> c_int
+        = fail(UNSUPPORTED);
+    /// Attributes of a shared receive queue.
+    fn ibv_query_srq(_srq: *mut ibv_srq, _attr: *mut c_void) -> c_int = fail(UNSUPPORTED);
+    /// Destroys a shared receive queue.
+    fn ibv_destroy_srq(_srq: *mut ibv_srq) -> c_int = fail(UNSUPPORTED);
+}
+
+// Address handles and multicast.
+pure_exports! {
+    /// Creates an address handle.
+    fn ibv_create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah
+        = fail_null(UNSUPPORTED);
+    /// Fills in an address from a completion.
+    fn ibv_init_ah_from_wc(_context: *mut ibv_context, _port: u8, _wc: *mut ibv_wc,
+        _grh: *mut c_void, _attr: *mut ibv_ah_attr) -> c_int = fail(UNSUPPORTED);
+    /// Creates an address handle from a completion.
+    fn ibv_create_ah_from_wc(_pd: *mut ibv_pd, _wc: *mut ibv_wc, _grh: *mut c_void, _port: u8)
+        -> *mut ibv_ah = fail_null(UNSUPPORTED);
+    /// Destroys an address handle.
+    fn ibv_destroy_ah(_ah: *mut ibv_ah) -> c_int = fail(UNSUPPORTED);
+    /// Finds the Ethernet address of a GID.
+    fn ibv_resolve_eth_l2_from_gid(_context: *mut ibv_context, _attr: *mut ibv_ah_attr,
+        _mac: *mut u8, _vlan: *mut u16) -> c_int = fail(UNSUPPORTED);
+    /// Joins a multicast group.
+    fn ibv_attach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int
+        = fail(UNSUPPORTED);
+    /// Leaves a multicast group.
+    fn ibv_detach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int
+        = fail(UNSUPPORTED);
+}
+
+// Queue pairs.
+pure_exports! {
+    /// The queue pair as an extended one: programs then post with `ibv_post_send`.
+    fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut c_void = std::ptr::null_mut();
+    /// Enhanced connection establishment.
+    fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut c_void) -> c_int = fail(UNSUPPORTED);
+    /// Enhanced connection establishment.
+    fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut c_void) -> c_int = fail(UNSUPPORTED);
+    /// Whether data arrives in order of address: no promise.
+    fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _opcode: ibv_wr_opcode, _flags: u32) -> c_int
+        = 0;
+}
+
+// Objects of another process.
+pure_exports! {
+    /// Takes over a context.
+    fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context = fail_null(UNSUPPORTED);
+    /// Takes over a protection domain.
+    fn ibv_import_pd(_context: *mut ibv_context, _handle: u32) -> *mut ibv_pd
+        = fail_null(UNSUPPORTED);
+    /// Gives back a protection domain.
+    fn ibv_unimport_pd(_pd: *mut ibv_pd) -> () = ();
+    /// Takes over a registration.
+    fn ibv_import_mr(_pd: *mut ibv_pd, _handle: u32) -> *mut ibv_mr = fail_null(UNSUPPORTED);
+    /// Gives back a registration.
+    fn ibv_unimport_mr(_mr: *mut ibv_mr) -> () = ();
+    /// Takes over device memory.
+    fn ibv_import_dm(_context: *mut ibv_context, _handle: u32) -> *mut c_void
+        = fail_null(UNSUPPORTED);
+    /// Gives back device memory.
+    fn ibv_unimport_dm(_dm: *mut c_void) -> () = ();
+}
+
+// Sysfs: our devices have no folder there.
+pure_exports! {
+    /// Where sysfs is mounted.
+    fn ibv_get_sysfs_path() -> *const c_char = c"/sys".as_ptr();
+    /// Reads a file of sysfs.
+    fn ibv_read_sysfs_file(_folder: *const c_char, _file: *const c_char, _buffer: *mut c_char,
+        _size: usize) -> c_int = { fail(farlane_verbs_core::errno::ENOENT); -1 };
+}
+
+// Conversions from and to the kernel's structures: they serve librdmacm over its own kernel
+// device, which nothing here can open.
+pure_exports! {
+    /// Address from the kernel's.
+    fn ibv_copy_ah_attr_from_kern(_to: *mut ibv_ah_attr, _from: *mut c_void) -> () = ();
+    /// Queue pair attributes from the kernel's.
+    fn ibv_copy_qp_attr_from_kern(_to: *mut ibv_qp_attr, _from: *mut c_void) -> () = ();
+    /// Path record from the kernel's.
+    fn ibv_copy_path_rec_from_kern(_to: *mut c_void, _from: *mut c_void) -> () = ();
+    /// Path record to the kernel's.
+    fn ibv_copy_path_rec_to_kern(_to: *mut c_void, _from: *mut c_void) -> () = ();
+    /// Registers a provider of the old kind: there are no providers.
+    fn ibv_register_driver(_name: *const c_char, _init: *const c_void) -> () = ();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unsupported_function_says_so() {
+        assert_eq!(ibv_resize_cq(std::ptr::null_mut(), 1), UNSUPPORTED);
+        assert!(ibv_create_srq(std::ptr::null_mut(), std::ptr::null_mut()).is_null());
+        assert_eq!(
+            std::io::Error::last_os_error().raw_os_error(),
+            Some(UNSUPPORTED)
+        );
+    }
+}
