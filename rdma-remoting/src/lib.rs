@@ -7,6 +7,7 @@
 //! * [`sleep`], [`spin`]: how either side stops polling and is woken;
 //! * [`table`], [`memory`]: handles and memory keys, each owned by one context;
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
+//! * [`local`]: the same engine without remoting;
 //! * [`context`], `verbs`: the objects of one process and the calls on them;
 //! * [`port`], [`server`]: the VMs and the threads that serve them.
 
@@ -15,6 +16,7 @@ pub mod completion_queue;
 pub mod context;
 pub mod counters;
 pub mod engine;
+pub mod local;
 pub mod memory;
 pub mod port;
 pub mod request;

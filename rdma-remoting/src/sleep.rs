@@ -8,40 +8,69 @@
 
 use farlane_abi::arena::{BACKEND_AWAKE, BACKEND_SLEEPING};
 
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicU32, Ordering, fence};
-
 #[cfg(loom)]
-use loom::sync::atomic::{AtomicU32, Ordering, fence};
+use loom::sync::atomic::fence;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+#[cfg(not(loom))]
+use std::sync::atomic::fence;
+
+/// A word that one side stores and the other loads. The fences give the order.
+pub trait Word {
+    /// A relaxed store.
+    fn put(&self, value: u32);
+    /// A relaxed load.
+    fn get(&self) -> u32;
+}
+
+impl Word for AtomicU32 {
+    fn put(&self, value: u32) {
+        self.store(value, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u32 {
+        self.load(Ordering::Relaxed)
+    }
+}
 
 /// The sleeper's side: announces sleep on every word of `words`. After this the caller must look
 /// at every ring once more before it sleeps.
-pub fn announce<'a>(words: impl Iterator<Item = &'a AtomicU32>) {
+pub fn announce<'a, W: Word + 'a>(words: impl Iterator<Item = &'a W>) {
     for word in words {
-        word.store(BACKEND_SLEEPING, Ordering::Relaxed);
+        word.put(BACKEND_SLEEPING);
     }
     fence(Ordering::SeqCst);
 }
 
 /// The sleeper's side: it is awake again.
-pub fn awake<'a>(words: impl Iterator<Item = &'a AtomicU32>) {
+pub fn awake<'a, W: Word + 'a>(words: impl Iterator<Item = &'a W>) {
     for word in words {
-        word.store(BACKEND_AWAKE, Ordering::Relaxed);
+        word.put(BACKEND_AWAKE);
     }
 }
 
 /// The poster's side, after it has published: whether the other side must be woken.
 #[must_use]
-pub fn must_wake(word: &AtomicU32) -> bool {
+pub fn must_wake<W: Word>(word: &W) -> bool {
     fence(Ordering::SeqCst);
-    word.load(Ordering::Relaxed) != BACKEND_AWAKE
+    word.get() != BACKEND_AWAKE
 }
 
 #[cfg(all(test, loom))]
 mod tests {
     use super::*;
+    use loom::sync::atomic::AtomicU32;
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
+
+    impl Word for AtomicU32 {
+        fn put(&self, value: u32) {
+            self.store(value, Ordering::Relaxed);
+        }
+        fn get(&self) -> u32 {
+            self.load(Ordering::Relaxed)
+        }
+    }
 
     /// An eventfd: counts wakes, and a wait for one of them blocks.
     struct Event(Mutex<u32>, Condvar);
