@@ -1,6 +1,8 @@
 //! Semantics of a reliable connection in the software engine (IBTA chapters 9 to 11), driven
 //! directly, with time that the test makes.
 
+#![allow(clippy::unwrap_used)]
+
 use farlane_abi::queue::*;
 use farlane_abi::rdma::{self, *};
 use farlane_rdma_remoting::counters::Live;

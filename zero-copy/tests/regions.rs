@@ -1,0 +1,222 @@
+//! Regions over guest memory, processes and buffers: bounds, stitching, copies, revocation.
+// Small numbers of a test.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
+
+use farlane_zero_copy::*;
+use proptest::prelude::*;
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
+
+const PAGE: u64 = 4096;
+
+fn memfd(bytes: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+    let fd = fd.unwrap();
+    rustix::fs::ftruncate(&fd, bytes).unwrap();
+    fd
+}
+
+/// RAM as a VMM lays it out: one file, in two ranges with a hole between them.
+fn table(file: &OwnedFd, ranges: &[(u64, u64, u64)]) -> GuestMemoryMmap {
+    let ranges: Vec<_> = ranges
+        .iter()
+        .map(|&(gpa, length, offset)| {
+            let file = FileOffset::new(file.try_clone().unwrap().into(), offset);
+            (GuestAddress(gpa), length as usize, Some(file))
+        })
+        .collect();
+    GuestMemoryMmap::from_ranges_with_files(&ranges).unwrap()
+}
+
+fn vm() -> (OwnedFd, Arc<AddressSpace>) {
+    let file = memfd(64 * PAGE);
+    let space = AddressSpace::new();
+    space
+        .replace_ram(&table(
+            &file,
+            &[(0, 32 * PAGE, 0), (1 << 32, 32 * PAGE, 32 * PAGE)],
+        ))
+        .unwrap();
+    (file, space)
+}
+
+fn guest(space: &AddressSpace, extents: &[(u64, u64)]) -> Region {
+    Region::from_guest(space, extents, true).unwrap()
+}
+
+#[test]
+fn addresses_without_memory_are_refused() {
+    let (_file, space) = vm();
+    for extent in [
+        (32 * PAGE, 1),
+        (31 * PAGE, PAGE + 1),
+        ((1 << 32) - 1, 2),
+        (u64::MAX - 5, 10),
+        (0, 0),
+        (0, u64::MAX),
+    ] {
+        assert!(
+            Region::from_guest(&space, &[extent], true).is_err(),
+            "{extent:x?}"
+        );
+    }
+    assert!(Region::from_guest(&space, &[], true).is_err());
+}
+
+#[test]
+fn stitched_pages_are_the_same_pages() {
+    let (_file, space) = vm();
+    let extents = [
+        (5 * PAGE + 100, PAGE - 100),
+        ((1 << 32) + 3 * PAGE, 2 * PAGE),
+        (PAGE, PAGE),
+        (9 * PAGE, 17),
+    ];
+    let region = guest(&space, &extents);
+    let bytes: Vec<u8> = (0..region.len()).map(|i| (i * 7 % 253) as u8).collect();
+    copy_from_slice(&region, 0, &bytes).unwrap();
+    let stitched = region.stitch().unwrap();
+    assert_eq!(stitched.len() as u64, region.len());
+    // SAFETY: nobody else touches this test's memory meanwhile.
+    let seen = unsafe { std::slice::from_raw_parts(stitched.base(), stitched.len()) };
+    assert!(seen == bytes);
+    let mut page = vec![0; PAGE as usize];
+    copy_to_slice(&guest(&space, &[(PAGE, PAGE)]), 0, &mut page).unwrap();
+    let start = (PAGE - 100 + 2 * PAGE) as usize;
+    assert!(page == bytes[start..start + PAGE as usize]);
+}
+
+#[test]
+fn extents_that_do_not_meet_at_pages_cannot_be_one_mapping() {
+    let (_file, space) = vm();
+    let region = guest(&space, &[(0, 100), (PAGE, 100)]);
+    assert!(matches!(
+        region.stitch(),
+        Err(RegionError::NotContiguous { extents: 2 })
+    ));
+    let odd = guest(&space, &[(8, 4096)]);
+    assert!(odd.stitch().is_ok());
+    assert!(odd.stitch_shared().is_err(), "rings need alignment");
+}
+
+#[test]
+fn a_range_that_vanishes_takes_its_regions_with_it_and_no_others() {
+    let (file, space) = vm();
+    let (low, high) = (guest(&space, &[(0, 8)]), guest(&space, &[(1 << 32, 8)]));
+    let both = guest(&space, &[(8, 8), ((1 << 32) + 8, 8)]);
+    let mut bytes = [0; 8];
+    space
+        .replace_ram(&table(&file, &[(0, 32 * PAGE, 0)]))
+        .unwrap();
+    assert!(copy_to_slice(&low, 0, &mut bytes).is_ok());
+    for gone in [&high, &both] {
+        assert!(matches!(
+            copy_to_slice(gone, 0, &mut bytes),
+            Err(RegionError::Revoked)
+        ));
+    }
+    // The same address over another file is another memory.
+    let other = memfd(32 * PAGE);
+    space
+        .replace_ram(&table(&other, &[(0, 32 * PAGE, 0)]))
+        .unwrap();
+    assert!(matches!(
+        copy_to_slice(&low, 0, &mut bytes),
+        Err(RegionError::Revoked)
+    ));
+    space.clear();
+    assert!(space.ranges().is_empty());
+}
+
+#[test]
+fn a_file_that_could_shrink_is_refused() {
+    assert!(matches!(
+        Region::from_memfd(memfd(PAGE), PAGE, true),
+        Err(RegionError::File { sealed: false, .. })
+    ));
+    let fd = memfd(PAGE);
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+    let same = fd.try_clone().unwrap();
+    assert!(Region::from_memfd(same, PAGE + 1, true).is_err());
+    let region = Region::from_memfd(fd, PAGE, false).unwrap();
+    assert!(matches!(
+        copy_from_slice(&region, 0, b"x"),
+        Err(RegionError::ReadOnly)
+    ));
+}
+
+#[test]
+fn a_process_is_reached_where_it_has_memory_and_nowhere_else() {
+    let process = Process::current().unwrap();
+    let mut mine = vec![7u8; 300_000];
+    let address = mine.as_mut_ptr() as u64;
+    let region = Region::from_process(&process, address, 300_000, true).unwrap();
+    let other = Region::from_process(&process, address, 150_000, true).unwrap();
+    let (_file, space) = vm();
+    let guest = guest(&space, &[(3, 5000), (1 << 32, 100_000)]);
+    copy_from_slice(&guest, 0, &[9; 105_000]).unwrap();
+    copy(&region, 10, &guest, 0, 105_000).unwrap();
+    assert!(mine[10..105_010].iter().all(|&b| b == 9) && mine[9] == 7 && mine[105_010] == 7);
+    // From process to process, through the buffer.
+    copy(&region, 150_000, &other, 0, 150_000).unwrap();
+    assert!(mine[150_010..255_010].iter().all(|&b| b == 9) && mine[255_010] == 7);
+    let nowhere = Region::from_process(&process, 4096, 4096, true).unwrap();
+    assert!(matches!(
+        copy(&nowhere, 0, &guest, 0, 8),
+        Err(CopyError::Destination(_))
+    ));
+    assert!(matches!(
+        copy(&guest, 0, &nowhere, 0, 8),
+        Err(CopyError::Source(_))
+    ));
+    assert!(Region::from_process(&process, u64::MAX, 2, true).is_err());
+}
+
+#[test]
+fn overlapping_copies_are_moves() {
+    let (_file, space) = vm();
+    let region = guest(&space, &[(0, 8 * PAGE)]);
+    let bytes: Vec<u8> = (0..2 * PAGE).map(|i| (i % 241) as u8).collect();
+    for (from, to) in [(100, 107), (107, 100), (100, 100)] {
+        copy_from_slice(&region, from, &bytes).unwrap();
+        copy(&region, to, &region, from, bytes.len() as u64).unwrap();
+        let mut seen = vec![0; bytes.len()];
+        copy_to_slice(&region, to, &mut seen).unwrap();
+        assert!(seen == bytes, "{from} to {to}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_copy_moves_exactly_its_bytes(
+        from in prop::collection::vec((0u64..31, 1u64..3000), 1..5),
+        to in prop::collection::vec((0u64..31, 1u64..3000), 1..5),
+        at in any::<(u16, u16, u16)>(),
+    ) {
+        let (_a, source_space) = vm();
+        let (_b, target_space) = vm();
+        // Sources may overlap, targets may not: each in a page of its own.
+        let from: Vec<_> = from.iter().map(|&(p, n)| (p * PAGE, n)).collect();
+        let to: Vec<_> = to.iter().enumerate()
+            .map(|(i, &(_, n))| ((1 << 32) + i as u64 * 2 * PAGE + 5, n)).collect();
+        for page in 0..32 {
+            let bytes: Vec<u8> = (0..PAGE).map(|i| (i * 13 + page * 5) as u8).collect();
+            copy_from_slice(&guest(&source_space, &[(page * PAGE, PAGE)]), 0, &bytes).unwrap();
+        }
+        let (source, target) = (guest(&source_space, &from), guest(&target_space, &to));
+        let source_at = u64::from(at.0) % source.len();
+        let target_at = u64::from(at.1) % target.len();
+        let most = (source.len() - source_at).min(target.len() - target_at);
+        let length = u64::from(at.2) % (most + 1);
+        copy(&target, target_at, &source, source_at, length).unwrap();
+        let mut all = vec![0; target.len() as usize];
+        copy_to_slice(&target, 0, &mut all).unwrap();
+        let mut expect = vec![0; target.len() as usize];
+        let range = target_at as usize..(target_at + length) as usize;
+        copy_to_slice(&source, source_at, &mut expect[range]).unwrap();
+        prop_assert!(all == expect);
+        prop_assert!(copy(&target, target_at, &source, source_at, most + 1).is_err());
+    }
+}
