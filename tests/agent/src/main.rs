@@ -32,8 +32,14 @@ fn main() -> Result<()> {
     let replies: Replies = Arc::new(Mutex::new(port));
     let jobs = Jobs::default();
 
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("Cannot read the kernel release")?;
-    reply(&replies, &Reply::Hello { kernel: kernel.trim().to_owned() });
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")
+        .context("Cannot read the kernel release")?;
+    reply(
+        &replies,
+        &Reply::Hello {
+            kernel: kernel.trim().to_owned(),
+        },
+    );
     while let Some(request) = receive(&mut requests)? {
         serve(request, &replies, &jobs);
     }
@@ -56,18 +62,33 @@ fn serve(request: Request, replies: &Replies, jobs: &Jobs) {
     let (id, result) = match request {
         Request::Run { job, command } => {
             if let Err(error) = start(job, &command, replies, jobs) {
-                reply(replies, &Reply::Failed { id: job, message: format!("{error:#}") });
+                reply(
+                    replies,
+                    &Reply::Failed {
+                        id: job,
+                        message: format!("{error:#}"),
+                    },
+                );
             }
             return;
         }
         Request::Signal { id, job, signal } => (id, signal_job(job, signal, jobs)),
-        Request::Write { id, mode, append, path, data } => (id, write_file(mode, append, Path::new(&path), &data)),
+        Request::Write {
+            id,
+            mode,
+            append,
+            path,
+            data,
+        } => (id, write_file(mode, append, Path::new(&path), &data)),
         Request::Read { id, path } => (id, read_file(id, Path::new(&path), replies)),
         Request::Ping { id } => (id, Ok(())),
     };
     let answer = match result {
         Ok(()) => Reply::Done { id },
-        Err(error) => Reply::Failed { id, message: format!("{error:#}") },
+        Err(error) => Reply::Failed {
+            id,
+            message: format!("{error:#}"),
+        },
     };
     reply(replies, &answer);
 }
@@ -83,7 +104,10 @@ fn start(job: u32, command: &str, replies: &Replies, jobs: &Jobs) -> Result<()> 
         .spawn()
         .context("Cannot start a shell")?;
     let stdout = child.stdout.take().context("The shell has no output")?;
-    let stderr = child.stderr.take().context("The shell has no error output")?;
+    let stderr = child
+        .stderr
+        .take()
+        .context("The shell has no error output")?;
     lock(jobs).insert(job, Pid::from_child(&child));
     let outputs = [
         pass_on(job, Stream::Stdout, stdout, Arc::clone(replies)),
@@ -100,8 +124,14 @@ fn start(job: u32, command: &str, replies: &Replies, jobs: &Jobs) -> Result<()> 
         reply(
             &replies,
             &match ended {
-                Ok(status) => Reply::Ended { job, ending: ending(status) },
-                Err(error) => Reply::Failed { id: job, message: format!("{error:#}") },
+                Ok(status) => Reply::Ended {
+                    job,
+                    ending: ending(status),
+                },
+                Err(error) => Reply::Failed {
+                    id: job,
+                    message: format!("{error:#}"),
+                },
             },
         );
     });
@@ -110,8 +140,11 @@ fn start(job: u32, command: &str, replies: &Replies, jobs: &Jobs) -> Result<()> 
 
 /// Waits until a job's shell has ended, then forgets its process group and reaps it, in this order.
 fn reap(job: u32, child: &mut Child, jobs: &Jobs) -> Result<ExitStatus> {
-    waitid(WaitId::Pid(Pid::from_child(child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT)
-        .context("Cannot wait for a job")?;
+    waitid(
+        WaitId::Pid(Pid::from_child(child)),
+        WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+    )
+    .context("Cannot wait for a job")?;
     lock(jobs).remove(&job);
     child.wait().context("Cannot reap a job")
 }
@@ -119,17 +152,33 @@ fn reap(job: u32, child: &mut Child, jobs: &Jobs) -> Result<ExitStatus> {
 fn ending(status: ExitStatus) -> Ending {
     match (status.code(), status.signal()) {
         (Some(code), _) => Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX)),
-        (None, signal) => Ending::Signalled(signal.and_then(|signal| u8::try_from(signal).ok()).unwrap_or(u8::MAX)),
+        (None, signal) => Ending::Signalled(
+            signal
+                .and_then(|signal| u8::try_from(signal).ok())
+                .unwrap_or(u8::MAX),
+        ),
     }
 }
 
-fn pass_on(job: u32, stream: Stream, mut from: impl Read + Send + 'static, to: Replies) -> thread::JoinHandle<()> {
+fn pass_on(
+    job: u32,
+    stream: Stream,
+    mut from: impl Read + Send + 'static,
+    to: Replies,
+) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
         loop {
             match from.read(&mut buffer) {
                 Ok(0) => return,
-                Ok(length) => reply(&to, &Reply::Output { job, stream, data: buffer[..length].to_vec() }),
+                Ok(length) => reply(
+                    &to,
+                    &Reply::Output {
+                        job,
+                        stream,
+                        data: buffer[..length].to_vec(),
+                    },
+                ),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     eprintln!("Cannot read the output of job {job}: {error}");
@@ -141,9 +190,12 @@ fn pass_on(job: u32, stream: Stream, mut from: impl Read + Send + 'static, to: R
 }
 
 fn signal_job(job: u32, signal: u8, jobs: &Jobs) -> Result<()> {
-    let signal = Signal::from_named_raw(i32::from(signal)).with_context(|| format!("There is no signal {signal}"))?;
+    let signal = Signal::from_named_raw(i32::from(signal))
+        .with_context(|| format!("There is no signal {signal}"))?;
     let jobs = lock(jobs);
-    let group = jobs.get(&job).with_context(|| format!("Job {job} has ended"))?;
+    let group = jobs
+        .get(&job)
+        .with_context(|| format!("Job {job} has ended"))?;
     kill_process_group(*group, signal).with_context(|| format!("Cannot signal job {job}"))
 }
 
@@ -157,19 +209,30 @@ fn write_file(mode: u32, append: bool, path: &Path, data: &[u8]) -> Result<()> {
     } else {
         options.write(true).create(true).truncate(true).mode(mode);
     }
-    let mut file = options.open(path).with_context(|| format!("Cannot open {}", path.display()))?;
-    file.write_all(data).with_context(|| format!("Cannot write {}", path.display()))
+    let mut file = options
+        .open(path)
+        .with_context(|| format!("Cannot open {}", path.display()))?;
+    file.write_all(data)
+        .with_context(|| format!("Cannot write {}", path.display()))
 }
 
 fn read_file(id: u32, path: &Path, replies: &Replies) -> Result<()> {
     let mut file = File::open(path).with_context(|| format!("Cannot open {}", path.display()))?;
     let mut buffer = vec![0; CHUNK_BYTES];
     loop {
-        let length = file.read(&mut buffer).with_context(|| format!("Cannot read {}", path.display()))?;
+        let length = file
+            .read(&mut buffer)
+            .with_context(|| format!("Cannot read {}", path.display()))?;
         if length == 0 {
             return Ok(());
         }
-        reply(replies, &Reply::Data { id, data: buffer[..length].to_vec() });
+        reply(
+            replies,
+            &Reply::Data {
+                id,
+                data: buffer[..length].to_vec(),
+            },
+        );
     }
 }
 

@@ -206,7 +206,13 @@ impl Message for Request {
                 put_u32(out, *job);
                 out.push(*signal);
             }
-            Request::Write { id, mode, append, path, data } => {
+            Request::Write {
+                id,
+                mode,
+                append,
+                path,
+                data,
+            } => {
                 out.push(3);
                 put_u32(out, *id);
                 put_u32(out, *mode);
@@ -230,17 +236,42 @@ impl Message for Request {
     fn decode(bytes: &[u8]) -> Result<Self, ProtocolError> {
         let mut fields = Fields(bytes);
         Ok(match fields.u8()? {
-            1 => Request::Run { job: fields.u32()?, command: fields.rest_text()? },
-            2 => Request::Signal { id: fields.u32()?, job: fields.u32()?, signal: fields.u8()? },
+            1 => Request::Run {
+                job: fields.u32()?,
+                command: fields.rest_text()?,
+            },
+            2 => Request::Signal {
+                id: fields.u32()?,
+                job: fields.u32()?,
+                signal: fields.u8()?,
+            },
             3 => {
                 let (id, mode, append) = (fields.u32()?, fields.u32()?, fields.u8()? != 0);
                 let length = fields.u32()?;
-                let path = String::from_utf8(fields.take(usize::try_from(length).unwrap_or(usize::MAX))?.to_vec())?;
-                Request::Write { id, mode, append, path, data: fields.rest() }
+                let path = String::from_utf8(
+                    fields
+                        .take(usize::try_from(length).unwrap_or(usize::MAX))?
+                        .to_vec(),
+                )?;
+                Request::Write {
+                    id,
+                    mode,
+                    append,
+                    path,
+                    data: fields.rest(),
+                }
             }
-            4 => Request::Read { id: fields.u32()?, path: fields.rest_text()? },
+            4 => Request::Read {
+                id: fields.u32()?,
+                path: fields.rest_text()?,
+            },
             5 => Request::Ping { id: fields.u32()? },
-            value => return Err(ProtocolError::Unknown { field: "type", value }),
+            value => {
+                return Err(ProtocolError::Unknown {
+                    field: "type",
+                    value,
+                });
+            }
         })
     }
 }
@@ -290,13 +321,20 @@ impl Message for Reply {
     fn decode(bytes: &[u8]) -> Result<Self, ProtocolError> {
         let mut fields = Fields(bytes);
         Ok(match fields.u8()? {
-            1 => Reply::Hello { kernel: fields.rest_text()? },
+            1 => Reply::Hello {
+                kernel: fields.rest_text()?,
+            },
             2 => Reply::Output {
                 job: fields.u32()?,
                 stream: match fields.u8()? {
                     1 => Stream::Stdout,
                     2 => Stream::Stderr,
-                    value => return Err(ProtocolError::Unknown { field: "stream", value }),
+                    value => {
+                        return Err(ProtocolError::Unknown {
+                            field: "stream",
+                            value,
+                        });
+                    }
                 },
                 data: fields.rest(),
             },
@@ -305,13 +343,29 @@ impl Message for Reply {
                 ending: match (fields.u8()?, fields.u8()?) {
                     (0, code) => Ending::Exited(code),
                     (1, signal) => Ending::Signalled(signal),
-                    (value, _) => return Err(ProtocolError::Unknown { field: "ending", value }),
+                    (value, _) => {
+                        return Err(ProtocolError::Unknown {
+                            field: "ending",
+                            value,
+                        });
+                    }
                 },
             },
-            4 => Reply::Data { id: fields.u32()?, data: fields.rest() },
+            4 => Reply::Data {
+                id: fields.u32()?,
+                data: fields.rest(),
+            },
             5 => Reply::Done { id: fields.u32()? },
-            6 => Reply::Failed { id: fields.u32()?, message: fields.rest_text()? },
-            value => return Err(ProtocolError::Unknown { field: "type", value }),
+            6 => Reply::Failed {
+                id: fields.u32()?,
+                message: fields.rest_text()?,
+            },
+            value => {
+                return Err(ProtocolError::Unknown {
+                    field: "type",
+                    value,
+                });
+            }
         })
     }
 }
@@ -325,7 +379,10 @@ struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
     fn take(&mut self, length: usize) -> Result<&[u8], ProtocolError> {
-        let (taken, rest) = self.0.split_at_checked(length).ok_or(ProtocolError::Truncated)?;
+        let (taken, rest) = self
+            .0
+            .split_at_checked(length)
+            .ok_or(ProtocolError::Truncated)?;
         self.0 = rest;
         Ok(taken)
     }
@@ -335,7 +392,10 @@ impl Fields<'_> {
     }
 
     fn u32(&mut self) -> Result<u32, ProtocolError> {
-        let bytes = self.take(4)?.try_into().map_err(|_| ProtocolError::Truncated)?;
+        let bytes = self
+            .take(4)?
+            .try_into()
+            .map_err(|_| ProtocolError::Truncated)?;
         Ok(u32::from_le_bytes(bytes))
     }
 
@@ -356,9 +416,20 @@ mod tests {
     fn requests() -> impl Strategy<Value = Request> {
         prop_oneof![
             (any::<u32>(), ".*").prop_map(|(job, command)| Request::Run { job, command }),
-            any::<(u32, u32, u8)>().prop_map(|(id, job, signal)| Request::Signal { id, job, signal }),
-            (any::<(u32, u32, bool)>(), ".*", any::<Vec<u8>>())
-                .prop_map(|((id, mode, append), path, data)| Request::Write { id, mode, append, path, data }),
+            any::<(u32, u32, u8)>().prop_map(|(id, job, signal)| Request::Signal {
+                id,
+                job,
+                signal
+            }),
+            (any::<(u32, u32, bool)>(), ".*", any::<Vec<u8>>()).prop_map(
+                |((id, mode, append), path, data)| Request::Write {
+                    id,
+                    mode,
+                    append,
+                    path,
+                    data
+                }
+            ),
             (any::<u32>(), ".*").prop_map(|(id, path)| Request::Read { id, path }),
             any::<u32>().prop_map(|id| Request::Ping { id }),
         ]
@@ -374,7 +445,11 @@ mod tests {
             }),
             any::<(u32, bool, u8)>().prop_map(|(job, exited, value)| Reply::Ended {
                 job,
-                ending: if exited { Ending::Exited(value) } else { Ending::Signalled(value) }
+                ending: if exited {
+                    Ending::Exited(value)
+                } else {
+                    Ending::Signalled(value)
+                }
             }),
             any::<(u32, Vec<u8>)>().prop_map(|(id, data)| Reply::Data { id, data }),
             any::<u32>().prop_map(|id| Reply::Done { id }),
@@ -407,7 +482,10 @@ mod tests {
     #[test]
     fn a_length_beyond_the_limit_is_refused_before_anything_is_allocated() {
         let bytes = u32::MAX.to_le_bytes();
-        assert!(matches!(receive::<Reply>(&mut bytes.as_slice()), Err(ProtocolError::TooLong(u32::MAX))));
+        assert!(matches!(
+            receive::<Reply>(&mut bytes.as_slice()),
+            Err(ProtocolError::TooLong(u32::MAX))
+        ));
     }
 
     #[test]

@@ -80,7 +80,9 @@ impl Agent {
     /// Takes over the kit's end of a connection.
     pub(crate) fn new(stream: UnixStream) -> Result<Self> {
         let inbox = Arc::new(Inbox::default());
-        let mut replies = stream.try_clone().context("Cannot share the agent's socket")?;
+        let mut replies = stream
+            .try_clone()
+            .context("Cannot share the agent's socket")?;
         let shared = Arc::clone(&inbox);
         thread::spawn(move || {
             loop {
@@ -96,7 +98,11 @@ impl Agent {
             shared.lock().closed = true;
             shared.changed.notify_all();
         });
-        Ok(Self { stream: Mutex::new(stream), inbox, next_id: AtomicU32::new(1) })
+        Ok(Self {
+            stream: Mutex::new(stream),
+            inbox,
+            next_id: AtomicU32::new(1),
+        })
     }
 
     /// Waits until the guest is up; returns its kernel release, or `None` when `timeout` is over.
@@ -108,7 +114,10 @@ impl Agent {
     pub(crate) fn start(&self, command: &str) -> Result<u32> {
         let job = self.new_id();
         self.inbox.lock().jobs.insert(job, JobState::default());
-        self.send(&Request::Run { job, command: command.to_owned() })?;
+        self.send(&Request::Run {
+            job,
+            command: command.to_owned(),
+        })?;
         Ok(job)
     }
 
@@ -118,27 +127,61 @@ impl Agent {
             let end = received.jobs.get(&job)?.end.clone()?;
             received.jobs.remove(&job).map(|state| (end, state))
         })?;
-        let Some((end, state)) = ended else { return Ok(None) };
+        let Some((end, state)) = ended else {
+            return Ok(None);
+        };
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         match end {
-            Ok(ending) => Ok(Some(Output { stdout: text(state.stdout), stderr: text(state.stderr), ending })),
+            Ok(ending) => Ok(Some(Output {
+                stdout: text(state.stdout),
+                stderr: text(state.stderr),
+                ending,
+            })),
             Err(message) => bail!("The agent failed: {message}"),
         }
     }
 
     /// What a running command printed so far, errors behind the rest.
     pub(crate) fn so_far(&self, job: u32) -> String {
-        self.inbox.lock().jobs.get(&job).map_or_else(String::new, |state| {
-            [String::from_utf8_lossy(&state.stdout), String::from_utf8_lossy(&state.stderr)].concat()
-        })
+        self.inbox
+            .lock()
+            .jobs
+            .get(&job)
+            .map_or_else(String::new, |state| {
+                [
+                    String::from_utf8_lossy(&state.stdout),
+                    String::from_utf8_lossy(&state.stderr),
+                ]
+                .concat()
+            })
+    }
+
+    /// Whether a command has ended.
+    pub(crate) fn has_ended(&self, job: u32) -> bool {
+        self.inbox
+            .lock()
+            .jobs
+            .get(&job)
+            .is_none_or(|state| state.end.is_some())
     }
 
     /// Waits until a command's output holds for `wanted`, or it has ended; `false` when `timeout` is over.
-    pub(crate) fn wait_output(&self, job: u32, timeout: Duration, wanted: impl Fn(&str) -> bool) -> Result<bool> {
+    pub(crate) fn wait_output(
+        &self,
+        job: u32,
+        timeout: Duration,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<bool> {
         let found = self.inbox.wait(timeout, |received| {
             let state = received.jobs.get(&job)?;
-            let said = [String::from_utf8_lossy(&state.stdout), String::from_utf8_lossy(&state.stderr)].concat();
-            (wanted(&said)).then_some(true).or_else(|| state.end.is_some().then_some(false))
+            let said = [
+                String::from_utf8_lossy(&state.stdout),
+                String::from_utf8_lossy(&state.stderr),
+            ]
+            .concat();
+            (wanted(&said))
+                .then_some(true)
+                .or_else(|| state.end.is_some().then_some(false))
         })?;
         Ok(found.unwrap_or(false))
     }
@@ -149,12 +192,34 @@ impl Agent {
         Ok(())
     }
 
+    /// Kills a command that nobody waits for any more. Does not wait for an answer: the guest may hang.
+    pub(crate) fn abandon(&self, job: u32) {
+        self.inbox.lock().jobs.remove(&job);
+        if let Err(error) = self.send(&Request::Signal {
+            id: self.new_id(),
+            job,
+            signal: 9,
+        }) {
+            // The guest has ended, and the command with it.
+            drop(error);
+        }
+    }
+
     /// Writes a file.
     pub(crate) fn write(&self, path: &str, mode: u32, data: &[u8]) -> Result<()> {
         let mut append = false;
-        for chunk in data.chunks(CHUNK_BYTES).chain(data.is_empty().then_some(&[][..])) {
+        for chunk in data
+            .chunks(CHUNK_BYTES)
+            .chain(data.is_empty().then_some(&[][..]))
+        {
             let (path, data) = (path.to_owned(), chunk.to_vec());
-            self.request(|id| Request::Write { id, mode, append, path, data })?;
+            self.request(|id| Request::Write {
+                id,
+                mode,
+                append,
+                path,
+                data,
+            })?;
             append = true;
         }
         Ok(())
@@ -162,7 +227,10 @@ impl Agent {
 
     /// Reads a file.
     pub(crate) fn read(&self, path: &str) -> Result<Vec<u8>> {
-        self.request(|id| Request::Read { id, path: path.to_owned() })
+        self.request(|id| Request::Read {
+            id,
+            path: path.to_owned(),
+        })
     }
 
     /// Whether the agent answers within `timeout`.
@@ -228,7 +296,11 @@ impl Inbox {
         self.changed.notify_all();
     }
 
-    fn wait<T>(&self, timeout: Duration, mut find: impl FnMut(&mut Received) -> Option<T>) -> Result<Option<T>> {
+    fn wait<T>(
+        &self,
+        timeout: Duration,
+        mut find: impl FnMut(&mut Received) -> Option<T>,
+    ) -> Result<Option<T>> {
         let deadline = Instant::now() + timeout;
         let mut received = self.lock();
         loop {
@@ -242,7 +314,11 @@ impl Inbox {
             if left.is_zero() {
                 return Ok(None);
             }
-            received = self.changed.wait_timeout(received, left).unwrap_or_else(PoisonError::into_inner).0;
+            received = self
+                .changed
+                .wait_timeout(received, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }

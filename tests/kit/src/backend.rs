@@ -33,14 +33,25 @@ impl Backend {
             command.env("RUST_LOG", "info");
         }
         let process = Process::spawn_logged(name, command, log)?;
-        let mut backend = Self { process, log: log.to_owned() };
+        let mut backend = Self {
+            process,
+            log: log.to_owned(),
+        };
         let deadline = Instant::now() + START_TIMEOUT;
         while !sockets.iter().all(|path| is_socket(path)) {
             if let Some(status) = backend.process.wait(Duration::from_millis(5))? {
-                bail!("{name} ended with {} before it served\n{}", describe(status), backend.last_words());
+                bail!(
+                    "{name} ended with {} before it served\n{}",
+                    describe(status),
+                    backend.last_words()
+                );
             }
             if Instant::now() > deadline {
-                bail!("{name} does not serve its sockets after {} s\n{}", START_TIMEOUT.as_secs(), backend.last_words());
+                bail!(
+                    "{name} does not serve its sockets after {} s\n{}",
+                    START_TIMEOUT.as_secs(),
+                    backend.last_words()
+                );
             }
         }
         Ok(backend)
@@ -81,17 +92,30 @@ impl Backend {
     /// When it does not.
     pub fn stop(mut self) -> Result<()> {
         if !self.process.is_running()? {
-            bail!("{} has ended before it was told to\n{}", self.process.name(), self.last_words());
+            bail!(
+                "{} has ended before it was told to\n{}",
+                self.process.name(),
+                self.last_words()
+            );
         }
         let status = self.process.terminate(STOP_TIMEOUT)?;
         if !status.success() {
-            bail!("{} ended with {} after SIGTERM\n{}", self.process.name(), describe(status), self.last_words());
+            bail!(
+                "{} ended with {} after SIGTERM\n{}",
+                self.process.name(),
+                describe(status),
+                self.last_words()
+            );
         }
         Ok(())
     }
 
     fn last_words(&self) -> String {
-        format!("--- last lines of {}:\n{}", self.log.display(), tail(&self.log(), 20))
+        format!(
+            "--- last lines of {}:\n{}",
+            self.log.display(),
+            tail(&self.log(), 20)
+        )
     }
 }
 
@@ -109,8 +133,12 @@ mod tests {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "echo no such device; exit 2"]);
         let socket = folder.path().join("socket");
-        let error = Backend::start("a daemon", command, &[&socket], &folder.path().join("log")).unwrap_err();
+        let error = Backend::start("a daemon", command, &[&socket], &folder.path().join("log"))
+            .unwrap_err();
         let error = error.to_string();
-        assert!(error.contains("a daemon ended with exit status 2") && error.contains("no such device"), "{error}");
+        assert!(
+            error.contains("a daemon ended with exit status 2") && error.contains("no such device"),
+            "{error}"
+        );
     }
 }

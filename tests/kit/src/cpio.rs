@@ -22,7 +22,11 @@ pub struct Archive<W> {
 impl<W: Write> Archive<W> {
     /// Begins an archive.
     pub fn new(out: W) -> Self {
-        Self { out, written: 0, inode: 0 }
+        Self {
+            out,
+            written: 0,
+            inode: 0,
+        }
     }
 
     /// Adds a folder. Its parents must have been added.
@@ -63,7 +67,12 @@ impl<W: Write> Archive<W> {
 
     fn entry(&mut self, path: &str, mode: u32, data: &[u8]) -> io::Result<()> {
         let name = path.trim_start_matches('/');
-        let too_big = |_| io::Error::new(io::ErrorKind::InvalidInput, format!("{path} is too big for an archive"));
+        let too_big = |_| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{path} is too big for an archive"),
+            )
+        };
         let size = u32::try_from(data.len()).map_err(too_big)?;
         let name_size = u32::try_from(name.len() + 1).map_err(too_big)?;
         self.inode += 1;
@@ -87,7 +96,10 @@ impl<W: Write> Archive<W> {
     }
 
     fn pad(&mut self, align: usize) -> io::Result<()> {
-        self.put(&vec![0; self.written.next_multiple_of(align) - self.written])
+        self.put(&vec![
+            0;
+            self.written.next_multiple_of(align) - self.written
+        ])
     }
 }
 

@@ -53,12 +53,20 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
 };
 
 /// Linux 6.1 and the compiler it was built with.
-pub const HEADERS_6_1: TreeSpec =
-    TreeSpec { name: "headers-6.1", suite: "bookworm", packages: &["linux-headers-amd64", "make"], backports: &[] };
+pub const HEADERS_6_1: TreeSpec = TreeSpec {
+    name: "headers-6.1",
+    suite: "bookworm",
+    packages: &["linux-headers-amd64", "make"],
+    backports: &[],
+};
 
 /// Linux 6.12 and the compiler it was built with.
-pub const HEADERS_6_12: TreeSpec =
-    TreeSpec { name: "headers-6.12", suite: "trixie", packages: &["linux-headers-amd64", "make"], backports: &[] };
+pub const HEADERS_6_12: TreeSpec = TreeSpec {
+    name: "headers-6.12",
+    suite: "trixie",
+    packages: &["linux-headers-amd64", "make"],
+    backports: &[],
+};
 
 /// The Debian mirror of this machine: what its own apt uses.
 ///
@@ -86,7 +94,18 @@ pub fn mirror() -> Result<String> {
 
 fn mirror_in_use() -> Result<Option<String>> {
     let mut command = Command::new("apt-get");
-    command.args(["indextargets", "--format", "$(SITE)", "Created-By: Packages", "Origin: Debian", "Label: Debian"]);
+    command.args([
+        "indextargets",
+        "--format",
+        "$(SITE)",
+        "Created-By: Packages",
+        "Origin: Debian",
+        "Label: Debian",
+    ]);
     let sites = check_output("apt-get indextargets", command, Duration::from_secs(60))?;
-    Ok(sites.lines().map(str::trim).find(|site| !site.is_empty()).map(str::to_owned))
+    Ok(sites
+        .lines()
+        .map(str::trim)
+        .find(|site| !site.is_empty())
+        .map(str::to_owned))
 }

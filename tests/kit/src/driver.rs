@@ -1,5 +1,7 @@
 //! The guest driver, built out of tree for a kernel of one of the Debian trees.
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,7 +18,11 @@ use crate::{packages, progress};
 const BUILD_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The kernels that the driver is built for: the beginning of their releases, and the trees with their headers.
-pub const KERNELS: &[(&str, &TreeSpec)] = &[("6.1.", &HEADERS_6_1), ("6.12.", &HEADERS_6_12), ("7.", &GUEST_TREE)];
+pub const KERNELS: &[(&str, &TreeSpec)] = &[
+    ("6.1.", &HEADERS_6_1),
+    ("6.12.", &HEADERS_6_12),
+    ("7.", &GUEST_TREE),
+];
 
 /// A kernel module.
 #[derive(Debug)]
@@ -44,9 +50,17 @@ pub fn build(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
     let folder = tree.join(inside);
     copy_sources(&workspace.root().join("guest-driver"), &folder)?;
     let mut make = tree.chroot("make");
-    make.args(["-C", &format!("/usr/src/linux-headers-{kernel}"), &format!("M={inside}"), "modules"]);
+    make.args([
+        "-C",
+        &format!("/usr/src/linux-headers-{kernel}"),
+        &format!("M={inside}"),
+        "modules",
+    ]);
     let build = || check_output("make of the guest driver", make, BUILD_TIMEOUT);
-    let messages = progress::step(&format!("Building the guest driver for Linux {kernel}"), build)?;
+    let messages = progress::step(
+        &format!("Building the guest driver for Linux {kernel}"),
+        build,
+    )?;
     let built = folder.join("farlane.ko");
     if !built.exists() {
         bail!("make of the guest driver made no farlane.ko\n{messages}");
@@ -56,30 +70,75 @@ pub fn build(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
     // Renamed into place: another run may read the old one at this moment.
     let (part, path) = (kept.join("farlane.ko.part"), kept.join("farlane.ko"));
     fs::copy(&built, &part).with_context(|| format!("Cannot copy {}", built.display()))?;
-    fs::rename(&part, &path).with_context(|| format!("Cannot put {} in its place", path.display()))?;
-    Ok(Driver { path, kernel, messages })
+    fs::rename(&part, &path)
+        .with_context(|| format!("Cannot put {} in its place", path.display()))?;
+    Ok(Driver {
+        path,
+        kernel,
+        messages,
+    })
 }
 
-/// Copies the sources that changed, so that make sees which.
+/// Makes a folder's sources those of another; writes only those that changed, so that make sees which.
 fn copy_sources(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("Cannot make {}", to.display()))?;
-    for entry in fs::read_dir(from).with_context(|| format!("Cannot read {}", from.display()))? {
-        let entry = entry?;
-        let (source, copy) = (entry.path(), to.join(entry.file_name()));
-        if entry.file_type()?.is_dir() {
-            copy_sources(&source, &copy)?;
-        } else if is_source(&source) {
-            let data = fs::read(&source).with_context(|| format!("Cannot read {}", source.display()))?;
-            if fs::read(&copy).ok().as_ref() != Some(&data) {
-                fs::write(&copy, data).with_context(|| format!("Cannot write {}", copy.display()))?;
-            }
+    let sources = sources(from)?;
+    for old in self::sources(to)?.difference(&sources) {
+        let old = to.join(old);
+        fs::remove_file(&old).with_context(|| format!("Cannot remove {}", old.display()))?;
+    }
+    for name in &sources {
+        let (source, copy) = (from.join(name), to.join(name));
+        let data =
+            fs::read(&source).with_context(|| format!("Cannot read {}", source.display()))?;
+        if fs::read(&copy).ok().as_ref() != Some(&data) {
+            fs::write(&copy, data).with_context(|| format!("Cannot write {}", copy.display()))?;
         }
     }
     Ok(())
 }
 
-/// What a person wrote, not what a build in the source folder left there.
-fn is_source(path: &Path) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    matches!(name.as_ref(), "Makefile" | "Kbuild") || name.ends_with(".c") && !name.ends_with(".mod.c") || name.ends_with(".h")
+/// The names of the sources in a folder.
+fn sources(folder: &Path) -> Result<BTreeSet<OsString>> {
+    let mut names = BTreeSet::new();
+    for entry in
+        fs::read_dir(folder).with_context(|| format!("Cannot read {}", folder.display()))?
+    {
+        let name = entry?.file_name();
+        if is_source(&name.to_string_lossy()) {
+            names.insert(name);
+        }
+    }
+    Ok(names)
+}
+
+/// What a person wrote, not what a build in the same folder left there.
+fn is_source(name: &str) -> bool {
+    let is_code = (name.ends_with(".c") && !name.ends_with(".mod.c")) || name.ends_with(".h");
+    is_code || matches!(name, "Makefile" | "Kbuild")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_that_went_goes_from_the_copy_and_builds_stay() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for (folder, name) in [
+            (&from, "new.c"),
+            (&from, "x.mod.c"),
+            (&to, "old.c"),
+            (&to, "old.o"),
+        ] {
+            fs::write(folder.path().join(name), name).unwrap();
+        }
+        copy_sources(from.path(), to.path()).unwrap();
+        let mut names: Vec<_> = fs::read_dir(to.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["new.c", "old.o"]);
+    }
 }

@@ -67,7 +67,8 @@ impl Guest {
         let qemu_log = logs.join(format!("{}.qemu", config.name));
         let (agent, agent_of_qemu) = UnixStream::pair().context("Cannot make a socket pair")?;
         let (monitor, monitor_of_qemu) = UnixStream::pair().context("Cannot make a socket pair")?;
-        let (agent_of_qemu, monitor_of_qemu) = (OwnedFd::from(agent_of_qemu), OwnedFd::from(monitor_of_qemu));
+        let (agent_of_qemu, monitor_of_qemu) =
+            (OwnedFd::from(agent_of_qemu), OwnedFd::from(monitor_of_qemu));
         let boot = Boot {
             kernel: kit.kernel(),
             initrd: &initrd,
@@ -82,10 +83,17 @@ impl Guest {
             inherit.push(wire.socket(end));
         }
         if !config.interactive {
-            let log = fs::File::create(&qemu_log).with_context(|| format!("Cannot create {}", qemu_log.display()))?;
-            command.stdin(std::process::Stdio::null()).stdout(log.try_clone()?).stderr(log);
+            let log = fs::File::create(&qemu_log)
+                .with_context(|| format!("Cannot create {}", qemu_log.display()))?;
+            command
+                .stdin(std::process::Stdio::null())
+                .stdout(log.try_clone()?)
+                .stderr(log);
         }
-        let setup = Setup { inherit, foreground: config.interactive };
+        let setup = Setup {
+            inherit,
+            foreground: config.interactive,
+        };
         let qemu = Process::spawn_with(format!("QEMU of {}", config.name), command, &setup)?;
         Ok(Self {
             name: config.name.clone(),
@@ -112,7 +120,10 @@ impl Guest {
     /// # Errors
     /// Like [`Guest::wait_ready`].
     pub fn wait_ready_for(&mut self, timeout: Duration) -> Result<()> {
-        let hello = self.qmp.start().and_then(|()| self.agent.wait_hello(timeout));
+        let hello = self
+            .qmp
+            .start()
+            .and_then(|()| self.agent.wait_hello(timeout));
         match hello {
             Ok(Some(_)) => Ok(()),
             Ok(None) => {
@@ -133,7 +144,11 @@ impl Guest {
     pub fn wait_end(&mut self, timeout: Duration) -> Result<()> {
         match self.qemu.wait(timeout)? {
             Some(_) => Ok(()),
-            None => bail!("Guest {} did not end within {} s", self.name, timeout.as_secs()),
+            None => bail!(
+                "Guest {} did not end within {} s",
+                self.name,
+                timeout.as_secs()
+            ),
         }
     }
 
@@ -148,7 +163,8 @@ impl Guest {
     /// # Errors
     /// When it is on no wire.
     pub fn address(&self) -> Result<&'static str> {
-        self.address.with_context(|| format!("Guest {} is on no wire", self.name))
+        self.address
+            .with_context(|| format!("Guest {} is on no wire", self.name))
     }
 
     /// Where its console's text goes.
@@ -176,7 +192,12 @@ impl Guest {
     pub fn run(&self, command: &str) -> Result<String> {
         let output = self.exec(command)?;
         if !output.success() {
-            bail!("`{command}` in guest {} failed: {}\n{}", self.name, output.how(), tail(&output.all(), 20));
+            bail!(
+                "`{command}` in guest {} failed: {}\n{}",
+                self.name,
+                output.how(),
+                tail(&output.all(), 20)
+            );
         }
         Ok(output.stdout)
     }
@@ -195,8 +216,16 @@ impl Guest {
     /// # Errors
     /// When the guest cannot be reached.
     pub fn spawn(&self, command: &str) -> Result<Job<'_>> {
-        let id = self.agent.start(command).map_err(|error| self.failure(error))?;
-        Ok(Job { guest: self, id, command: command.to_owned(), ended: false })
+        let id = self
+            .agent
+            .start(command)
+            .map_err(|error| self.failure(error))?;
+        Ok(Job {
+            guest: self,
+            id,
+            command: command.to_owned(),
+            ended: false,
+        })
     }
 
     /// Writes a file; missing folders are made.
@@ -204,7 +233,9 @@ impl Guest {
     /// # Errors
     /// When it cannot be written.
     pub fn write_file(&self, path: &str, mode: u32, data: &[u8]) -> Result<()> {
-        self.agent.write(path, mode, data).map_err(|error| self.failure(error))
+        self.agent
+            .write(path, mode, data)
+            .map_err(|error| self.failure(error))
     }
 
     /// Reads a file.
@@ -213,7 +244,17 @@ impl Guest {
     /// When it cannot be read.
     pub fn read_file(&self, path: &str) -> Result<String> {
         let bytes = self.agent.read(path).map_err(|error| self.failure(error))?;
-        String::from_utf8(bytes).with_context(|| format!("{path} in guest {} is no text", self.name))
+        String::from_utf8(bytes)
+            .with_context(|| format!("{path} in guest {} is no text", self.name))
+    }
+
+    /// Whether something in the guest listens on a TCP port.
+    ///
+    /// # Errors
+    /// When the guest cannot be reached.
+    pub fn is_listening(&self, port: u16) -> Result<bool> {
+        Ok(listens(&self.read_file("/proc/net/tcp")?, port)
+            || listens(&self.read_file("/proc/net/tcp6")?, port))
     }
 
     /// Waits until something in the guest listens on a TCP port.
@@ -222,9 +263,13 @@ impl Guest {
     /// When nothing does within `timeout`.
     pub fn wait_listening(&self, port: u16, timeout: Duration) -> Result<()> {
         let deadline = Instant::now() + timeout;
-        while !listens(&self.read_file("/proc/net/tcp")?, port) && !listens(&self.read_file("/proc/net/tcp6")?, port) {
+        while !self.is_listening(port)? {
             if Instant::now() > deadline {
-                bail!("Nothing in guest {} listens on port {port} after {} s", self.name, timeout.as_secs());
+                bail!(
+                    "Nothing in guest {} listens on port {port} after {} s",
+                    self.name,
+                    timeout.as_secs()
+                );
             }
         }
         Ok(())
@@ -235,9 +280,14 @@ impl Guest {
     /// # Errors
     /// When QEMU refuses or the guest keeps the device.
     pub fn unplug_farlane(&self) -> Result<()> {
-        self.qmp.device_del(FARLANE_DEVICE, UNPLUG_TIMEOUT).map_err(|error| self.failure(error))?;
+        self.qmp
+            .device_del(FARLANE_DEVICE, UNPLUG_TIMEOUT)
+            .map_err(|error| self.failure(error))?;
         let generation = self.plugged.load(Ordering::Relaxed);
-        self.qmp.execute("chardev-remove", json!({ "id": farlane_chardev(generation) }))?;
+        self.qmp.execute(
+            "chardev-remove",
+            json!({ "id": farlane_chardev(generation) }),
+        )?;
         Ok(())
     }
 
@@ -247,12 +297,17 @@ impl Guest {
     /// When QEMU refuses.
     pub fn plug_farlane(&self, socket: &Path) -> Result<()> {
         let generation = self.plugged.fetch_add(1, Ordering::Relaxed) + 1;
-        let socket = socket.to_str().with_context(|| format!("{} is not UTF-8", socket.display()))?;
+        let socket = socket
+            .to_str()
+            .with_context(|| format!("{} is not UTF-8", socket.display()))?;
         let backend = json!({
             "type": "socket",
             "data": { "addr": { "type": "unix", "data": { "path": socket } }, "server": false },
         });
-        self.qmp.execute("chardev-add", json!({ "id": farlane_chardev(generation), "backend": backend }))?;
+        self.qmp.execute(
+            "chardev-add",
+            json!({ "id": farlane_chardev(generation), "backend": backend }),
+        )?;
         self.qmp.device_add(farlane_device(generation))
     }
 
@@ -271,8 +326,15 @@ impl Guest {
             let text = fs::read(path).unwrap_or_default();
             tail(&String::from_utf8_lossy(&text), 10)
         };
-        let mut message = format!("Guest {} failed; its console log is {}", self.name, self.console.display());
-        for (what, text) in [("console", last(&self.console)), ("QEMU", last(&self.qemu_log))] {
+        let mut message = format!(
+            "Guest {} failed; its console log is {}",
+            self.name,
+            self.console.display()
+        );
+        for (what, text) in [
+            ("console", last(&self.console)),
+            ("QEMU", last(&self.qemu_log)),
+        ] {
             if !text.trim().is_empty() {
                 message += &format!("\n--- last lines of its {what}:\n{text}\n---");
             }
@@ -293,7 +355,11 @@ impl Job<'_> {
                 Ok(output)
             }
             Ok(None) => {
-                let alive = if self.guest.agent.answers(Duration::from_secs(5)) { "answers" } else { "hangs too" };
+                let alive = if self.guest.agent.answers(Duration::from_secs(5)) {
+                    "answers"
+                } else {
+                    "hangs too"
+                };
                 let error = anyhow!(
                     "`{}` did not end within {} s (the agent {alive}); it said:\n{}",
                     self.command,
@@ -304,7 +370,9 @@ impl Job<'_> {
             }
             Err(error) => {
                 self.ended = true;
-                Err(self.guest.failure(error.context(format!("`{}` was lost", self.command))))
+                Err(self
+                    .guest
+                    .failure(error.context(format!("`{}` was lost", self.command))))
             }
         }
     }
@@ -316,10 +384,20 @@ impl Job<'_> {
     pub fn wait_output(&self, timeout: Duration, wanted: impl Fn(&str) -> bool) -> Result<()> {
         let found = self.guest.agent.wait_output(self.id, timeout, wanted);
         if !found.map_err(|error| self.guest.failure(error))? {
-            let error = anyhow!("`{}` did not say what was awaited, but:\n{}", self.command, tail(&self.so_far(), 10));
+            let error = anyhow!(
+                "`{}` did not say what was awaited, but:\n{}",
+                self.command,
+                tail(&self.so_far(), 10)
+            );
             return Err(self.guest.failure(error));
         }
         Ok(())
+    }
+
+    /// Whether the command has ended; [`Job::wait`] returns at once then.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.guest.agent.has_ended(self.id)
     }
 
     /// What the command printed so far.
@@ -339,15 +417,15 @@ impl Job<'_> {
 
 impl Drop for Job<'_> {
     fn drop(&mut self) {
-        // It may have ended by itself, or its guest: then there is nothing left to kill.
-        if !self.ended && self.signal(9).is_ok() {
-            self.ended = true;
+        if !self.ended {
+            self.guest.agent.abandon(self.id);
         }
     }
 }
 
-/// Whether `/proc/net/tcp` has a listening socket on a port.
-fn listens(table: &str, port: u16) -> bool {
+/// Whether `/proc/net/tcp` (or `tcp6`) has a listening socket on a port.
+#[must_use]
+pub fn listens(table: &str, port: u16) -> bool {
     let port = format!(":{port:04X}");
     table.lines().skip(1).any(|line| {
         let mut fields = line.split_whitespace().skip(1);

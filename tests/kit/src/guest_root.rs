@@ -68,7 +68,10 @@ pub struct GuestFile {
 impl GuestFile {
     /// A file of this machine, and where it goes in the guest.
     pub fn new(source: impl Into<PathBuf>, path: impl Into<String>) -> Self {
-        Self { path: path.into(), source: source.into() }
+        Self {
+            path: path.into(),
+            source: source.into(),
+        }
     }
 }
 
@@ -86,8 +89,19 @@ impl GuestRoot {
     pub fn ensure(workspace: &Workspace, tree: &Tree) -> Result<Self> {
         let kernel = tree.kernel_release()?;
         let mut hash = DefaultHasher::new();
-        (FORMAT, &kernel, PROGRAMS, LIBRARIES, MODULES, include_str!("guest-init.sh")).hash(&mut hash);
-        fs::metadata(tree.path()).and_then(|folder| folder.modified()).context("Cannot see the tree")?.hash(&mut hash);
+        (
+            FORMAT,
+            &kernel,
+            PROGRAMS,
+            LIBRARIES,
+            MODULES,
+            include_str!("guest-init.sh"),
+        )
+            .hash(&mut hash);
+        fs::metadata(tree.path())
+            .and_then(|folder| folder.modified())
+            .context("Cannot see the tree")?
+            .hash(&mut hash);
         let name = format!("guest-root-{:016x}.cpio", hash.finish());
         let archive = workspace.cache().join(name);
         if !archive.exists() {
@@ -105,14 +119,19 @@ impl GuestRoot {
     /// # Errors
     /// When a file cannot be read or written.
     pub fn write_with(&self, files: &[GuestFile], path: &Path) -> Result<()> {
-        let mut out = File::create(path).with_context(|| format!("Cannot create {}", path.display()))?;
-        let mut base = File::open(&self.archive).with_context(|| format!("Cannot open {}", self.archive.display()))?;
-        io::copy(&mut base, &mut out).with_context(|| format!("Cannot write {}", path.display()))?;
+        let mut out =
+            File::create(path).with_context(|| format!("Cannot create {}", path.display()))?;
+        let mut base = File::open(&self.archive)
+            .with_context(|| format!("Cannot open {}", self.archive.display()))?;
+        io::copy(&mut base, &mut out)
+            .with_context(|| format!("Cannot write {}", path.display()))?;
         let mut contents = Contents::default();
         for file in files {
             contents.copy(&file.path, &file.source)?;
         }
-        contents.write(out).with_context(|| format!("Cannot write {}", path.display()))
+        contents
+            .write(out)
+            .with_context(|| format!("Cannot write {}", path.display()))
     }
 }
 
@@ -120,8 +139,13 @@ impl GuestRoot {
 fn remove_old(cache: &Path) -> Result<()> {
     for entry in fs::read_dir(cache).with_context(|| format!("Cannot read {}", cache.display()))? {
         let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with("guest-root-") {
-            fs::remove_file(entry.path()).with_context(|| format!("Cannot remove {}", entry.path().display()))?;
+        if entry
+            .file_name()
+            .to_string_lossy()
+            .starts_with("guest-root-")
+        {
+            fs::remove_file(entry.path())
+                .with_context(|| format!("Cannot remove {}", entry.path().display()))?;
         }
     }
     Ok(())
@@ -129,27 +153,42 @@ fn remove_old(cache: &Path) -> Result<()> {
 
 fn make(tree: &Tree, kernel: &str, archive: &Path) -> Result<()> {
     let mut contents = Contents::default();
-    for folder in ["bin", "dev", "proc", "root", "run", "sbin", "sys", "tmp", "usr/sbin", "etc"] {
+    for folder in [
+        "bin", "dev", "proc", "root", "run", "sbin", "sys", "tmp", "usr/sbin", "etc",
+    ] {
         contents.folder(folder);
     }
     contents.links.insert("lib".into(), "usr/lib".into());
     contents.links.insert("lib64".into(), LIBRARY_FOLDER.into());
     contents.data("init", 0o755, include_bytes!("guest-init.sh").to_vec());
-    contents.data("etc/passwd", 0o644, b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n".to_vec());
+    contents.data(
+        "etc/passwd",
+        0o644,
+        b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n".to_vec(),
+    );
     contents.data("etc/group", 0o644, b"root:x:0:\nuser:x:1000:\n".to_vec());
     contents.data("etc/hosts", 0o644, b"127.0.0.1 localhost\n".to_vec());
-    contents.data("etc/libibverbs.d/rxe.driver", 0o644, b"driver rxe\n".to_vec());
+    contents.data(
+        "etc/libibverbs.d/rxe.driver",
+        0o644,
+        b"driver rxe\n".to_vec(),
+    );
     contents.copy("bin/busybox", &tree.join("usr/bin/busybox"))?;
     add_programs(tree, &mut contents)?;
     for tool in ["modprobe", "insmod", "rmmod", "lsmod", "modinfo"] {
-        contents.links.insert(format!("sbin/{tool}"), "../usr/bin/kmod".into());
+        contents
+            .links
+            .insert(format!("sbin/{tool}"), "../usr/bin/kmod".into());
     }
     add_modules(tree, kernel, &mut contents)?;
 
     let part = archive.with_extension("part");
     let out = File::create(&part).with_context(|| format!("Cannot create {}", part.display()))?;
-    contents.write(out).with_context(|| format!("Cannot write {}", part.display()))?;
-    fs::rename(&part, archive).with_context(|| format!("Cannot put {} in its place", archive.display()))
+    contents
+        .write(out)
+        .with_context(|| format!("Cannot write {}", part.display()))?;
+    fs::rename(&part, archive)
+        .with_context(|| format!("Cannot put {} in its place", archive.display()))
 }
 
 fn add_programs(tree: &Tree, contents: &mut Contents) -> Result<()> {
@@ -157,7 +196,9 @@ fn add_programs(tree: &Tree, contents: &mut Contents) -> Result<()> {
     for program in PROGRAMS {
         // `rdma` moved between folders with iproute2's releases.
         let elsewhere = program.replace("/bin/", "/sbin/");
-        let found = [*program, &elsewhere].into_iter().find(|path| tree.join(path).exists());
+        let found = [*program, &elsewhere]
+            .into_iter()
+            .find(|path| tree.join(path).exists());
         let source = tree.join(found.with_context(|| format!("The tree has no {program}"))?);
         needed.extend(linked_libraries(tree, &source)?);
         contents.copy(program, &source)?;
@@ -169,7 +210,10 @@ fn add_programs(tree: &Tree, contents: &mut Contents) -> Result<()> {
     }
     needed.insert(tree.libraries().join("ld-linux-x86-64.so.2"));
     for library in needed {
-        let name = library.file_name().context("A library has no name")?.to_string_lossy();
+        let name = library
+            .file_name()
+            .context("A library has no name")?
+            .to_string_lossy();
         contents.copy(&format!("{LIBRARY_FOLDER}/{name}"), &library)?;
     }
     Ok(())
@@ -184,8 +228,16 @@ fn linked_libraries(tree: &Tree, program: &Path) -> Result<Vec<PathBuf>> {
     let mut libraries = Vec::new();
     for line in list.lines() {
         if let Some((name, rest)) = line.split_once(" => ") {
-            let Some(path) = rest.split_whitespace().next().filter(|path| path.starts_with('/')) else {
-                bail!("{} needs {}, which the tree lacks", program.display(), name.trim());
+            let Some(path) = rest
+                .split_whitespace()
+                .next()
+                .filter(|path| path.starts_with('/'))
+            else {
+                bail!(
+                    "{} needs {}, which the tree lacks",
+                    program.display(),
+                    name.trim()
+                );
             };
             libraries.push(PathBuf::from(path));
         }
@@ -206,7 +258,11 @@ fn add_modules(tree: &Tree, kernel: &str, contents: &mut Contents) -> Result<()>
             command.args(["xz", "-dc"]).arg(&packed);
             let output = crate::process::output("busybox xz", command, Duration::from_secs(60))?;
             if !output.status.success() {
-                bail!("Cannot unpack {}: {}", packed.display(), String::from_utf8_lossy(&output.stderr));
+                bail!(
+                    "Cannot unpack {}: {}",
+                    packed.display(),
+                    String::from_utf8_lossy(&output.stderr)
+                );
             }
             output.stdout
         } else {
@@ -217,12 +273,22 @@ fn add_modules(tree: &Tree, kernel: &str, contents: &mut Contents) -> Result<()>
         fs::create_dir_all(folder).with_context(|| format!("Cannot make {}", folder.display()))?;
         fs::write(&plain, data).with_context(|| format!("Cannot write {}", plain.display()))?;
     }
-    for list in ["modules.order", "modules.builtin", "modules.builtin.modinfo"] {
-        fs::copy(source.join(list), copy.join(list)).with_context(|| format!("Cannot copy {list}"))?;
+    for list in [
+        "modules.order",
+        "modules.builtin",
+        "modules.builtin.modinfo",
+    ] {
+        fs::copy(source.join(list), copy.join(list))
+            .with_context(|| format!("Cannot copy {list}"))?;
     }
     // kmod acts as depmod by the name that it is called by.
     let mut depmod = tree.loader();
-    depmod.args(["--argv0", "depmod"]).arg(tree.join("usr/bin/kmod")).arg("-b").arg(scratch.path()).arg(kernel);
+    depmod
+        .args(["--argv0", "depmod"])
+        .arg(tree.join("usr/bin/kmod"))
+        .arg("-b")
+        .arg(scratch.path())
+        .arg(kernel);
     check_output("depmod", depmod, Duration::from_secs(60))?;
     contents.copy_folder(&format!("usr/lib/modules/{kernel}"), &copy)
 }
@@ -254,13 +320,18 @@ impl Contents {
 
     fn copy(&mut self, path: &str, source: &Path) -> Result<()> {
         let data = fs::read(source).with_context(|| format!("Cannot read {}", source.display()))?;
-        let mode = fs::metadata(source).with_context(|| format!("Cannot see {}", source.display()))?.permissions().mode();
+        let mode = fs::metadata(source)
+            .with_context(|| format!("Cannot see {}", source.display()))?
+            .permissions()
+            .mode();
         self.data(path, mode & 0o777, data);
         Ok(())
     }
 
     fn copy_folder(&mut self, path: &str, source: &Path) -> Result<()> {
-        for entry in fs::read_dir(source).with_context(|| format!("Cannot read {}", source.display()))? {
+        for entry in
+            fs::read_dir(source).with_context(|| format!("Cannot read {}", source.display()))?
+        {
             let entry = entry?;
             let inside = format!("{path}/{}", entry.file_name().to_string_lossy());
             if entry.file_type()?.is_dir() {
@@ -296,6 +367,9 @@ mod tests {
     fn every_folder_above_a_file_is_in_the_archive() {
         let mut contents = Contents::default();
         contents.data("/a/b/c", 0o644, Vec::new());
-        assert_eq!(contents.folders.into_iter().collect::<Vec<_>>(), ["a", "a/b"]);
+        assert_eq!(
+            contents.folders.into_iter().collect::<Vec<_>>(),
+            ["a", "a/b"]
+        );
     }
 }

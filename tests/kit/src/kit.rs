@@ -100,27 +100,39 @@ impl Kit {
             _ => return Ok(Accelerator::Tcg),
         }
         // A /dev/kvm that exists may still not run a stock kernel: a guest that boots is the proof.
-        let host = fs::read_to_string("/proc/sys/kernel/random/boot_id").context("Cannot read this machine's boot id")?;
+        let host = fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .context("Cannot read this machine's boot id")?;
         let proof = self.workspace.cache().join("kvm-probe");
         let known = fs::read_to_string(&proof).unwrap_or_default();
         let works = match known.strip_prefix(host.as_str()) {
             Some(result) => result == "works",
             None => {
-                let works = progress::step("Trying whether KVM boots a guest", || Ok(self.kvm_boots()))?;
+                let works =
+                    progress::step("Trying whether KVM boots a guest", || Ok(self.kvm_boots()))?;
                 let result = if works { "works" } else { "fails" };
                 fs::write(&proof, format!("{host}{result}"))
                     .with_context(|| format!("Cannot write {}", proof.display()))?;
                 works
             }
         };
-        Ok(if works { Accelerator::Kvm } else { Accelerator::Tcg })
+        Ok(if works {
+            Accelerator::Kvm
+        } else {
+            Accelerator::Tcg
+        })
     }
 
     fn kvm_boots(&self) -> bool {
         let boot = || -> Result<()> {
             let scratch = Scratch::new()?;
             let config = VmConfig::new("kvm-probe");
-            let mut guest = Guest::start(self, &config, Accelerator::Kvm, scratch.path(), scratch.path())?;
+            let mut guest = Guest::start(
+                self,
+                &config,
+                Accelerator::Kvm,
+                scratch.path(),
+                scratch.path(),
+            )?;
             guest.wait_ready_for(PROBE_TIMEOUT)
         };
         Path::new("/dev/kvm").exists() && boot().is_ok()

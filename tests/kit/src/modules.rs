@@ -26,7 +26,11 @@ impl Modules {
             let path = folder.join(name);
             fs::read_to_string(&path).with_context(|| format!("Cannot read {}", path.display()))
         };
-        Ok(Self::parse(&read("modules.dep")?, &read("modules.softdep")?, &read("modules.builtin")?))
+        Ok(Self::parse(
+            &read("modules.dep")?,
+            &read("modules.softdep")?,
+            &read("modules.builtin")?,
+        ))
     }
 
     fn parse(dependencies: &str, wishes: &str, builtin: &str) -> Self {
@@ -37,7 +41,9 @@ impl Modules {
         };
         for (file, needs) in dependencies.lines().filter_map(|line| line.split_once(':')) {
             let needs = needs.split_whitespace().map(str::to_owned).collect();
-            modules.files.insert(module_name(file), (file.to_owned(), needs));
+            modules
+                .files
+                .insert(module_name(file), (file.to_owned(), needs));
         }
         for line in wishes.lines() {
             let mut words = line.split_whitespace();
@@ -45,7 +51,11 @@ impl Modules {
                 && let Some(module) = words.next()
             {
                 let wished = words.filter(|word| !word.ends_with(':')).map(module_name);
-                modules.wishes.entry(module_name(module)).or_default().extend(wished);
+                modules
+                    .wishes
+                    .entry(module_name(module))
+                    .or_default()
+                    .extend(wished);
             }
         }
         modules
@@ -65,7 +75,9 @@ impl Modules {
         let mut to_do: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         while let Some(name) = to_do.pop() {
             // A wish may name an alias or something built in: then there is no file.
-            let Some((file, needs)) = self.files.get(&name) else { continue };
+            let Some((file, needs)) = self.files.get(&name) else {
+                continue;
+            };
             if found.insert(file.clone()) {
                 to_do.extend(needs.iter().map(|need| module_name(need)));
                 to_do.extend(self.wishes.get(&name).into_iter().flatten().cloned());
@@ -96,7 +108,10 @@ mod tests {
     #[test]
     fn needs_and_wishes_are_followed_to_their_end() {
         let files = modules().with_dependencies(&["c", "e"]).unwrap();
-        assert_eq!(files.into_iter().collect::<Vec<_>>(), ["k/a.ko.xz", "k/b-x.ko.xz", "k/c.ko.xz", "k/d.ko.xz"]);
+        assert_eq!(
+            files.into_iter().collect::<Vec<_>>(),
+            ["k/a.ko.xz", "k/b-x.ko.xz", "k/c.ko.xz", "k/d.ko.xz"]
+        );
     }
 
     #[test]

@@ -16,13 +16,19 @@ const APT_TIMEOUT: Duration = Duration::from_secs(900);
 /// # Errors
 /// When some are missing and this is not root (the message has the command to type), or apt fails.
 pub fn ensure(packages: &[&str]) -> Result<()> {
-    let missing: Vec<&str> = packages.iter().copied().filter(|package| !is_installed(package)).collect();
+    let missing: Vec<&str> = packages
+        .iter()
+        .copied()
+        .filter(|package| !is_installed(package))
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }
     let list = missing.join(" ");
     if !is_root() {
-        bail!("Debian packages are missing. Install them with: sudo apt-get install --no-install-recommends {list}");
+        bail!(
+            "Debian packages are missing. Install them with: sudo apt-get install --no-install-recommends {list}"
+        );
     }
     progress::step(&format!("Installing {list}"), || {
         if apt_get(&missing).is_err() {
@@ -53,14 +59,19 @@ pub fn is_root() -> bool {
 
 fn apt() -> Command {
     let mut command = Command::new("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").args(["-qq", "-o", "DPkg::Lock::Timeout=300"]);
+    command
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .args(["-qq", "-o", "DPkg::Lock::Timeout=300"]);
     command
 }
 
 fn apt_get(packages: &[&str]) -> Result<()> {
     let mut command = apt();
-    command.args(["install", "--yes", "--no-install-recommends"]).args(packages);
-    check_output("apt-get install", command, APT_TIMEOUT).context("Cannot install Debian packages")?;
+    command
+        .args(["install", "--yes", "--no-install-recommends"])
+        .args(packages);
+    check_output("apt-get install", command, APT_TIMEOUT)
+        .context("Cannot install Debian packages")?;
     Ok(())
 }
 

@@ -65,7 +65,10 @@ impl Process {
     pub fn spawn_logged(name: impl Into<String>, mut command: Command, log: &Path) -> Result<Self> {
         let file = File::options().create(true).append(true).open(log);
         let file = file.with_context(|| format!("Cannot open {}", log.display()))?;
-        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file);
         Self::spawn(name, command)
     }
 
@@ -73,7 +76,11 @@ impl Process {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn spawn_with(name: impl Into<String>, mut command: Command, setup: &Setup<'_>) -> Result<Self> {
+    pub fn spawn_with(
+        name: impl Into<String>,
+        mut command: Command,
+        setup: &Setup<'_>,
+    ) -> Result<Self> {
         let name = name.into();
         let parent = rustix::process::getpid();
         let inherit: Vec<i32> = setup.inherit.iter().map(|fd| fd.as_raw_fd()).collect();
@@ -99,9 +106,17 @@ impl Process {
             });
         }
         let program = command.get_program().to_string_lossy().into_owned();
-        let child = spawn_from_lasting_thread(command).with_context(|| format!("Cannot start {name} ({program})"))?;
-        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).context("Cannot open a pidfd")?;
-        Ok(Self { name, child, pidfd, group, status: None })
+        let child = spawn_from_lasting_thread(command)
+            .with_context(|| format!("Cannot start {name} ({program})"))?;
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())
+            .context("Cannot open a pidfd")?;
+        Ok(Self {
+            name,
+            child,
+            pidfd,
+            group,
+            status: None,
+        })
     }
 
     /// The process id.
@@ -162,7 +177,8 @@ impl Process {
         if self.status.is_some() {
             bail!("{} has ended already", self.name);
         }
-        kill_process(Pid::from_child(&self.child), signal).with_context(|| format!("Cannot signal {}", self.name))
+        kill_process(Pid::from_child(&self.child), signal)
+            .with_context(|| format!("Cannot signal {}", self.name))
     }
 
     /// Asks the child to end (SIGTERM) and waits for it; after `grace` it is an error, and the child is killed.
@@ -177,7 +193,11 @@ impl Process {
             return Ok(status);
         }
         self.kill()?;
-        Err(anyhow!("{} did not end within {} s after SIGTERM", self.name, grace.as_secs()))
+        Err(anyhow!(
+            "{} did not end within {} s after SIGTERM",
+            self.name,
+            grace.as_secs()
+        ))
     }
 
     /// Ends the child and its process group at once (SIGKILL).
@@ -197,7 +217,11 @@ impl Process {
 
     fn reap(&mut self) -> Result<()> {
         let mut children = children();
-        if let Some(status) = self.child.try_wait().with_context(|| format!("Cannot reap {}", self.name))? {
+        if let Some(status) = self
+            .child
+            .try_wait()
+            .with_context(|| format!("Cannot reap {}", self.name))?
+        {
             let pid = Pid::from_child(&self.child);
             children.remove(&pid.as_raw_nonzero().get());
             self.status = Some(status);
@@ -224,7 +248,10 @@ impl Drop for Process {
 /// # Errors
 /// When it cannot be started, or does not end within `timeout` (it is ended then).
 pub fn output(name: &str, mut command: Command, timeout: Duration) -> Result<Output> {
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     let mut process = Process::spawn(name, command)?;
     let stdout = process.take_stdout().map(read_in_thread);
     let stderr = process.take_stderr().map(read_in_thread);
@@ -235,7 +262,11 @@ pub fn output(name: &str, mut command: Command, timeout: Duration) -> Result<Out
             bail!("{name} did not end within {} s", timeout.as_secs());
         }
     };
-    Ok(Output { status, stdout: join_reader(stdout)?, stderr: join_reader(stderr)? })
+    Ok(Output {
+        status,
+        stdout: join_reader(stdout)?,
+        stderr: join_reader(stderr)?,
+    })
 }
 
 /// Runs a command that must succeed and returns its standard output.
@@ -245,10 +276,19 @@ pub fn output(name: &str, mut command: Command, timeout: Duration) -> Result<Out
 pub fn check_output(name: &str, command: Command, timeout: Duration) -> Result<String> {
     let output = output(name, command, timeout)?;
     if !output.status.success() {
-        let said = [String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr)].concat();
-        bail!("{name} failed: {}\n{}", describe(output.status), tail(&said, 20));
+        let said = [
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        ]
+        .concat();
+        bail!(
+            "{name} failed: {}\n{}",
+            describe(output.status),
+            tail(&said, 20)
+        );
     }
-    String::from_utf8(output.stdout).with_context(|| format!("{name} printed something that is no text"))
+    String::from_utf8(output.stdout)
+        .with_context(|| format!("{name} printed something that is no text"))
 }
 
 /// "exit status 1" or "signal 9", for messages.
@@ -268,7 +308,9 @@ pub fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-fn read_in_thread(mut from: impl io::Read + Send + 'static) -> thread::JoinHandle<io::Result<Vec<u8>>> {
+fn read_in_thread(
+    mut from: impl io::Read + Send + 'static,
+) -> thread::JoinHandle<io::Result<Vec<u8>>> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         from.read_to_end(&mut bytes)?;
@@ -277,8 +319,12 @@ fn read_in_thread(mut from: impl io::Read + Send + 'static) -> thread::JoinHandl
 }
 
 fn join_reader(reader: Option<thread::JoinHandle<io::Result<Vec<u8>>>>) -> Result<Vec<u8>> {
-    let Some(reader) = reader else { return Ok(Vec::new()) };
-    let bytes = reader.join().map_err(|_| anyhow!("A reader of a child's output panicked"))?;
+    let Some(reader) = reader else {
+        return Ok(Vec::new());
+    };
+    let bytes = reader
+        .join()
+        .map_err(|_| anyhow!("A reader of a child's output panicked"))?;
     bytes.context("Cannot read the output of a child")
 }
 
@@ -290,23 +336,26 @@ fn join_reader(reader: Option<thread::JoinHandle<io::Result<Vec<u8>>>>) -> Resul
 pub fn end_all_on_signals() -> Result<()> {
     let signals = watched_signals();
     // SAFETY: `signals` is an initialised set, and the old mask is not asked for.
-    let error = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()) };
+    let error =
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()) };
     if error != 0 {
         return Err(io::Error::from_raw_os_error(error)).context("Cannot block signals");
     }
-    thread::Builder::new().name("signals".into()).spawn(move || {
-        let mut signal = 0;
-        // SAFETY: `signals` is an initialised set and `signal` outlives the call.
-        while unsafe { libc::sigwait(&raw const signals, &raw mut signal) } != 0 {}
-        eprintln!("\nEnding everything (signal {signal})");
-        // Never released: from here on no child is started any more.
-        let children = children();
-        for pid in children.iter().filter_map(|pid| Pid::from_raw(*pid)) {
-            end_one(pid, true);
-        }
-        scratch::remove_all();
-        std::process::exit(128 + signal);
-    })?;
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            let mut signal = 0;
+            // SAFETY: `signals` is an initialised set and `signal` outlives the call.
+            while unsafe { libc::sigwait(&raw const signals, &raw mut signal) } != 0 {}
+            eprintln!("\nEnding everything (signal {signal})");
+            // Never released: from here on no child is started any more.
+            let children = children();
+            for pid in children.iter().filter_map(|pid| Pid::from_raw(*pid)) {
+                end_one(pid, true);
+            }
+            scratch::remove_all();
+            std::process::exit(128 + signal);
+        })?;
     Ok(())
 }
 
@@ -325,7 +374,9 @@ fn watched_signals() -> libc::sigset_t {
 fn unblock_signals() -> io::Result<()> {
     let signals = watched_signals();
     // SAFETY: `signals` is an initialised set, and the old mask is not asked for.
-    match unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const signals, std::ptr::null_mut()) } {
+    match unsafe {
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const signals, std::ptr::null_mut())
+    } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }
@@ -333,7 +384,11 @@ fn unblock_signals() -> io::Result<()> {
 
 /// Kills a child that is not reaped yet, with its group where it leads one.
 fn end_one(pid: Pid, group: bool) {
-    let ended = if group { kill_process_group(pid, Signal::KILL) } else { Err(rustix::io::Errno::SRCH) };
+    let ended = if group {
+        kill_process_group(pid, Signal::KILL)
+    } else {
+        Err(rustix::io::Errno::SRCH)
+    };
     // A child in our own group leads none; one that has ended but is not reaped may have no group left.
     if ended.is_err() && kill_process(pid, Signal::KILL).is_err() {
         eprintln!("Cannot end process {}", pid.as_raw_nonzero());
@@ -363,9 +418,14 @@ fn spawn_from_lasting_thread(command: Command) -> io::Result<Child> {
         Mutex::new(orders)
     });
     let (answer, child) = channel();
-    let sent = spawner.lock().unwrap_or_else(PoisonError::into_inner).send((command, answer));
+    let sent = spawner
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .send((command, answer));
     sent.map_err(|_| io::Error::other("the spawner thread has ended"))?;
-    child.recv().map_err(|_| io::Error::other("the spawner thread has ended"))?
+    child
+        .recv()
+        .map_err(|_| io::Error::other("the spawner thread has ended"))?
 }
 
 fn children() -> MutexGuard<'static, BTreeSet<i32>> {
@@ -393,7 +453,8 @@ mod tests {
 
     fn is_alive(pid: i32) -> bool {
         // A killed process whose parent has not reaped it is a zombie: dead for our purpose.
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.contains(") Z "))
     }
 
     fn wait_until(what: &str, condition: impl Fn() -> bool) {
@@ -408,11 +469,18 @@ mod tests {
     fn a_dropped_process_takes_its_whole_group_along() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
-        let script = format!("trap '' TERM; sleep 1000 & echo $! >{}; mv {0} {0}.done; wait; wait", file.display());
+        let script = format!(
+            "trap '' TERM; sleep 1000 & echo $! >{}; mv {0} {0}.done; wait; wait",
+            file.display()
+        );
         let mut process = Process::spawn("a shell", shell(&script)).unwrap();
         let done = folder.path().join("pid.done");
         wait_until("the shell started its child", || done.exists());
-        let grandchild: i32 = std::fs::read_to_string(done).unwrap().trim().parse().unwrap();
+        let grandchild: i32 = std::fs::read_to_string(done)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
         assert!(is_alive(grandchild));
         process.kill().unwrap();
         wait_until("the grandchild ended", || !is_alive(grandchild));
@@ -427,13 +495,19 @@ mod tests {
 
     #[test]
     fn a_command_that_hangs_is_ended_at_its_timeout() {
-        let error = output("a sleeper", shell("sleep 1000"), Duration::from_millis(100)).unwrap_err();
+        let error =
+            output("a sleeper", shell("sleep 1000"), Duration::from_millis(100)).unwrap_err();
         assert!(error.to_string().contains("a sleeper did not end within"));
     }
 
     #[test]
     fn a_failing_command_is_reported_with_its_last_words() {
-        let error = check_output("a shell", shell("echo nope >&2; exit 3"), Duration::from_secs(10)).unwrap_err();
+        let error = check_output(
+            "a shell",
+            shell("echo nope >&2; exit 3"),
+            Duration::from_secs(10),
+        )
+        .unwrap_err();
         assert_eq!(error.to_string(), "a shell failed: exit status 3\nnope");
     }
 }

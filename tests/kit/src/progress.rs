@@ -33,7 +33,10 @@ pub fn step<T>(what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
         result
     });
     if result.is_ok() {
-        note(&format!("{what}: done in {:.1} s", start.elapsed().as_secs_f64()));
+        note(&format!(
+            "{what}: done in {:.1} s",
+            start.elapsed().as_secs_f64()
+        ));
     }
     result
 }

@@ -132,7 +132,9 @@ impl Qemu {
         if let Some(version) = system_version()
             && version >= OLDEST
         {
-            return Self { words: vec!["qemu-system-x86_64".into()] };
+            return Self {
+                words: vec!["qemu-system-x86_64".into()],
+            };
         }
         let program = tree.program("usr/bin/qemu-system-x86_64");
         let mut words = vec![program.get_program().to_owned()];
@@ -150,21 +152,58 @@ impl Qemu {
     pub fn command(&self, config: &VmConfig<'_>, boot: &Boot<'_>) -> Result<Command> {
         let mut command = Command::new(&self.words[0]);
         command.args(&self.words[1..]);
-        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        command.args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+        ]);
         let (accelerator, cpu) = match boot.accelerator {
             Accelerator::Tcg => ("tcg,thread=multi", "max"),
             Accelerator::Kvm => ("kvm", "host"),
         };
-        command.args(["-accel", accelerator, "-cpu", cpu, "-machine", "q35,memory-backend=ram"]);
-        command.args(["-smp", &config.cpus.to_string(), "-m", &format!("{}M", config.memory_mib)]);
-        command.args(["-object", &format!("memory-backend-memfd,id=ram,size={}M,share=on", config.memory_mib)]);
-        command.arg("-kernel").arg(boot.kernel).arg("-initrd").arg(boot.initrd);
+        command.args([
+            "-accel",
+            accelerator,
+            "-cpu",
+            cpu,
+            "-machine",
+            "q35,memory-backend=ram",
+        ]);
+        command.args([
+            "-smp",
+            &config.cpus.to_string(),
+            "-m",
+            &format!("{}M", config.memory_mib),
+        ]);
+        command.args([
+            "-object",
+            &format!(
+                "memory-backend-memfd,id=ram,size={}M,share=on",
+                config.memory_mib
+            ),
+        ]);
+        command
+            .arg("-kernel")
+            .arg(boot.kernel)
+            .arg("-initrd")
+            .arg(boot.initrd);
         command.args(["-append", &kernel_command_line(config)]);
-        command.args(["-chardev", &format!("socket,id=monitor,fd={}", boot.monitor.as_raw_fd())]);
+        command.args([
+            "-chardev",
+            &format!("socket,id=monitor,fd={}", boot.monitor.as_raw_fd()),
+        ]);
         command.args(["-mon", "chardev=monitor,mode=control"]);
         command.args(["-device", "virtio-serial-pci"]);
-        command.args(["-chardev", &format!("socket,id=agent,fd={}", boot.agent.as_raw_fd())]);
-        command.args(["-device", &format!("virtserialport,chardev=agent,name={PORT_NAME}")]);
+        command.args([
+            "-chardev",
+            &format!("socket,id=agent,fd={}", boot.agent.as_raw_fd()),
+        ]);
+        command.args([
+            "-device",
+            &format!("virtserialport,chardev=agent,name={PORT_NAME}"),
+        ]);
         if config.interactive {
             command.args(["-serial", "mon:stdio"]);
         } else {
@@ -172,15 +211,36 @@ impl Qemu {
         }
         if let Some((wire, end)) = config.wire {
             let fd = wire.socket(end).as_raw_fd();
-            command.args(["-netdev", &format!("dgram,id=wire,local.type=fd,local.str={fd}")]);
-            command.args(["-device", &format!("virtio-net-pci,netdev=wire,romfile=,mac={}", end.mac())]);
+            command.args([
+                "-netdev",
+                &format!("dgram,id=wire,local.type=fd,local.str={fd}"),
+            ]);
+            command.args([
+                "-device",
+                &format!("virtio-net-pci,netdev=wire,romfile=,mac={}", end.mac()),
+            ]);
         }
         for port in 0..config.free_ports {
-            command.args(["-device", &format!("pcie-root-port,id=port{port},chassis={0},slot={0}", port + 2)]);
+            command.args([
+                "-device",
+                &format!(
+                    "pcie-root-port,id=port{port},chassis={0},slot={0}",
+                    port + 2
+                ),
+            ]);
         }
         if let Some(socket) = &config.farlane {
-            command.args(["-device", &format!("pcie-root-port,id={FARLANE_PORT},chassis=1,slot=1")]);
-            command.args(["-chardev", &format!("socket,id={FARLANE_DEVICE}-0,path={}", option_value(socket)?)]);
+            command.args([
+                "-device",
+                &format!("pcie-root-port,id={FARLANE_PORT},chassis=1,slot=1"),
+            ]);
+            command.args([
+                "-chardev",
+                &format!(
+                    "socket,id={FARLANE_DEVICE}-0,path={}",
+                    option_value(socket)?
+                ),
+            ]);
             command.args(["-device", &farlane_device(0).to_string()]);
         }
         command.args(&config.qemu_arguments);
@@ -230,7 +290,9 @@ fn kernel_command_line(config: &VmConfig<'_>) -> String {
 
 /// A path as part of a comma-separated option of QEMU.
 fn option_value(path: &Path) -> Result<String> {
-    let text = path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))?;
+    let text = path
+        .to_str()
+        .with_context(|| format!("{} is not UTF-8", path.display()))?;
     Ok(text.replace(',', ",,"))
 }
 
@@ -241,7 +303,10 @@ fn system_version() -> Option<(u32, u32)> {
 }
 
 fn parse_version(text: &str) -> Option<(u32, u32)> {
-    let mut numbers = text.split("version ").nth(1)?.split(|c: char| !c.is_ascii_digit());
+    let mut numbers = text
+        .split("version ")
+        .nth(1)?
+        .split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
@@ -251,8 +316,14 @@ mod tests {
 
     #[test]
     fn versions_are_read_from_what_qemu_says() {
-        assert_eq!(parse_version("QEMU emulator version 7.2.19 (Debian 1:7.2+dfsg-7)\n"), Some((7, 2)));
-        assert_eq!(parse_version("QEMU emulator version 11.1.0\n"), Some((11, 1)));
+        assert_eq!(
+            parse_version("QEMU emulator version 7.2.19 (Debian 1:7.2+dfsg-7)\n"),
+            Some((7, 2))
+        );
+        assert_eq!(
+            parse_version("QEMU emulator version 11.1.0\n"),
+            Some((11, 1))
+        );
         assert_eq!(parse_version("something else"), None);
     }
 

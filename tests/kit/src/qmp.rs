@@ -49,7 +49,10 @@ impl Qmp {
         let lines = BufReader::new(stream.try_clone().context("Cannot share the QMP socket")?);
         let shared = Arc::clone(&inbox);
         thread::spawn(move || read_all(lines, &shared));
-        Ok(Self { commands: Mutex::new(Commands { stream, next_id: 0 }), inbox })
+        Ok(Self {
+            commands: Mutex::new(Commands { stream, next_id: 0 }),
+            inbox,
+        })
     }
 
     /// Ends the negotiation; QEMU takes commands from now on.
@@ -57,7 +60,10 @@ impl Qmp {
     /// # Errors
     /// When QEMU does not answer.
     pub fn start(&self) -> Result<()> {
-        self.inbox.wait("its greeting", ANSWER_TIMEOUT, |received| received.greeted.then_some(()))?;
+        self.inbox
+            .wait("its greeting", ANSWER_TIMEOUT, |received| {
+                received.greeted.then_some(())
+            })?;
         self.execute("qmp_capabilities", json!({}))?;
         Ok(())
     }
@@ -71,17 +77,27 @@ impl Qmp {
             let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
             let id = commands.next_id;
             commands.next_id += 1;
-            let mut line = json!({ "execute": command, "arguments": arguments, "id": id }).to_string();
+            let mut line =
+                json!({ "execute": command, "arguments": arguments, "id": id }).to_string();
             line.push('\n');
-            commands.stream.write_all(line.as_bytes()).with_context(|| format!("Cannot send {command} to QEMU"))?;
+            commands
+                .stream
+                .write_all(line.as_bytes())
+                .with_context(|| format!("Cannot send {command} to QEMU"))?;
             id
         };
         let answer = self.inbox.wait(command, ANSWER_TIMEOUT, |received| {
-            let at = received.answers.iter().position(|answer| answer["id"] == id)?;
+            let at = received
+                .answers
+                .iter()
+                .position(|answer| answer["id"] == id)?;
             Some(received.answers.swap_remove(at))
         })?;
         match answer.get("error") {
-            Some(error) => bail!("QEMU refused {command}: {}", error["desc"].as_str().unwrap_or("no reason given")),
+            Some(error) => bail!(
+                "QEMU refused {command}: {}",
+                error["desc"].as_str().unwrap_or("no reason given")
+            ),
             None => Ok(answer["return"].clone()),
         }
     }
@@ -90,11 +106,20 @@ impl Qmp {
     ///
     /// # Errors
     /// When it does not come in time, or QEMU has gone.
-    pub fn wait_event(&self, name: &str, timeout: Duration, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
-        self.inbox.wait(&format!("the event {name}"), timeout, |received| {
-            let at = received.events.iter().position(|event| event["event"] == name && wanted(&event["data"]))?;
-            Some(received.events.swap_remove(at))
-        })
+    pub fn wait_event(
+        &self,
+        name: &str,
+        timeout: Duration,
+        wanted: impl Fn(&Value) -> bool,
+    ) -> Result<Value> {
+        self.inbox
+            .wait(&format!("the event {name}"), timeout, |received| {
+                let at = received
+                    .events
+                    .iter()
+                    .position(|event| event["event"] == name && wanted(&event["data"]))?;
+                Some(received.events.swap_remove(at))
+            })
     }
 
     /// Adds a device, given as QEMU's `-device` takes it in JSON.
@@ -149,7 +174,12 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<T>(&self, what: &str, timeout: Duration, mut find: impl FnMut(&mut Received) -> Option<T>) -> Result<T> {
+    fn wait<T>(
+        &self,
+        what: &str,
+        timeout: Duration,
+        mut find: impl FnMut(&mut Received) -> Option<T>,
+    ) -> Result<T> {
         let deadline = Instant::now() + timeout;
         let mut received = self.lock();
         loop {
@@ -163,7 +193,11 @@ impl Inbox {
             if left.is_zero() {
                 bail!("QEMU did not give {what} within {} s", timeout.as_secs());
             }
-            received = self.changed.wait_timeout(received, left).unwrap_or_else(PoisonError::into_inner).0;
+            received = self
+                .changed
+                .wait_timeout(received, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
     }
 }
@@ -225,7 +259,10 @@ mod tests {
 
     #[test]
     fn a_refusal_carries_the_reason() {
-        let qmp = fake_qemu(&["<", r#"{"error": {"class": "GenericError", "desc": "no such device"}, "id": 0}"#]);
+        let qmp = fake_qemu(&[
+            "<",
+            r#"{"error": {"class": "GenericError", "desc": "no such device"}, "id": 0}"#,
+        ]);
         let error = qmp.device_add(json!({})).unwrap_err();
         assert_eq!(error.to_string(), "QEMU refused device_add: no such device");
     }

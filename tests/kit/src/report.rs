@@ -23,8 +23,17 @@ impl Report {
     }
 
     /// Adds what ran, where, and what came out.
-    pub fn add(&mut self, place: impl Into<String>, what: impl Into<String>, figure: impl Into<String>) {
-        self.rows.push(Row { place: place.into(), what: what.into(), figure: figure.into() });
+    pub fn add(
+        &mut self,
+        place: impl Into<String>,
+        what: impl Into<String>,
+        figure: impl Into<String>,
+    ) {
+        self.rows.push(Row {
+            place: place.into(),
+            what: what.into(),
+            figure: figure.into(),
+        });
     }
 
     /// Adds all rows of another table.
@@ -41,10 +50,20 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = |of: fn(&Row) -> &str| self.rows.iter().map(|row| of(row).chars().count()).max().unwrap_or(0);
+        let width = |of: fn(&Row) -> &str| {
+            self.rows
+                .iter()
+                .map(|row| of(row).chars().count())
+                .max()
+                .unwrap_or(0)
+        };
         let (place, what) = (width(|row| &row.place), width(|row| &row.what));
         for row in &self.rows {
-            writeln!(f, "  {:place$}  {:what$}  {}", row.place, row.what, row.figure)?;
+            writeln!(
+                f,
+                "  {:place$}  {:what$}  {}",
+                row.place, row.what, row.figure
+            )?;
         }
         Ok(())
     }
@@ -59,6 +78,9 @@ mod tests {
         let mut report = Report::new();
         report.add("two VMs", "pingpong", "12 us");
         report.add("host", "x", "3 us");
-        assert_eq!(report.to_string(), "  two VMs  pingpong  12 us\n  host     x         3 us\n");
+        assert_eq!(
+            report.to_string(),
+            "  two VMs  pingpong  12 us\n  host     x         3 us\n"
+        );
     }
 }

@@ -21,7 +21,10 @@ impl Scratch {
     /// When it cannot be made.
     pub fn new() -> Result<Self> {
         let mut folders = folders();
-        let folder = tempfile::Builder::new().prefix("farlane-").tempdir().context("Cannot make a temporary folder")?;
+        let folder = tempfile::Builder::new()
+            .prefix("farlane-")
+            .tempdir()
+            .context("Cannot make a temporary folder")?;
         let path = folder.keep();
         folders.insert(path.clone());
         Ok(Self(path))

@@ -40,7 +40,10 @@ impl Tree {
         let _lock = workspace.lock_cache()?;
         if !is_current() {
             packages::ensure(&["mmdebstrap", "debian-archive-keyring"])?;
-            let what = format!("Making a Debian {} tree (about a minute, then kept)", spec.suite);
+            let what = format!(
+                "Making a Debian {} tree (about a minute, then kept)",
+                spec.suite
+            );
             progress::step(&what, || make(spec, &path, &stamp))?;
         }
         Ok(Self(path))
@@ -88,7 +91,10 @@ impl Tree {
     pub fn chroot(&self, program: &str) -> Command {
         let mut command = Command::new("chroot");
         command.arg(&self.0).arg(program);
-        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
+        command
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("LC_ALL", "C");
         command
     }
 
@@ -98,7 +104,8 @@ impl Tree {
     /// When there is none.
     pub fn kernel_release(&self) -> Result<String> {
         let sources = self.join("usr/src");
-        let entries = fs::read_dir(&sources).with_context(|| format!("Cannot read {}", sources.display()))?;
+        let entries =
+            fs::read_dir(&sources).with_context(|| format!("Cannot read {}", sources.display()))?;
         let mut releases = Vec::new();
         for entry in entries {
             let name = entry?.file_name().to_string_lossy().into_owned();
@@ -109,17 +116,27 @@ impl Tree {
             }
         }
         releases.sort_by_key(|release| version_key(release));
-        releases.pop().with_context(|| format!("No kernel headers in {}", sources.display()))
+        releases
+            .pop()
+            .with_context(|| format!("No kernel headers in {}", sources.display()))
     }
 }
 
 /// Orders versions by their numbers: 6.9 before 6.12.
 fn version_key(version: &str) -> Vec<u64> {
-    version.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse().ok()).collect()
+    version
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|number| number.parse().ok())
+        .collect()
 }
 
 fn stamp(spec: &TreeSpec) -> String {
-    format!("{FORMAT}\n{}\n{}\n{}\n", spec.suite, spec.packages.join(" "), spec.backports.join(" "))
+    format!(
+        "{FORMAT}\n{}\n{}\n{}\n",
+        spec.suite,
+        spec.packages.join(" "),
+        spec.backports.join(" ")
+    )
 }
 
 fn make(spec: &TreeSpec, path: &Path, stamp: &str) -> Result<()> {
@@ -134,9 +151,15 @@ fn make(spec: &TreeSpec, path: &Path, stamp: &str) -> Result<()> {
     }
     let mirror = mirror()?;
     let mut command = Command::new("mmdebstrap");
-    command.args(["--variant=apt", "--architectures=amd64", "--format=directory"]);
+    command.args([
+        "--variant=apt",
+        "--architectures=amd64",
+        "--format=directory",
+    ]);
     command.arg("--aptopt=Acquire::Retries \"3\"");
-    command.arg("--dpkgopt=force-unsafe-io").arg("--dpkgopt=path-exclude=/usr/share/man/*");
+    command
+        .arg("--dpkgopt=force-unsafe-io")
+        .arg("--dpkgopt=path-exclude=/usr/share/man/*");
     command.arg(format!("--include={}", spec.packages.join(",")));
     let mut sources = vec![format!("deb {mirror} {} main", spec.suite)];
     if !spec.backports.is_empty() {
@@ -163,6 +186,9 @@ mod tests {
     fn versions_are_ordered_by_number() {
         let mut versions = ["6.12.9+deb13-amd64", "6.9.1-amd64", "6.12.10+deb13-amd64"];
         versions.sort_by_key(|version| version_key(version));
-        assert_eq!(versions, ["6.9.1-amd64", "6.12.9+deb13-amd64", "6.12.10+deb13-amd64"]);
+        assert_eq!(
+            versions,
+            ["6.9.1-amd64", "6.12.9+deb13-amd64", "6.12.10+deb13-amd64"]
+        );
     }
 }

@@ -28,8 +28,13 @@ impl Wire {
     /// # Errors
     /// When the sockets cannot be made.
     pub fn new() -> Result<Self> {
-        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
-            .context("Cannot make the sockets of a wire")?;
+        let (a, b) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::DGRAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .context("Cannot make the sockets of a wire")?;
         Ok(Self { ends: [a, b] })
     }
 

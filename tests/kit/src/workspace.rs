@@ -24,9 +24,19 @@ impl Workspace {
     /// When it is not there any more.
     pub fn find() -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let root = root.canonicalize().with_context(|| format!("There is no checkout at {}", root.display()))?;
-        let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-        Ok(Self { target: if target.is_absolute() { target } else { root.join(target) }, root })
+        let root = root
+            .canonicalize()
+            .with_context(|| format!("There is no checkout at {}", root.display()))?;
+        let target =
+            env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+        Ok(Self {
+            target: if target.is_absolute() {
+                target
+            } else {
+                root.join(target)
+            },
+            root,
+        })
     }
 
     /// The top folder of the checkout.
@@ -66,8 +76,12 @@ impl Workspace {
     pub fn log_folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.cache().join("logs");
         fs::create_dir_all(&folder).with_context(|| format!("Cannot make {}", folder.display()))?;
-        let run = tempfile::Builder::new().prefix(&format!("{name}-")).tempdir_in(&folder);
-        Ok(run.with_context(|| format!("Cannot make a folder in {}", folder.display()))?.keep())
+        let run = tempfile::Builder::new()
+            .prefix(&format!("{name}-"))
+            .tempdir_in(&folder);
+        Ok(run
+            .with_context(|| format!("Cannot make a folder in {}", folder.display()))?
+            .keep())
     }
 
     /// Keeps other runs of the kit out of the cache while something is made there.
@@ -76,10 +90,12 @@ impl Workspace {
     /// When the lock file cannot be opened.
     pub fn lock_cache(&self) -> Result<File> {
         let path = self.cache().join("lock");
-        fs::create_dir_all(self.cache()).with_context(|| format!("Cannot make {}", self.cache().display()))?;
+        fs::create_dir_all(self.cache())
+            .with_context(|| format!("Cannot make {}", self.cache().display()))?;
         let file = File::options().create(true).append(true).open(&path);
         let file = file.with_context(|| format!("Cannot open {}", path.display()))?;
-        file.lock().with_context(|| format!("Cannot lock {}", path.display()))?;
+        file.lock()
+            .with_context(|| format!("Cannot lock {}", path.display()))?;
         Ok(file)
     }
 
@@ -108,9 +124,15 @@ impl Workspace {
             command.args(["--package", package]);
         }
         let mut build = Process::spawn("cargo build", command)?;
-        let status = build.wait(Duration::from_secs(3600))?.context("cargo build takes over an hour")?;
+        let status = build
+            .wait(Duration::from_secs(3600))?
+            .context("cargo build takes over an hour")?;
         if !status.success() {
-            bail!("cargo build --release of {} failed: {}", packages.join(", "), describe(status));
+            bail!(
+                "cargo build --release of {} failed: {}",
+                packages.join(", "),
+                describe(status)
+            );
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ const PACKAGES: &[&str] = &["farlane-rdma", "farlane-run", "farlane-verbs", "far
 /// What was built.
 pub struct Farlane {
     daemon: PathBuf,
-    launcher: PathBuf,
+    programs: PathBuf,
     guest_files: Vec<GuestFile>,
 }
 
@@ -41,13 +41,16 @@ pub struct Pair {
 impl Farlane {
     /// Builds everything.
     pub fn build(workspace: &Workspace, kit: &Kit) -> Result<Self> {
-        progress::step("Building the daemon and the libraries", || workspace.build_release(PACKAGES))?;
+        progress::step("Building the daemon and the libraries", || {
+            workspace.build_release(PACKAGES)
+        })?;
         link_verbs(workspace)?;
         let driver = driver::build(workspace, kit.tree())?;
-        let built = |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));
+        let built =
+            |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));
         Ok(Self {
             daemon: workspace.built("farlane-rdma")?,
-            launcher: workspace.built("farlane-run")?,
+            programs: workspace.target().join("release"),
             guest_files: vec![
                 GuestFile::new(driver.path, "usr/lib/farlane/farlane.ko"),
                 built("farlane-run", "usr/bin/farlane-run")?,
@@ -57,11 +60,9 @@ impl Farlane {
         })
     }
 
-    /// A command that runs a program of this machine under `farlane-run`, on the daemon's host socket.
-    pub fn on_host(&self, socket: &Path, program: &str) -> Command {
-        let mut command = Command::new(&self.launcher);
-        command.env("FARLANE_SOCKET", socket).arg(program);
-        command
+    /// The folder of the programs, `farlane-run` among them.
+    pub fn programs(&self) -> &Path {
+        &self.programs
     }
 
     /// What a guest needs of Farlane.
@@ -70,24 +71,40 @@ impl Farlane {
     }
 
     /// Starts a daemon for guests (their sockets and addresses) and, where wanted, for processes of this machine.
-    pub fn daemon(&self, run: &Run<'_>, guests: &[(&Path, &str)], host: Option<&Path>) -> Result<Backend> {
+    pub fn daemon(
+        &self,
+        run: &Run<'_>,
+        guests: &[(&Path, &str)],
+        host: Option<&Path>,
+    ) -> Result<Backend> {
         let mut command = Command::new(&self.daemon);
         let mut sockets = Vec::new();
         for (socket, address) in guests {
-            command.arg("--vm").arg(format!("socket={},gid={address}", socket.display()));
+            command
+                .arg("--vm")
+                .arg(format!("socket={},gid={address}", socket.display()));
             sockets.push(*socket);
         }
         if let Some(socket) = host {
             command.arg("--host-socket").arg(socket);
             sockets.push(socket);
         }
-        Backend::start("farlane-rdma", command, &sockets, &run.logs().join("farlane-rdma.log"))
+        Backend::start(
+            "farlane-rdma",
+            command,
+            &sockets,
+            &run.logs().join("farlane-rdma.log"),
+        )
     }
 
     /// Boots two guests on one daemon; the wire is for the programs' own TCP connections.
     pub fn boot_pair(&self, run: &Run<'_>, wire: &Wire) -> Result<Pair> {
         let sockets = [run.path("a"), run.path("b")];
-        let backend = self.daemon(run, &[(&sockets[0], "10.0.0.1"), (&sockets[1], "10.0.0.2")], None)?;
+        let backend = self.daemon(
+            run,
+            &[(&sockets[0], "10.0.0.1"), (&sockets[1], "10.0.0.2")],
+            None,
+        )?;
         let [a, b] = run.boot_pair(wire, |config, end| self.attach(config, end, &sockets))?;
         wait_device(&a)?;
         wait_device(&b)?;
@@ -95,7 +112,12 @@ impl Farlane {
     }
 
     /// Gives a guest its device and everything to use it.
-    pub fn attach<'w>(&self, config: VmConfig<'w>, end: End, sockets: &[PathBuf; 2]) -> VmConfig<'w> {
+    pub fn attach<'w>(
+        &self,
+        config: VmConfig<'w>,
+        end: End,
+        sockets: &[PathBuf; 2],
+    ) -> VmConfig<'w> {
         let socket = match end {
             End::A => &sockets[0],
             End::B => &sockets[1],
@@ -106,7 +128,9 @@ impl Farlane {
 
 /// The guest driver has made its device node. Loading it happens before the agent runs, so it is there or never.
 pub fn wait_device(guest: &Guest) -> Result<()> {
-    guest.run("test -c /dev/farlane0 || { dmesg | tail -20; exit 1; }").context("The guest has no Farlane device")?;
+    guest
+        .run("test -c /dev/farlane0 || { dmesg | tail -20; exit 1; }")
+        .context("The guest has no Farlane device")?;
     Ok(())
 }
 
@@ -116,7 +140,8 @@ fn link_verbs(workspace: &Workspace) -> Result<()> {
     let link = folder.join("libibverbs.so.1");
     if !link.exists() {
         fs::create_dir_all(&folder).with_context(|| format!("Cannot make {}", folder.display()))?;
-        symlink("../libfarlane_verbs.so", &link).with_context(|| format!("Cannot make {}", link.display()))?;
+        symlink("../libfarlane_verbs.so", &link)
+            .with_context(|| format!("Cannot make {}", link.display()))?;
     }
     Ok(())
 }

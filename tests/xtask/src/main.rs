@@ -1,10 +1,13 @@
 //! `cargo xtask`: shows, tests and measures Farlane in virtual machines, and makes everything that this needs.
 
 mod clean;
+mod demo;
 mod farlane;
+mod place;
 mod run;
 mod scenarios;
-mod tests;
+mod test_run;
+
 mod tools;
 mod vm;
 
@@ -16,7 +19,10 @@ use farlane_vmkit::process;
 use farlane_vmkit::workspace::Workspace;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Shows, tests and measures Farlane in virtual machines")]
+#[command(
+    name = "cargo xtask",
+    about = "Shows, tests and measures Farlane in virtual machines"
+)]
 struct Arguments {
     #[command(subcommand)]
     task: Task,
@@ -60,8 +66,8 @@ fn main() -> ExitCode {
 fn perform(task: Task) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     match task {
-        Task::Demo => scenarios::demo(&workspace),
-        Task::Test { filter } => tests::run(&workspace, filter.as_deref()),
+        Task::Demo => demo::run(&workspace),
+        Task::Test { filter } => test_run::run(&workspace, filter.as_deref()),
         Task::Scenario { list: true, .. } => {
             scenarios::list();
             Ok(ExitCode::SUCCESS)

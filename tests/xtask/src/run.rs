@@ -23,7 +23,11 @@ pub struct Context {
 impl Context {
     /// Nothing is made yet.
     pub fn new(workspace: &Workspace) -> Self {
-        Self { workspace: workspace.clone(), kit: OnceLock::new(), farlane: OnceLock::new() }
+        Self {
+            workspace: workspace.clone(),
+            kit: OnceLock::new(),
+            farlane: OnceLock::new(),
+        }
     }
 
     /// The checkout.
@@ -38,7 +42,9 @@ impl Context {
 
     /// Farlane's daemon, guest driver and libraries, built from this checkout.
     pub fn farlane(&self) -> Result<&Farlane> {
-        once(&self.farlane, || Farlane::build(&self.workspace, self.kit()?))
+        once(&self.farlane, || {
+            Farlane::build(&self.workspace, self.kit()?)
+        })
     }
 }
 
@@ -61,7 +67,11 @@ pub struct Run<'a> {
 impl<'a> Run<'a> {
     /// Makes the folders of a run.
     pub fn new(context: &'a Context, name: &str) -> Result<Self> {
-        Ok(Self { context, scratch: Scratch::new()?, logs: context.workspace.log_folder(name)? })
+        Ok(Self {
+            context,
+            scratch: Scratch::new()?,
+            logs: context.workspace.log_folder(name)?,
+        })
     }
 
     /// A path in the run's temporary folder: for sockets.
@@ -76,7 +86,9 @@ impl<'a> Run<'a> {
 
     /// Starts to boot a guest.
     pub fn start(&self, config: &VmConfig<'_>) -> Result<Guest> {
-        self.context.kit()?.start(config, self.scratch.path(), &self.logs)
+        self.context
+            .kit()?
+            .start(config, self.scratch.path(), &self.logs)
     }
 
     /// Boots guests side by side until all are ready.
@@ -101,6 +113,7 @@ impl<'a> Run<'a> {
 
     /// Ends a run that went well: its logs are not needed.
     pub fn forget_logs(self) -> Result<()> {
-        std::fs::remove_dir_all(&self.logs).with_context(|| format!("Cannot remove {}", self.logs.display()))
+        std::fs::remove_dir_all(&self.logs)
+            .with_context(|| format!("Cannot remove {}", self.logs.display()))
     }
 }

@@ -1,51 +1,80 @@
 //! The RDMA programs of ibverbs-utils and perftest: how they are called, and what they print.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use farlane_vmkit::guest::{Guest, Output};
 
-/// The TCP port on which all these programs meet where nothing else is said; every guest has its own.
-pub const PORT: u16 = 18515;
+use crate::place::{Over, Place, Running};
 
 /// How long one program may take.
 pub const TOOL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Over what the programs talk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Over {
-    /// Farlane, through its launcher.
-    Farlane,
-    /// The kernel's software RoCE device.
-    Rxe,
-}
+/// How often a pair of programs is started anew because another program of this machine took their port first.
+const PORT_TRIES: u32 = 5;
 
-impl Over {
-    /// A command line over this.
-    pub fn command(self, line: &str) -> String {
-        match self {
-            Over::Farlane => format!("farlane-run {line}"),
-            Over::Rxe => line.to_owned(),
+/// Runs a program with a server in one place and a client in another, each over `over`; returns what the client
+/// printed. Both must succeed.
+pub fn between(over: Over, line: &str, server: &dyn Place, client: &dyn Place) -> Result<String> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let port = server.free_port()?;
+        let with_port = over.command(&format!("{line} -p {port}"));
+        let mut serving = server.spawn(&with_port)?;
+        match wait_served(line, server, serving.as_mut(), port) {
+            Ok(()) => return ask(line, &with_port, server.address()?, serving, client),
+            Err(error) if tries < PORT_TRIES && serving.so_far().contains("Couldn't listen") => {
+                drop(error)
+            }
+            Err(error) => return Err(error),
         }
     }
 }
 
-/// Runs a program with a server in one guest and a client in another; returns what the client printed. Both must
-/// succeed.
-pub fn between(over: Over, line: &str, server: &Guest, client: &Guest) -> Result<String> {
-    let address = server.address()?;
-    let serving = server.spawn(&over.command(line))?;
-    if let Err(error) = server.wait_listening(PORT, TOOL_TIMEOUT) {
-        return Err(error.context(format!("The server of `{line}` said:\n{}", serving.so_far())));
+/// Waits until a server listens, which it never does once it has ended.
+fn wait_served(line: &str, place: &dyn Place, serving: &mut dyn Running, port: u16) -> Result<()> {
+    let deadline = Instant::now() + TOOL_TIMEOUT;
+    while !place.is_listening(port)? {
+        if serving.wait_briefly()? {
+            bail!("The server of `{line}` ended early:\n{}", serving.so_far());
+        }
+        if Instant::now() > deadline {
+            bail!(
+                "The server of `{line}` does not listen:\n{}",
+                serving.so_far()
+            );
+        }
     }
-    let asked = client.spawn(&over.command(&format!("{line} {address}")))?.wait(TOOL_TIMEOUT);
-    let asked = asked.with_context(|| format!("The server of `{line}` said:\n{}", serving.so_far()))?;
+    Ok(())
+}
+
+fn ask(
+    line: &str,
+    with_port: &str,
+    address: &str,
+    serving: Box<dyn Running + '_>,
+    client: &dyn Place,
+) -> Result<String> {
+    let asked = client
+        .spawn(&format!("{with_port} {address}"))?
+        .wait(TOOL_TIMEOUT);
+    let asked =
+        asked.with_context(|| format!("The server of `{line}` said:\n{}", serving.so_far()))?;
     if !asked.success() {
-        bail!("The client of `{line}` failed: {}\n{}\nThe server said:\n{}", asked.how(), asked.all(), serving.so_far());
+        bail!(
+            "The client of `{line}` failed: {}\n{}\nThe server said:\n{}",
+            asked.how(),
+            asked.all(),
+            serving.so_far()
+        );
     }
-    let served: Output = serving.wait(TOOL_TIMEOUT)?;
+    let served = serving.wait(TOOL_TIMEOUT)?;
     if !served.success() {
-        bail!("The server of `{line}` failed: {}\n{}", served.how(), served.all());
+        bail!(
+            "The server of `{line}` failed: {}\n{}",
+            served.how(),
+            served.all()
+        );
     }
     Ok(asked.stdout)
 }
@@ -72,33 +101,62 @@ pub struct Latency {
 pub fn bandwidths(text: &str) -> Result<Vec<Bandwidth>> {
     // #bytes  #iterations  BW peak  BW average  MsgRate
     let rows = rows(text, "BW average[MiB/sec]", 3)?;
-    Ok(rows.into_iter().map(|(bytes, mib_per_second)| Bandwidth { bytes, mib_per_second }).collect())
+    Ok(rows
+        .into_iter()
+        .map(|(bytes, mib_per_second)| Bandwidth {
+            bytes,
+            mib_per_second,
+        })
+        .collect())
 }
 
 /// The rows of a latency program.
 pub fn latencies(text: &str) -> Result<Vec<Latency>> {
     // #bytes  #iterations  t_min  t_max  t_typical  t_avg ...
     let rows = rows(text, "t_typical[usec]", 4)?;
-    Ok(rows.into_iter().map(|(bytes, typical_us)| Latency { bytes, typical_us }).collect())
+    Ok(rows
+        .into_iter()
+        .map(|(bytes, typical_us)| Latency { bytes, typical_us })
+        .collect())
 }
 
 /// What a ping-pong program of ibverbs-utils reports: microseconds for one iteration, there and back.
 pub fn pingpong_us(text: &str) -> Result<f64> {
-    let line = text.lines().find(|line| line.contains("usec/iter")).context("No line with usec/iter")?;
-    let figure = line.split_whitespace().rev().nth(1).context("The line with usec/iter is too short")?;
-    figure.parse().with_context(|| format!("{figure} is no number"))
+    let line = text
+        .lines()
+        .find(|line| line.contains("usec/iter"))
+        .context("No line with usec/iter")?;
+    let figure = line
+        .split_whitespace()
+        .rev()
+        .nth(1)
+        .context("The line with usec/iter is too short")?;
+    figure
+        .parse()
+        .with_context(|| format!("{figure} is no number"))
 }
 
 /// The message sizes and the figures in one column below a heading.
 fn rows(text: &str, heading: &str, column: usize) -> Result<Vec<(u64, f64)>> {
     let mut lines = text.lines().skip_while(|line| !line.contains(heading));
-    lines.next().with_context(|| format!("No heading {heading} in:\n{text}"))?;
+    lines
+        .next()
+        .with_context(|| format!("No heading {heading} in:\n{text}"))?;
     let mut rows = Vec::new();
     for line in lines {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let Some(Ok(bytes)) = fields.first().map(|field| field.parse()) else { break };
-        let figure = fields.get(column).with_context(|| format!("No column {column} in: {line}"))?;
-        rows.push((bytes, figure.parse().with_context(|| format!("{figure} is no number"))?));
+        let Some(Ok(bytes)) = fields.first().map(|field| field.parse()) else {
+            break;
+        };
+        let figure = fields
+            .get(column)
+            .with_context(|| format!("No column {column} in: {line}"))?;
+        rows.push((
+            bytes,
+            figure
+                .parse()
+                .with_context(|| format!("{figure} is no number"))?,
+        ));
     }
     if rows.is_empty() {
         bail!("No figures below {heading} in:\n{text}");
@@ -116,8 +174,20 @@ mod tests {
                     65536      1000             12.50              11.25             0.000180\n \
                     1048576    100              20.00              19.50             0.000020\n---\n";
         let rows = bandwidths(text).unwrap();
-        assert_eq!(rows[0], Bandwidth { bytes: 65536, mib_per_second: 11.25 });
-        assert_eq!(rows[1], Bandwidth { bytes: 1_048_576, mib_per_second: 19.5 });
+        assert_eq!(
+            rows[0],
+            Bandwidth {
+                bytes: 65536,
+                mib_per_second: 11.25
+            }
+        );
+        assert_eq!(
+            rows[1],
+            Bandwidth {
+                bytes: 1_048_576,
+                mib_per_second: 19.5
+            }
+        );
     }
 
     #[test]
@@ -125,7 +195,13 @@ mod tests {
         let text = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
                     t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]\n \
                     8       1000          1.50           9.00         2.25     \t       2.40        0.10  3.00 4.00\n";
-        assert_eq!(latencies(text).unwrap(), [Latency { bytes: 8, typical_us: 2.25 }]);
+        assert_eq!(
+            latencies(text).unwrap(),
+            [Latency {
+                bytes: 8,
+                typical_us: 2.25
+            }]
+        );
     }
 
     #[test]

@@ -25,7 +25,9 @@ pub fn run(workspace: &Workspace) -> Result<ExitCode> {
          FARLANE_SOCKET={}. End with `exit`, or Ctrl-a x.",
         host_socket.display()
     ));
-    let mut config = VmConfig::new("vm").farlane(&guest_socket).files(farlane.guest_files());
+    let mut config = VmConfig::new("vm")
+        .farlane(&guest_socket)
+        .files(farlane.guest_files());
     config.interactive = true;
     let mut guest = run.start(&config)?;
     guest.qmp().start().context("The guest did not start")?;

@@ -1,5 +1,9 @@
 //! The scenarios: one file per user story, registered in one list.
 
+mod driver_builds;
+pub mod rdma_host;
+pub mod rdma_perftest;
+pub mod rdma_pingpong;
 mod rdma_vs_rxe;
 mod vmkit;
 
@@ -25,7 +29,14 @@ pub struct Scenario {
 }
 
 /// All scenarios.
-pub const ALL: &[Scenario] = &[vmkit::SCENARIO, rdma_vs_rxe::SCENARIO];
+pub const ALL: &[Scenario] = &[
+    vmkit::SCENARIO,
+    driver_builds::SCENARIO,
+    rdma_pingpong::SCENARIO,
+    rdma_perftest::SCENARIO,
+    rdma_host::SCENARIO,
+    rdma_vs_rxe::SCENARIO,
+];
 
 impl Scenario {
     /// Runs the scenario. Its logs stay when it fails.
@@ -35,10 +46,20 @@ impl Scenario {
         progress::note(&format!("scenario {}", self.name));
         let result = (self.run)(&run, report);
         if result.is_ok() {
-            progress::note(&format!("scenario {}: passed in {:.1} s", self.name, start.elapsed().as_secs_f64()));
+            progress::note(&format!(
+                "scenario {}: passed in {:.1} s",
+                self.name,
+                start.elapsed().as_secs_f64()
+            ));
             return run.forget_logs();
         }
-        result.with_context(|| format!("Scenario {} failed; its logs are in {}", self.name, run.logs().display()))
+        result.with_context(|| {
+            format!(
+                "Scenario {} failed; its logs are in {}",
+                self.name,
+                run.logs().display()
+            )
+        })
     }
 }
 
@@ -53,7 +74,9 @@ pub fn list() {
 pub fn run_named(workspace: &Workspace, names: &[String]) -> Result<ExitCode> {
     let find = |name: &String| {
         let found = ALL.iter().find(|scenario| scenario.name == name);
-        found.with_context(|| format!("There is no scenario {name}: see `cargo xtask scenario --list`"))
+        found.with_context(|| {
+            format!("There is no scenario {name}: see `cargo xtask scenario --list`")
+        })
     };
     let chosen: Vec<&Scenario> = names.iter().map(find).collect::<Result<_>>()?;
     let context = Context::new(workspace);
@@ -68,5 +91,3 @@ pub fn run_named(workspace: &Workspace, names: &[String]) -> Result<ExitCode> {
     print!("{report}");
     Ok(code)
 }
-
-pub fn demo(workspace: &Workspace) -> Result<ExitCode> { run_named(workspace, &["vmkit".into()]) }

@@ -1,14 +1,14 @@
 //! The same programs in the same two guests over Linux's software RoCE and over Farlane, in turns.
 
-
 use anyhow::{Context as _, Result, bail};
 use farlane_vmkit::guest::Guest;
 use farlane_vmkit::report::Report;
 use farlane_vmkit::wire::Wire;
 
 use super::Scenario;
+use crate::place::Over;
 use crate::run::Run;
-use crate::tools::{Over, bandwidths, between, latencies};
+use crate::tools::{bandwidths, between, latencies};
 
 pub const SCENARIO: Scenario = Scenario {
     name: "rdma-vs-rxe",
@@ -45,8 +45,18 @@ const MEASURES: &[Measure] = &[
         rxe_iterations: 48,
         farlane_iterations: 1000,
     },
-    Measure { line: "ib_write_lat -s 8", figure: Figure::Latency, rxe_iterations: 1000, farlane_iterations: 1000 },
-    Measure { line: "ib_send_lat -e -s 8", figure: Figure::Latency, rxe_iterations: 1000, farlane_iterations: 1000 },
+    Measure {
+        line: "ib_write_lat -s 8",
+        figure: Figure::Latency,
+        rxe_iterations: 1000,
+        farlane_iterations: 1000,
+    },
+    Measure {
+        line: "ib_send_lat -e -s 8",
+        figure: Figure::Latency,
+        rxe_iterations: 1000,
+        farlane_iterations: 1000,
+    },
 ];
 
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
@@ -67,7 +77,9 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             Figure::Bandwidth => ("MiB/s", ours / rxe, BANDWIDTH_RATIO),
             Figure::Latency => ("us", rxe / ours, LATENCY_RATIO),
         };
-        let figures = format!("rxe {rxe:.1} {unit}, Farlane {ours:.1} {unit}: {ratio:.1}x (at least {bar:.0}x)");
+        let figures = format!(
+            "rxe {rxe:.1} {unit}, Farlane {ours:.1} {unit}: {ratio:.1}x (at least {bar:.0}x)"
+        );
         report.add("two VMs", measure.line, &figures);
         if ratio < bar {
             missed.push(format!("{}: {figures}", measure.line));
@@ -81,7 +93,8 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 
 /// Makes a software RoCE device on the wire and waits for its device node.
 pub fn start_rxe(guest: &Guest) -> Result<()> {
-    guest.run("modprobe rdma_rxe && modprobe rdma_ucm && rdma link add rxe0 type rxe netdev eth0")?;
+    guest
+        .run("modprobe rdma_rxe && modprobe rdma_ucm && rdma link add rxe0 type rxe netdev eth0")?;
     guest.run("i=0; until [ -e /dev/infiniband/uverbs0 ]; do i=$((i+1)); [ $i -lt 300 ] || exit 1; usleep 50000; done")?;
     Ok(())
 }
@@ -103,5 +116,8 @@ impl Measure {
 
 fn median(mut figures: Vec<f64>) -> Result<f64> {
     figures.sort_by(f64::total_cmp);
-    figures.get(figures.len() / 2).copied().context("Nothing was measured")
+    figures
+        .get(figures.len() / 2)
+        .copied()
+        .context("Nothing was measured")
 }

@@ -12,8 +12,9 @@ use serde_json::json;
 
 use super::Scenario;
 use super::rdma_vs_rxe::start_rxe;
+use crate::place::Over;
 use crate::run::Run;
-use crate::tools::{Over, bandwidths, between, pingpong_us};
+use crate::tools::{bandwidths, between, pingpong_us};
 
 pub const SCENARIO: Scenario = Scenario {
     name: "vmkit",
@@ -30,7 +31,11 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         config.free_ports = 1;
         config
     })?;
-    report.add("VM kit", "boot of two guests", format!("{:.1} s", start.elapsed().as_secs_f64()));
+    report.add(
+        "VM kit",
+        "boot of two guests",
+        format!("{:.1} s", start.elapsed().as_secs_f64()),
+    );
 
     commands(&a)?;
     files(&a)?;
@@ -41,44 +46,81 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     stopped_guest(&b)?;
 
     b.kill()?;
-    let error = b.run("true").err().map(|error| format!("{error:#}")).unwrap_or_default();
-    ensure!(error.contains("console log"), "the error of a dead guest does not name its console log: {error}");
+    let error = b
+        .run("true")
+        .err()
+        .map(|error| format!("{error:#}"))
+        .unwrap_or_default();
+    ensure!(
+        error.contains("console log"),
+        "the error of a dead guest does not name its console log: {error}"
+    );
     report.add("VM kit", "commands, files, wire, hot-plug, end", "work");
     Ok(())
 }
 
 fn commands(guest: &Guest) -> Result<()> {
     let output = guest.exec("echo out; echo err >&2; exit 7")?;
-    ensure!((output.stdout.as_str(), output.stderr.as_str()) == ("out\n", "err\n"), "outputs are mixed: {output:?}");
-    ensure!(output.ending == Ending::Exited(7), "wrong status: {output:?}");
+    ensure!(
+        (output.stdout.as_str(), output.stderr.as_str()) == ("out\n", "err\n"),
+        "outputs are mixed: {output:?}"
+    );
+    ensure!(
+        output.ending == Ending::Exited(7),
+        "wrong status: {output:?}"
+    );
     let long = guest.run("head -c 3000000 /dev/zero | tr '\\0' x")?;
-    ensure!(long.len() == 3_000_000, "{} bytes came of a long output", long.len());
+    ensure!(
+        long.len() == 3_000_000,
+        "{} bytes came of a long output",
+        long.len()
+    );
 
     let sleeper = guest.spawn("echo ready; sleep 1000; sleep 1000")?;
     sleeper.wait_output(Duration::from_secs(30), |said| said.contains("ready"))?;
-    ensure!(guest.run("echo beside")? == "beside\n", "no second command beside a running one");
+    ensure!(
+        guest.run("echo beside")? == "beside\n",
+        "no second command beside a running one"
+    );
     sleeper.signal(9)?;
     let output = sleeper.wait(Duration::from_secs(30))?;
-    ensure!(output.ending == Ending::Signalled(9), "a killed command ended otherwise: {output:?}");
-    ensure!(!guest.exec("pidof sleep")?.success(), "a child of a killed command lives on");
+    ensure!(
+        output.ending == Ending::Signalled(9),
+        "a killed command ended otherwise: {output:?}"
+    );
+    ensure!(
+        !guest.exec("pidof sleep")?.success(),
+        "a child of a killed command lives on"
+    );
     Ok(())
 }
 
 fn files(guest: &Guest) -> Result<()> {
     let text = "0123456789abcdef\n".repeat(40_000);
     guest.write_file("/tmp/folder/file", 0o755, text.as_bytes())?;
-    ensure!(guest.read_file("/tmp/folder/file")? == text, "a file came back changed");
+    ensure!(
+        guest.read_file("/tmp/folder/file")? == text,
+        "a file came back changed"
+    );
     guest.run("test -x /tmp/folder/file")?;
     Ok(())
 }
 
 fn listening(server: &Guest, client: &Guest) -> Result<()> {
-    ensure!(server.wait_listening(4000, Duration::from_millis(1)).is_err(), "nobody listens on port 4000 yet");
+    ensure!(
+        server
+            .wait_listening(4000, Duration::from_millis(1))
+            .is_err(),
+        "nobody listens on port 4000 yet"
+    );
     let serving = server.spawn("echo hello | nc -l -p 4000")?;
     server.wait_listening(4000, Duration::from_secs(30))?;
     let heard = client.run(&format!("nc {} 4000 </dev/null", server.address()?))?;
     ensure!(heard == "hello\n", "the client heard {heard:?}");
-    ensure!(serving.wait(Duration::from_secs(30))?.success(), "the server failed");
+    ensure!(
+        serving.wait(Duration::from_secs(30))?.success(),
+        "the server failed"
+    );
     Ok(())
 }
 
@@ -86,17 +128,37 @@ fn listening(server: &Guest, client: &Guest) -> Result<()> {
 fn software_roce(a: &Guest, b: &Guest, report: &mut Report) -> Result<()> {
     start_rxe(a)?;
     start_rxe(b)?;
-    let us = pingpong_us(&between(Over::Rxe, "ibv_rc_pingpong -d rxe0 -g 1 -n 200 -c", a, b)?)?;
-    report.add("two VMs, rxe", "ibv_rc_pingpong -c", format!("{us:.1} us there and back"));
-    let rows = bandwidths(&between(Over::Rxe, "ib_write_bw -d rxe0 -x 1 -F -s 65536 -n 200", a, b)?)?;
-    report.add("two VMs, rxe", "ib_write_bw -s 65536", format!("{:.1} MiB/s", rows[0].mib_per_second));
+    let us = pingpong_us(&between(
+        Over::Rxe,
+        "ibv_rc_pingpong -d rxe0 -g 1 -n 200 -c",
+        a,
+        b,
+    )?)?;
+    report.add(
+        "two VMs, rxe",
+        "ibv_rc_pingpong -c",
+        format!("{us:.1} us there and back"),
+    );
+    let rows = bandwidths(&between(
+        Over::Rxe,
+        "ib_write_bw -d rxe0 -x 1 -F -s 65536 -n 200",
+        a,
+        b,
+    )?)?;
+    report.add(
+        "two VMs, rxe",
+        "ib_write_bw -s 65536",
+        format!("{:.1} MiB/s", rows[0].mib_per_second),
+    );
     Ok(())
 }
 
 fn hot_plug(guest: &Guest) -> Result<()> {
     let devices = |guest: &Guest| guest.run("ls /sys/bus/pci/devices | wc -l");
     let before = devices(guest)?;
-    guest.qmp().device_add(json!({ "driver": "virtio-rng-pci", "id": "extra", "bus": "port0" }))?;
+    guest
+        .qmp()
+        .device_add(json!({ "driver": "virtio-rng-pci", "id": "extra", "bus": "port0" }))?;
     // The slot's change is handled by a kernel thread some time after QEMU's answer.
     let appeared = "i=0; until grep -q 0x1af4:0x1044 /tmp/pci; do \
         cd /sys/bus/pci/devices; for d in *; do echo $(cat $d/vendor):$(cat $d/device); done >/tmp/pci; \
@@ -112,7 +174,10 @@ fn stopped_guest(guest: &Guest) -> Result<()> {
     guest.qmp().stop()?;
     let error = guest.spawn("true")?.wait(Duration::from_millis(500)).err();
     let error = error.map(|error| format!("{error:#}")).unwrap_or_default();
-    ensure!(error.contains("console log") && error.contains("hangs too"), "a hang is not reported: {error}");
+    ensure!(
+        error.contains("console log") && error.contains("hangs too"),
+        "a hang is not reported: {error}"
+    );
     guest.qmp().cont()?;
     guest.run("true")?;
     Ok(())

@@ -1,0 +1,67 @@
+//! `cargo xtask demo`: what a stranger watches first.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use farlane_vmkit::progress;
+use farlane_vmkit::report::Report;
+use farlane_vmkit::wire::Wire;
+use farlane_vmkit::workspace::Workspace;
+
+use crate::run::{Context, Run};
+use crate::scenarios::rdma_host::on_host;
+use crate::scenarios::rdma_perftest::perftests;
+use crate::scenarios::rdma_pingpong::{device_info, ping_pongs};
+
+const PING_PONGS: &[&str] = &[
+    "ibv_rc_pingpong -g 0",
+    "ibv_rc_pingpong -g 0 -e",
+    "ibv_rc_pingpong -g 0 -c -s 65536",
+];
+
+const PERFTESTS: &[&str] = &[
+    "ib_send_bw -s 4096 -n 1000",
+    "ib_send_bw -s 65536 -n 1000",
+    "ib_send_bw -s 1048576 -n 500",
+    "ib_write_bw -s 4096 -n 1000",
+    "ib_write_bw -s 65536 -n 1000",
+    "ib_write_bw -s 1048576 -n 500",
+    "ib_read_bw -s 4096 -n 1000",
+    "ib_read_bw -s 65536 -n 1000",
+    "ib_read_bw -s 1048576 -n 500",
+    "ib_write_lat -s 8 -n 1000",
+    "ib_write_lat -s 4096 -n 1000",
+    "ib_write_lat -s 65536 -n 500",
+];
+
+/// Runs unmodified programs between two guests, then between two processes of this machine, and prints their figures.
+pub fn run(workspace: &Workspace) -> Result<ExitCode> {
+    let start = Instant::now();
+    let context = Context::new(workspace);
+    let run = Run::new(&context, "demo")?;
+    let mut report = Report::new();
+    between_guests(&run, &mut report)
+        .with_context(|| format!("The logs are in {}", run.logs().display()))?;
+    progress::note("The same between two processes of this machine");
+    on_host(&run, PING_PONGS, PERFTESTS, &mut report)
+        .with_context(|| format!("The logs are in {}", run.logs().display()))?;
+    println!(
+        "\nWhat ran, all of it without an error, in {:.0} s:\n\n{report}",
+        start.elapsed().as_secs_f64()
+    );
+    run.forget_logs()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn between_guests(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let farlane = run.context.farlane()?;
+    progress::note("Two virtual machines boot; neither has RDMA hardware or an RDMA kernel stack");
+    let wire = Wire::new()?;
+    let pair = farlane.boot_pair(run, &wire)?;
+    println!("{}", device_info(&pair.a)?);
+    progress::note("Debian's own RDMA programs talk from one to the other");
+    ping_pongs("two VMs", PING_PONGS, &pair.a, &pair.b, report)?;
+    perftests("two VMs", PERFTESTS, &pair.a, &pair.b, report)?;
+    pair.backend.stop()
+}

@@ -1,0 +1,201 @@
+//! Where a program runs: in a guest, or on this machine. The RDMA programs are called the same way in both.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use farlane_vm_agent::protocol::Ending;
+use farlane_vmkit::guest::{Guest, Job, Output, listens};
+use farlane_vmkit::process::Process;
+
+/// The port that a program in a guest uses: every guest has ports of its own.
+const GUEST_PORT: u16 = 18515;
+
+/// How long a look at a running program takes at most.
+const BRIEF: Duration = Duration::from_millis(2);
+
+/// Over what a program talks RDMA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// Farlane, through its launcher.
+    Farlane,
+    /// The kernel's software RoCE device.
+    Rxe,
+}
+
+impl Over {
+    /// A command line over this.
+    pub fn command(self, line: &str) -> String {
+        match self {
+            Over::Farlane => format!("farlane-run {line}"),
+            Over::Rxe => line.to_owned(),
+        }
+    }
+}
+
+/// Where a program runs.
+pub trait Place {
+    /// Starts a shell command.
+    fn spawn(&self, line: &str) -> Result<Box<dyn Running + '_>>;
+    /// A TCP port that a server may listen on.
+    fn free_port(&self) -> Result<u16>;
+    /// Whether something listens on a TCP port.
+    fn is_listening(&self, port: u16) -> Result<bool>;
+    /// The address at which a client finds a server that runs here.
+    fn address(&self) -> Result<&str>;
+}
+
+/// A program that runs; it is killed when it is dropped.
+pub trait Running {
+    /// Waits for its end.
+    fn wait(self: Box<Self>, timeout: Duration) -> Result<Output>;
+    /// Whether it has ended; may wait a few milliseconds for it.
+    fn wait_briefly(&mut self) -> Result<bool>;
+    /// What it printed so far.
+    fn so_far(&self) -> String;
+}
+
+impl Place for Guest {
+    fn spawn(&self, line: &str) -> Result<Box<dyn Running + '_>> {
+        Ok(Box::new(Guest::spawn(self, line)?))
+    }
+
+    fn free_port(&self) -> Result<u16> {
+        Ok(GUEST_PORT)
+    }
+
+    fn is_listening(&self, port: u16) -> Result<bool> {
+        Guest::is_listening(self, port)
+    }
+
+    fn address(&self) -> Result<&str> {
+        Guest::address(self)
+    }
+}
+
+impl Running for Job<'_> {
+    fn wait(self: Box<Self>, timeout: Duration) -> Result<Output> {
+        Job::wait(*self, timeout)
+    }
+
+    fn wait_briefly(&mut self) -> Result<bool> {
+        Ok(self.has_ended())
+    }
+
+    fn so_far(&self) -> String {
+        Job::so_far(self)
+    }
+}
+
+/// This machine: programs find `farlane-run`, and it finds the daemon's host socket.
+pub struct Host {
+    programs: PathBuf,
+    socket: PathBuf,
+    logs: PathBuf,
+    started: AtomicU32,
+}
+
+impl Host {
+    /// Programs of this machine that use the daemon behind `socket`; `programs` is the folder of `farlane-run`, and
+    /// what the programs print goes to files in `logs`.
+    pub fn new(programs: &Path, socket: &Path, logs: &Path) -> Self {
+        Self {
+            programs: programs.into(),
+            socket: socket.into(),
+            logs: logs.into(),
+            started: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Place for Host {
+    fn spawn(&self, line: &str) -> Result<Box<dyn Running + '_>> {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let program = line
+            .split_whitespace()
+            .find(|word| *word != "farlane-run")
+            .unwrap_or("program");
+        let output = self.logs.join(format!("host-{number}-{program}.log"));
+        let mut paths = vec![self.programs.clone()];
+        paths.extend(std::env::split_paths(
+            &std::env::var_os("PATH").unwrap_or_default(),
+        ));
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", line])
+            .env("FARLANE_SOCKET", &self.socket);
+        command.env(
+            "PATH",
+            std::env::join_paths(paths).context("The path of farlane-run holds a colon")?,
+        );
+        let process = Process::spawn_logged(format!("`{line}`"), command, &output)?;
+        Ok(Box::new(HostProgram { process, output }))
+    }
+
+    fn free_port(&self) -> Result<u16> {
+        // Another program may take it before ours does: then the caller asks again.
+        let listener =
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).context("Cannot find a free TCP port")?;
+        Ok(listener
+            .local_addr()
+            .context("Cannot find a free TCP port")?
+            .port())
+    }
+
+    fn is_listening(&self, port: u16) -> Result<bool> {
+        for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+            if listens(
+                &fs::read_to_string(table).with_context(|| format!("Cannot read {table}"))?,
+                port,
+            ) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn address(&self) -> Result<&str> {
+        Ok("127.0.0.1")
+    }
+}
+
+struct HostProgram {
+    process: Process,
+    output: PathBuf,
+}
+
+impl Running for HostProgram {
+    fn wait(mut self: Box<Self>, timeout: Duration) -> Result<Output> {
+        let Some(status) = self.process.wait(timeout)? else {
+            let seconds = timeout.as_secs();
+            bail!(
+                "{} did not end within {seconds} s; it said:\n{}",
+                self.process.name(),
+                self.so_far()
+            );
+        };
+        let byte = |value: i32| u8::try_from(value).unwrap_or(u8::MAX);
+        let ending = match (status.code(), status.signal()) {
+            (Some(code), _) => Ending::Exited(byte(code)),
+            (None, signal) => Ending::Signalled(byte(signal.unwrap_or_default())),
+        };
+        Ok(Output {
+            stdout: self.so_far(),
+            stderr: String::new(),
+            ending,
+        })
+    }
+
+    fn wait_briefly(&mut self) -> Result<bool> {
+        Ok(self.process.wait(BRIEF)?.is_some())
+    }
+
+    fn so_far(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.output).unwrap_or_default()).into_owned()
+    }
+}

@@ -1,0 +1,85 @@
+//! Debian's own perftest, unmodified, between two guests: bandwidth and latency of sends, writes and reads.
+
+use anyhow::{Result, ensure};
+use farlane_vmkit::report::Report;
+use farlane_vmkit::wire::Wire;
+
+use super::Scenario;
+use crate::place::{Over, Place};
+use crate::run::Run;
+use crate::tools::{bandwidths, between, latencies};
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "rdma-perftest",
+    about: "perftest's bandwidth and latency programs for send, write and read at all sizes between two VMs",
+    is_test: true,
+    run,
+};
+
+/// All sizes from 2 bytes to 8 MiB; several queue pairs; both directions at once; sleeping on events; inline data;
+/// completions asked for one by one and in bulk.
+const LINES: &[&str] = &[
+    "ib_send_bw -a -n 100",
+    "ib_write_bw -a -n 100",
+    "ib_read_bw -a -n 100",
+    "ib_write_bw -s 65536 -n 200 -q 4",
+    "ib_send_bw -s 65536 -n 200 -b",
+    "ib_send_bw -s 4096 -n 500 -e",
+    "ib_write_bw -s 64 -n 2000 -I 64 -Q 1",
+    "ib_write_lat -a -n 50",
+    "ib_send_lat -s 8 -n 1000",
+    "ib_send_lat -s 8 -n 500 -e",
+    "ib_read_lat -s 8 -n 1000",
+];
+
+/// The sizes whose figures go into the table, of programs that run through all of them.
+const SHOWN_BYTES: &[u64] = &[8, 4096, 65536, 1 << 20, 8 << 20];
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let wire = Wire::new()?;
+    let pair = run.context.farlane()?.boot_pair(run, &wire)?;
+    perftests("two VMs", LINES, &pair.a, &pair.b, report)?;
+    pair.backend.stop()
+}
+
+/// Runs programs of perftest and reports their figures.
+pub fn perftests(
+    name: &str,
+    lines: &[&str],
+    server: &dyn Place,
+    client: &dyn Place,
+    report: &mut Report,
+) -> Result<()> {
+    for line in lines {
+        let text = between(Over::Farlane, &format!("{line} -F"), server, client)?;
+        let rows: Vec<(u64, String)> = if line.contains("_bw") {
+            let rows = bandwidths(&text)?;
+            ensure!(
+                rows.iter().all(|row| row.mib_per_second > 0.0),
+                "`{line}` moved nothing:\n{text}"
+            );
+            rows.iter()
+                .map(|row| (row.bytes, format!("{:10.1} MiB/s", row.mib_per_second)))
+                .collect()
+        } else {
+            let rows = latencies(&text)?;
+            rows.iter()
+                .map(|row| (row.bytes, format!("{:10.2} us", row.typical_us)))
+                .collect()
+        };
+        let all_sizes = line.contains(" -a");
+        ensure!(
+            !all_sizes || rows.len() == 23,
+            "`{line}` went through {} sizes, not 23:\n{text}",
+            rows.len()
+        );
+        for (bytes, figure) in rows {
+            if !all_sizes {
+                report.add(name, *line, figure);
+            } else if SHOWN_BYTES.contains(&bytes) {
+                report.add(name, format!("{line}: {bytes} bytes"), figure);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! Debian's own `ibv_devinfo` and `ibv_rc_pingpong`, unmodified, between two guests.
+
+use anyhow::{Result, ensure};
+use farlane_vmkit::report::Report;
+use farlane_vmkit::wire::Wire;
+
+use super::Scenario;
+use crate::place::{Over, Place};
+use crate::run::Run;
+use crate::tools::{TOOL_TIMEOUT, between, pingpong_us};
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "rdma-pingpong",
+    about: "ibv_devinfo -v, and ibv_rc_pingpong polling, with events and with checked data, between two VMs",
+    is_test: true,
+    run,
+};
+
+/// The ping-pongs: polling, sleeping on completion events, with the received bytes checked, small, large and many.
+const LINES: &[&str] = &[
+    "ibv_rc_pingpong -g 0",
+    "ibv_rc_pingpong -g 0 -e",
+    "ibv_rc_pingpong -g 0 -c",
+    "ibv_rc_pingpong -g 0 -c -e -s 65536 -n 200",
+    "ibv_rc_pingpong -g 0 -c -s 1 -n 5000",
+    "ibv_rc_pingpong -g 0 -c -s 1048576 -n 50",
+    "ibv_rc_pingpong -g 0 -r 1 -n 500",
+];
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let wire = Wire::new()?;
+    let pair = run.context.farlane()?.boot_pair(run, &wire)?;
+    for (guest, gid) in [(&pair.a, "10.0.0.1"), (&pair.b, "10.0.0.2")] {
+        let info = device_info(guest)?;
+        ensure!(
+            info.contains(&format!("::ffff:{gid}")),
+            "ibv_devinfo -v does not show the address {gid}:\n{info}"
+        );
+    }
+    ping_pongs("two VMs", LINES, &pair.a, &pair.b, report)?;
+    pair.backend.stop()
+}
+
+/// What `ibv_devinfo -v` says of the device, which must be usable.
+pub fn device_info(place: &dyn Place) -> Result<String> {
+    let output = place
+        .spawn(&Over::Farlane.command("ibv_devinfo -v"))?
+        .wait(TOOL_TIMEOUT)?;
+    let info = output.all();
+    ensure!(
+        output.success(),
+        "ibv_devinfo -v failed: {}\n{info}",
+        output.how()
+    );
+    ensure!(
+        info.contains("PORT_ACTIVE"),
+        "ibv_devinfo -v shows no active port:\n{info}"
+    );
+    Ok(info)
+}
+
+/// Runs ping-pongs and reports their figures.
+pub fn ping_pongs(
+    name: &str,
+    lines: &[&str],
+    server: &dyn Place,
+    client: &dyn Place,
+    report: &mut Report,
+) -> Result<()> {
+    for line in lines {
+        let us = pingpong_us(&between(Over::Farlane, line, server, client)?)?;
+        report.add(name, *line, format!("{us:10.1} us there and back"));
+    }
+    Ok(())
+}
