@@ -4,8 +4,8 @@
 //!
 //! * [`sys`], [`layout`]: the C structures, and proof that they are laid out as C has them;
 //! * [`object`]: a C structure that a program sees with Rust state behind it;
-//! * [`device`], [`context`], [`attributes`], [`memory`], [`channel`], [`completion`],
-//!   [`queue_pair`], [`event`]: the control path, one module an object;
+//! * [`device`], [`context`], [`attributes`], [`tables`], [`memory`], [`channel`],
+//!   [`completion`], [`queue_pair`], [`event`]: the control path, one module an object;
 //! * [`post`], [`poll_ex`]: the data path, which programs reach through `ibv_context.ops`;
 //! * [`qp_attr`], [`strings`], [`rates`], [`errno`]: conversions.
 //!
@@ -36,6 +36,7 @@ pub mod queue_pair;
 pub mod rates;
 pub mod strings;
 pub mod sys;
+pub mod tables;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -8,6 +8,7 @@
 use farlane_verbs_core::sys::*;
 use farlane_verbs_core::{
     attributes, channel, completion, context, device, event, memory, queue_pair, rates, strings,
+    tables,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -74,19 +75,19 @@ exports! {
         = attributes::query_port_compat;
     /// An entry of a GID table.
     fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, gid: *mut ibv_gid) -> c_int
-        = attributes::query_gid;
+        = tables::query_gid;
     /// An entry of a GID table, with its type.
     fn _ibv_query_gid_ex(context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry,
-        flags: u32, entry_size: usize) -> c_int = attributes::query_gid_ex;
+        flags: u32, entry_size: usize) -> c_int = tables::query_gid_ex;
     /// The GID tables of all ports.
     fn _ibv_query_gid_table(context: *mut ibv_context, entries: *mut ibv_gid_entry,
-        max_entries: usize, flags: u32, entry_size: usize) -> isize = attributes::query_gid_table;
+        max_entries: usize, flags: u32, entry_size: usize) -> isize = tables::query_gid_table;
     /// An entry of a partition table.
     fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, pkey: *mut u16) -> c_int
-        = attributes::query_pkey;
+        = tables::query_pkey;
     /// Index of a partition key.
     fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> c_int
-        = attributes::pkey_index;
+        = tables::pkey_index;
 }
 
 // Protection domains and memory.

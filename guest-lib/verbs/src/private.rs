@@ -7,9 +7,9 @@
 //! Arguments are not declared: in the C calling conventions of Linux a callee may ignore them.
 
 use crate::exports;
-use farlane_verbs_core::attributes;
 use farlane_verbs_core::errno::{ENOSYS, fail, fail_null};
 use farlane_verbs_core::sys::ibv_context;
+use farlane_verbs_core::tables;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicBool;
 
@@ -21,7 +21,7 @@ pub static verbs_allow_disassociate_destroy: AtomicBool = AtomicBool::new(false)
 exports! {
     /// Type of a GID as sysfs names it.
     fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, gid_type: *mut u32)
-        -> c_int = attributes::query_gid_type_sysfs;
+        -> c_int = tables::query_gid_type_sysfs;
 }
 
 macro_rules! stubs {
