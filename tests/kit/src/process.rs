@@ -215,14 +215,25 @@ impl Process {
         status.with_context(|| format!("{} survives SIGKILL", self.name))
     }
 
+    /// Takes the status of the child, which has ended, and ends what it left in its group. In this order: as long as
+    /// the child is not reaped, the number of its group is not given to a stranger.
     fn reap(&mut self) -> Result<()> {
         let mut children = children();
+        let pid = Pid::from_child(&self.child);
+        if self.group {
+            match kill_process_group(pid, Signal::KILL) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("Cannot end the children of {}", self.name));
+                }
+            }
+        }
         if let Some(status) = self
             .child
             .try_wait()
             .with_context(|| format!("Cannot reap {}", self.name))?
         {
-            let pid = Pid::from_child(&self.child);
             children.remove(&pid.as_raw_nonzero().get());
             self.status = Some(status);
         }
@@ -465,24 +476,49 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_dropped_process_takes_its_whole_group_along() {
+    /// A shell with a child of its own, and that child's process id.
+    fn family(script_end: &str) -> (Process, i32) {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         let script = format!(
-            "trap '' TERM; sleep 1000 & echo $! >{}; mv {0} {0}.done; wait; wait",
+            "sleep 1000 & echo $! >{0}.new; mv {0}.new {0}; {script_end}",
             file.display()
         );
-        let mut process = Process::spawn("a shell", shell(&script)).unwrap();
-        let done = folder.path().join("pid.done");
-        wait_until("the shell started its child", || done.exists());
-        let grandchild: i32 = std::fs::read_to_string(done)
+        let process = Process::spawn("a shell", shell(&script)).unwrap();
+        wait_until("the shell started its child", || file.exists());
+        let grandchild = std::fs::read_to_string(&file)
             .unwrap()
             .trim()
             .parse()
             .unwrap();
         assert!(is_alive(grandchild));
-        process.kill().unwrap();
+        (process, grandchild)
+    }
+
+    #[test]
+    fn a_dropped_process_takes_its_children_along() {
+        let (process, grandchild) = family("wait");
+        drop(process);
+        wait_until("the grandchild ended", || !is_alive(grandchild));
+    }
+
+    #[test]
+    fn a_killed_process_takes_its_children_along() {
+        let (mut process, grandchild) = family("trap '' TERM; wait");
+        assert_eq!(process.kill().unwrap().signal(), Some(9));
+        wait_until("the grandchild ended", || !is_alive(grandchild));
+    }
+
+    #[test]
+    fn what_a_process_leaves_behind_is_ended_with_it() {
+        let (mut process, grandchild) = family("exit 0");
+        assert!(
+            process
+                .wait(Duration::from_secs(10))
+                .unwrap()
+                .unwrap()
+                .success()
+        );
         wait_until("the grandchild ended", || !is_alive(grandchild));
     }
 
