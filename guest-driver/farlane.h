@@ -140,7 +140,7 @@ struct farlane_context {
 	struct xarray regions;
 	struct mutex segment_lock;		/* one SEGMENT at a time: the first is the header */
 
-	struct mutex window_lock;
+	struct mutex window_lock;		/* windows, scratch */
 	struct list_head windows;
 	struct page *scratch;			/* stands in for the window when that has gone */
 

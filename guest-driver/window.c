@@ -6,8 +6,8 @@
  * with bare page frame numbers: struct pages (as virtio-fs has) would cost 1/64 of the window in
  * guest memory, and references to them could outlive a hot-unplug of the device.
  */
-#include <linux/io.h>
 #include <linux/ioport.h>
+#include <linux/sizes.h>
 #include <linux/slab.h>
 
 #include "farlane.h"
@@ -27,7 +27,6 @@ int farlane_window_init(struct farlane *fl, u64 bytes)
 {
 	struct device *dev = &fl->vdev->dev;
 	struct virtio_shm_region shm;
-	void *map;
 
 	if (!(fl->features & FARLANE_FEATURE_WINDOW))
 		return 0;
@@ -41,12 +40,6 @@ int farlane_window_init(struct farlane *fl, u64 bytes)
 		dev_warn(dev, "window at 0x%llx is taken\n", shm.addr);
 		goto none;
 	}
-	/* Nobody uses this mapping: it makes the range known as write-back memory. */
-	map = devm_memremap(dev, shm.addr, bytes, MEMREMAP_WB);
-	if (IS_ERR(map)) {
-		dev_warn(dev, "window cannot be mapped: %ld\n", PTR_ERR(map));
-		goto none;
-	}
 	fl->window_base = shm.addr;
 	fl->window_bytes = bytes;
 	return 0;
@@ -56,31 +49,49 @@ none:
 	return 0;
 }
 
-/* Inserts the pages of the 2 MiB around the fault. */
+struct farlane_insert {
+	struct vm_area_struct *vma;
+	unsigned long pfn;
+	unsigned long step;
+};
+
+static int farlane_insert_pte(pte_t *pte, unsigned long addr, void *data)
+{
+	struct farlane_insert *in = data;
+	struct vm_area_struct *vma = in->vma;
+
+	if (pte_none(ptep_get(pte)))
+		set_pte_at(vma->vm_mm, addr, pte,
+			   pte_mkspecial(pfn_pte(in->pfn, vma->vm_page_prot)));
+	in->pfn += in->step;
+	return 0;
+}
+
+/*
+ * Inserts the pages of the 2 MiB around the fault. Not with vmf_insert_pfn(): on x86 that asks the
+ * table of memory types, which makes everything uncached that firmware placed below 4 GiB.
+ */
 static vm_fault_t farlane_window_fault(struct vm_fault *vmf)
 {
 	struct vm_area_struct *vma = vmf->vma;
 	struct farlane_context *ctx = vma->vm_file->private_data;
 	struct farlane *fl = ctx->fl;
-	unsigned long addr = max(vmf->address & ~(SZ_2M - 1), vma->vm_start);
-	unsigned long end = min((vmf->address | (SZ_2M - 1)) + 1, vma->vm_end);
-	unsigned long pfn, pgoff;
-	vm_fault_t ret = VM_FAULT_NOPAGE;
+	unsigned long addr = max(ALIGN_DOWN(vmf->address, SZ_2M), vma->vm_start);
+	unsigned long end = min(ALIGN_DOWN(vmf->address, SZ_2M) + SZ_2M, vma->vm_end);
+	struct farlane_insert in = { .vma = vma };
+	int err;
 
 	down_read(&fl->window_sem);
 	if (fl->window_gone) {
-		ret = vmf_insert_pfn(vma, vmf->address & PAGE_MASK,
-				     page_to_pfn(ctx->scratch));
-		goto unlock;
+		in.pfn = page_to_pfn(ctx->scratch);
+	} else {
+		in.pfn = PHYS_PFN(fl->window_base) + vma->vm_pgoff - FARLANE_WINDOW_PGOFF +
+			 ((addr - vma->vm_start) >> PAGE_SHIFT);
+		in.step = 1;
 	}
-	pgoff = vma->vm_pgoff - FARLANE_WINDOW_PGOFF +
-		((addr - vma->vm_start) >> PAGE_SHIFT);
-	pfn = PHYS_PFN(fl->window_base) + pgoff;
-	for (; addr < end && ret == VM_FAULT_NOPAGE; addr += PAGE_SIZE)
-		ret = vmf_insert_pfn(vma, addr, pfn++);
-unlock:
+	err = apply_to_page_range(vma->vm_mm, addr, end - addr, farlane_insert_pte, &in);
 	up_read(&fl->window_sem);
-	return ret;
+	return err ? VM_FAULT_OOM : VM_FAULT_NOPAGE;
 }
 
 static void farlane_window_vm_open(struct vm_area_struct *vma)
