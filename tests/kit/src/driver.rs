@@ -9,13 +9,17 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::debian::{GUEST_TREE, HEADERS_6_1, HEADERS_6_12, TreeSpec};
-use crate::process::check_output;
+use crate::process::{describe, output};
 use crate::tree::Tree;
 use crate::workspace::Workspace;
 use crate::{packages, progress};
 
 /// How long a build may take.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Where the driver is built within a tree: the headers refer to each other by absolute paths. It stays there, so that
+/// make has little to do the next time.
+const BUILD_FOLDER: &str = "/build/farlane";
 
 /// The kernels that the driver is built for: the beginning of their releases, and the trees with their headers.
 pub const KERNELS: &[(&str, &TreeSpec)] = &[
@@ -35,32 +39,56 @@ pub struct Driver {
     pub messages: String,
 }
 
-/// Builds the driver with the headers and the compiler of a tree.
+/// Builds what changed of the driver, with the headers and the compiler of a tree.
 ///
 /// # Errors
 /// When it does not build.
 pub fn build(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
+    let _lock = workspace.lock_cache()?;
+    build_locked(workspace, tree)
+}
+
+/// Builds all of the driver, so that the compiler says again what it has to say.
+///
+/// # Errors
+/// When it does not build.
+pub fn build_anew(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
+    let _lock = workspace.lock_cache()?;
+    let folder = tree.join(BUILD_FOLDER);
+    if folder.exists() {
+        fs::remove_dir_all(&folder)
+            .with_context(|| format!("Cannot remove {}", folder.display()))?;
+    }
+    build_locked(workspace, tree)
+}
+
+fn build_locked(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
     if !packages::is_root() {
         bail!("The guest driver is built within a Debian tree, which needs root");
     }
     let kernel = tree.kernel_release()?;
-    let _lock = workspace.lock_cache()?;
-    // In the tree, as the headers refer to each other by absolute paths. Kept, so that make has to do little.
-    let inside = "/build/farlane";
-    let folder = tree.join(inside);
+    let folder = tree.join(BUILD_FOLDER);
     copy_sources(&workspace.root().join("guest-driver"), &folder)?;
     let mut make = tree.chroot("make");
     make.args([
         "-C",
         &format!("/usr/src/linux-headers-{kernel}"),
-        &format!("M={inside}"),
+        &format!("M={BUILD_FOLDER}"),
         "modules",
     ]);
-    let build = || check_output("make of the guest driver", make, BUILD_TIMEOUT);
-    let messages = progress::step(
-        &format!("Building the guest driver for Linux {kernel}"),
-        build,
-    )?;
+    let what = format!("Building the guest driver for Linux {kernel}");
+    let messages = progress::step(&what, || {
+        let output = output("make of the guest driver", make, BUILD_TIMEOUT)?;
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        if !output.status.success() {
+            bail!(
+                "The guest driver does not build for Linux {kernel}: {}\n{said}",
+                describe(output.status)
+            );
+        }
+        Ok(said)
+    })?;
     let built = folder.join("farlane.ko");
     if !built.exists() {
         bail!("make of the guest driver made no farlane.ko\n{messages}");

@@ -86,11 +86,22 @@ impl Tree {
         command
     }
 
-    /// A command that runs within the tree as its root folder. Needs root.
+    /// A command that runs within the tree as its root folder, with a `/proc` and process numbers of its own; what it
+    /// starts ends with it. Needs root.
     #[must_use]
     pub fn chroot(&self, program: &str) -> Command {
-        let mut command = Command::new("chroot");
-        command.arg(&self.0).arg(program);
+        let mut command = Command::new("unshare");
+        command
+            .args([
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "--root",
+            ])
+            .arg(&self.0)
+            .arg(program);
         command
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")

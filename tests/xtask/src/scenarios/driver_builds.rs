@@ -3,9 +3,11 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::driver::{self, KERNELS};
+use farlane_vmkit::debian::TreeSpec;
+use farlane_vmkit::driver::{self, Driver, KERNELS};
 use farlane_vmkit::report::Report;
 use farlane_vmkit::tree::Tree;
+use farlane_vmkit::workspace::Workspace;
 
 use super::Scenario;
 use crate::run::Run;
@@ -18,39 +20,43 @@ pub const SCENARIO: Scenario = Scenario {
 };
 
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
-    let workspace = run.context.workspace();
+    let mut failures = Vec::new();
     for (release, spec) in KERNELS {
-        let tree = Tree::ensure(workspace, spec)?;
-        let driver = driver::build(workspace, &tree)?;
-        ensure!(
-            driver.kernel.starts_with(release),
-            "{} has headers of Linux {}",
-            spec.name,
-            driver.kernel
-        );
-        ensure!(
-            !driver.messages.contains("warning:"),
-            "Warnings for Linux {}:\n{}",
-            driver.kernel,
-            driver.messages
-        );
-        let module = fs::read(&driver.path)
-            .with_context(|| format!("Cannot read {}", driver.path.display()))?;
-        let magic = format!("vermagic={} ", driver.kernel);
-        let found = module
-            .windows(magic.len())
-            .any(|window| window == magic.as_bytes());
-        ensure!(
-            found,
-            "{} is not for Linux {}",
-            driver.path.display(),
-            driver.kernel
-        );
-        report.add(
-            "guest driver",
-            format!("Linux {}", driver.kernel),
-            format!("{} KiB", module.len() / 1024),
-        );
+        match build(run.context.workspace(), release, spec) {
+            Ok((kernel, kib)) => report.add(
+                "guest driver",
+                format!("Linux {kernel}"),
+                format!("{kib} KiB"),
+            ),
+            Err(error) => failures.push(format!("{error:#}")),
+        }
     }
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
     Ok(())
+}
+
+/// Builds for one kernel; returns its release and the size of the module.
+fn build(workspace: &Workspace, release: &str, spec: &TreeSpec) -> Result<(String, usize)> {
+    let tree = Tree::ensure(workspace, spec)?;
+    let Driver {
+        path,
+        kernel,
+        messages,
+    } = driver::build_anew(workspace, &tree)?;
+    ensure!(
+        kernel.starts_with(release),
+        "{} has headers of Linux {kernel}",
+        spec.name
+    );
+    ensure!(
+        !messages.contains("warning:"),
+        "Warnings for Linux {kernel}:\n{messages}"
+    );
+    let module = fs::read(&path).with_context(|| format!("Cannot read {}", path.display()))?;
+    let magic = format!("vermagic={kernel} ");
+    let found = module
+        .windows(magic.len())
+        .any(|window| window == magic.as_bytes());
+    ensure!(found, "{} is not for Linux {kernel}", path.display());
+    Ok((kernel, module.len() / 1024))
 }
