@@ -1,6 +1,7 @@
 //! Buffers in host memory (paper section IV-C), with guest memory where the VMM has no window.
 
 use crate::{AllocBuffer, Context, Error};
+use farlane_abi::config::FEATURE_WINDOW;
 use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_link::{Map, Mapping};
 use std::ptr::NonNull;
@@ -83,6 +84,9 @@ impl Buffer {
 
 /// Asks the backend for a buffer and maps it.
 fn host(context: &Arc<Context>, length: usize) -> Result<Backing, Error> {
+    if context.link().info().features & FEATURE_WINDOW == 0 {
+        return Err(Error::Refused(Errno::EOPNOTSUPP));
+    }
     let request = AllocBuffer {
         length: (length as u64).into(),
         ..AllocBuffer::default()

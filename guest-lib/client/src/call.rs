@@ -145,3 +145,123 @@ impl CallRing {
         waiting.store(0, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::loopback::Rig;
+    use crate::{Errno, VerbsStubs};
+    use farlane_abi::calls::Caller as _;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    /// Answers with the arguments.
+    fn echo(sleepy: bool) -> Rig {
+        Rig::new(sleepy, Box::new(|_, args| Ok(args.to_vec())))
+    }
+
+    fn call(rig: &Rig, args: &[u8]) -> Vec<u8> {
+        let mut result = vec![0; args.len()];
+        let length = (&*rig.context).call(1, args, &mut result).unwrap();
+        assert_eq!(length, args.len());
+        result
+    }
+
+    #[test]
+    fn calls_are_answered_in_turn_far_beyond_the_ring() {
+        let rig = echo(false);
+        for number in 0..300_u32 {
+            let args = number.to_le_bytes().repeat((number % 100) as usize);
+            assert_eq!(call(&rig, &args), args);
+        }
+    }
+
+    #[test]
+    fn a_backend_that_sleeps_after_each_call_is_woken_for_the_next() {
+        let rig = echo(true);
+        for number in 0..2000_u32 {
+            assert_eq!(call(&rig, &number.to_le_bytes()), number.to_le_bytes());
+        }
+        assert!(rig.link.doorbells.load(Ordering::Relaxed) > 0);
+    }
+
+    #[test]
+    fn a_caller_sleeps_through_a_slow_answer_and_is_woken() {
+        let rig = Rig::new(
+            true,
+            Box::new(|_, args| {
+                std::thread::sleep(Duration::from_millis(3));
+                Ok(args.to_vec())
+            }),
+        );
+        for number in 0..20_u8 {
+            assert_eq!(call(&rig, &[number]), [number]);
+        }
+        assert!(rig.link.sleeps.load(Ordering::Relaxed) >= 19);
+    }
+
+    #[test]
+    fn callers_of_many_threads_take_turns() {
+        let rig = Arc::new(echo(true));
+        std::thread::scope(|scope| {
+            for thread in 0..4_u8 {
+                let rig = &rig;
+                scope.spawn(move || {
+                    for number in 0..500_u16 {
+                        let args = [thread, number.to_le_bytes()[0], number.to_le_bytes()[1]];
+                        assert_eq!(call(rig, &args), args);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn an_error_number_is_the_callers_error() {
+        let rig = Rig::new(false, Box::new(|_, _| Err(Errno::EBUSY)));
+        let error = VerbsStubs(&*rig.context).nop(&()).unwrap_err();
+        assert_eq!(error.errno(), Errno::EBUSY);
+    }
+
+    #[test]
+    fn a_length_beyond_the_slot_ends_the_ring() {
+        let rig = Rig::new(false, Box::new(|_, _| Ok(vec![7; 10_000])));
+        for _ in 0..2 {
+            let error = rig.context.device_attributes().unwrap_err();
+            assert_eq!(error.errno(), Errno::EPROTO);
+        }
+    }
+
+    #[test]
+    fn a_result_longer_than_the_caller_expects_is_refused() {
+        let rig = Rig::new(false, Box::new(|_, _| Ok(vec![7; 5])));
+        let error = rig.context.verbs().alloc_pd(&()).unwrap_err();
+        assert_eq!(error.errno(), Errno::EPROTO);
+        // The ring itself is sound.
+        let mut result = [0; 5];
+        assert_eq!((&*rig.context).call(1, &[], &mut result).unwrap(), 5);
+    }
+
+    #[test]
+    fn too_many_arguments_never_reach_the_ring() {
+        let rig = echo(false);
+        let error = (&*rig.context).call(1, &[0; 497], &mut []).unwrap_err();
+        assert_eq!(error.errno(), Errno::EINVAL);
+    }
+
+    #[test]
+    fn a_caller_waiting_when_the_device_dies_gets_enodev_and_so_do_all_after_it() {
+        let mut rig = echo(false);
+        rig.take_over();
+        let link = Arc::clone(&rig.link);
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(30));
+            link.die();
+        });
+        for _ in 0..2 {
+            let error = rig.context.verbs().nop(&()).unwrap_err();
+            assert_eq!(error.errno(), Errno::ENODEV);
+        }
+        killer.join().unwrap();
+    }
+}

@@ -1,5 +1,6 @@
 //! Completion queues.
 
+use crate::header::Header;
 use crate::pd::Destroyed;
 use crate::spin::Courtesy;
 use crate::{Channel, Completion, Context, Error, lock};
@@ -19,6 +20,7 @@ pub struct Cq {
     context: Arc<Context>,
     channel: Option<Arc<Channel>>,
     segment: Segment,
+    header: Arc<Header>,
     layout: CqLayout,
     handle: u32,
     /// Entries taken so far: the consumer's end of the queue.
@@ -54,6 +56,7 @@ impl Cq {
             context: Arc::clone(context),
             channel: channel.cloned(),
             segment,
+            header: Arc::clone(context.header()),
             layout,
             handle,
             consumed: Mutex::new(0),
@@ -167,7 +170,7 @@ impl Cq {
     }
 
     fn found_nothing(&self) -> Result<usize, Errno> {
-        if self.context.header().is_dead() {
+        if self.header.is_dead() {
             return self.dead_or_empty();
         }
         self.courtesy.found_nothing();
@@ -180,7 +183,7 @@ impl Cq {
     /// # Errors
     /// `ENODEV` when the device is gone.
     pub fn arm(&self, solicited_only: bool) -> Result<(), Errno> {
-        if self.context.header().is_dead() {
+        if self.header.is_dead() {
             return Err(Errno::ENODEV);
         }
         let armed = self.segment.word(CQ_OFF_ARMED);

@@ -33,6 +33,8 @@ mod loopback;
 mod mr;
 mod pd;
 mod qp;
+#[cfg(test)]
+mod queue_tests;
 mod spin;
 mod work;
 

@@ -62,6 +62,7 @@ pub struct Qp {
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     segment: Segment,
+    header: Arc<Header>,
     layout: QpLayout,
     caps: QpCaps,
     handle: u32,
@@ -112,6 +113,7 @@ impl Qp {
             send_cq: Arc::clone(init.send_cq),
             recv_cq: Arc::clone(init.recv_cq),
             segment,
+            header: Arc::clone(context.header()),
             caps: QpCaps {
                 send_wr: layout.send_entries,
                 recv_wr: layout.recv_entries,
@@ -280,12 +282,12 @@ impl Qp {
     }
 
     pub(crate) fn header(&self) -> &Header {
-        self.context().header()
+        &self.header
     }
 
     #[inline]
     fn alive(&self) -> Result<(), Errno> {
-        if self.header().is_dead() {
+        if self.header.is_dead() {
             return Err(Errno::ENODEV);
         }
         Ok(())

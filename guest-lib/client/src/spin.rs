@@ -200,7 +200,7 @@ mod tests {
                 .count()
                 > 30
         );
-        for _ in 0..32 {
+        for _ in 0..64 {
             policy.record(QUICK, false);
         }
         assert!(policy.budget() >= QUICK * 3 && policy.budget() < Duration::from_micros(30));

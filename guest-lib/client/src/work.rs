@@ -91,6 +91,15 @@ impl<'a> SendQueue<'a> {
         }
     }
 
+    /// How many requests fit now.
+    #[must_use]
+    pub fn room(&mut self) -> u32 {
+        let consumed = self.qp.map().word(QP_OFF_SEND_CONSUMED);
+        self.producer.consumed = consumed.load(Ordering::Acquire);
+        let used = self.producer.produced.wrapping_sub(self.producer.consumed);
+        self.qp.layout().send_entries.saturating_sub(used)
+    }
+
     /// Writes a request.
     ///
     /// # Errors

@@ -162,7 +162,7 @@ impl Link for DeviceLink {
         )
     }
 
-    fn unmap_buffer(&self, _handle: u32) -> Result<(), LinkError> {
+    fn unmap_buffer(&self, _handle: u32, _offset: u64, _length: usize) -> Result<(), LinkError> {
         // The kernel sees the last mapping go.
         Ok(())
     }

@@ -17,6 +17,7 @@ mod discover;
 mod error;
 mod map;
 mod packet;
+mod quiet;
 mod region;
 mod region_ids;
 pub mod socket;
@@ -29,6 +30,7 @@ use std::time::Duration;
 pub use discover::{Address, DeviceInfo, SOCKET_VARIABLE, devices};
 pub use error::LinkError;
 pub use map::Map;
+pub use quiet::spawn_quiet;
 pub use region::{Mapping, Pin, Segment};
 
 /// What a link knows about its device without asking the backend.
@@ -85,11 +87,11 @@ pub trait Link: Send + Sync + std::fmt::Debug {
     /// The backend's or the kernel's refusal, or a dead device.
     fn map_buffer(&self, handle: u32, offset: u64, length: usize) -> Result<Map, LinkError>;
 
-    /// Says that the mapping of buffer `handle` is gone.
+    /// Says that a mapping that [`map_buffer`](Self::map_buffer) made is gone.
     ///
     /// # Errors
     /// The backend's or the kernel's refusal, or a dead device.
-    fn unmap_buffer(&self, handle: u32) -> Result<(), LinkError>;
+    fn unmap_buffer(&self, handle: u32, offset: u64, length: usize) -> Result<(), LinkError>;
 
     /// Delivers event `index` to the eventfd `fd` from now on. When the device dies, every bound
     /// eventfd is signalled once.

@@ -129,6 +129,7 @@ impl Drop for Pin {
 pub struct Mapping {
     map: Option<Map>,
     handle: u32,
+    offset: u64,
     link: Arc<dyn Link>,
 }
 
@@ -146,6 +147,7 @@ impl Mapping {
         Ok(Self {
             map: Some(link.map_buffer(handle, offset, length)?),
             handle,
+            offset,
             link: Arc::clone(link),
         })
     }
@@ -164,8 +166,9 @@ impl Deref for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.map = None;
-        // A dead device has forgotten the buffer already.
-        let _ = self.link.unmap_buffer(self.handle);
+        if let Some(length) = self.map.take().map(|map| map.len()) {
+            // A dead device has forgotten the buffer already.
+            let _ = self.link.unmap_buffer(self.handle, self.offset, length);
+        }
     }
 }

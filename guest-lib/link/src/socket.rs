@@ -207,10 +207,12 @@ impl Link for SocketLink {
         }
     }
 
-    fn unmap_buffer(&self, handle: u32) -> Result<(), LinkError> {
+    fn unmap_buffer(&self, handle: u32, offset: u64, length: usize) -> Result<(), LinkError> {
         let request = Request {
             op: control::OP_WINDOW_UNMAP.into(),
             region: handle.into(),
+            address: offset.into(),
+            length: (length as u64).into(),
             ..Request::default()
         };
         self.request("Unmapping a buffer", &request, &[]).map(drop)

@@ -1,6 +1,6 @@
 //! Notices that a socket's backend has gone, and wakes everybody who would wait for it.
 
-use crate::{LinkError, Map};
+use crate::{LinkError, Map, spawn_quiet};
 use farlane_abi::arena::OFF_DEAD;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::BTreeMap;
@@ -84,11 +84,8 @@ impl Watcher {
         let stopped = stop
             .try_clone()
             .map_err(|source| LinkError::os("dup", source))?;
-        let thread = with_signals_blocked(|| {
-            std::thread::Builder::new()
-                .name("farlane-watch".into())
-                .stack_size(64 << 10)
-                .spawn(move || watch(&socket, &stopped, &fate))
+        let thread = spawn_quiet("farlane-watch", 64 << 10, move || {
+            watch(&socket, &stopped, &fate);
         })
         .map_err(|source| LinkError::os("Starting a thread", source))?;
         Ok(Self {
@@ -128,19 +125,4 @@ fn watch(socket: &OwnedFd, stop: &OwnedFd, fate: &Fate) {
             return;
         }
     }
-}
-
-/// Runs `body` with every signal blocked, so that a thread made by it starts that way.
-fn with_signals_blocked<T>(body: impl FnOnce() -> T) -> T {
-    let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both point to writable sets; `all` is initialised by the first call.
-    unsafe {
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());
-    }
-    let result = body();
-    // SAFETY: `before` was initialised by pthread_sigmask, which cannot fail with these arguments.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-    result
 }

@@ -1,0 +1,169 @@
+//! The library object: one context, one completion queue, and the objects by their ids.
+
+use crate::dispatch::Dispatcher;
+use crate::transfer::{MAX_OUTSTANDING, Status, Transfers};
+use crate::{Buffer, Endpoint, Error, Id};
+use farlane_client::{Channel, Context, Cq, Pd, devices};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// The library, initialised. Dropping it ends its dispatcher thread; buffers and endpoints stay
+/// usable until they are dropped themselves.
+#[derive(Debug)]
+pub struct Library {
+    dispatcher: Mutex<Option<Dispatcher>>,
+    shared: Arc<Shared>,
+}
+
+/// What all objects of a library share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) transfers: Transfers,
+    pub(crate) queue: Arc<Cq>,
+    pub(crate) channel: Arc<Channel>,
+    pub(crate) pd: Arc<Pd>,
+    pub(crate) context: Arc<Context>,
+    pub(crate) gid: [u8; 16],
+    /// `enum ibv_mtu` of the port.
+    pub(crate) mtu: u8,
+    ids: AtomicU64,
+    objects: Mutex<Objects>,
+}
+
+/// Association of ids and objects.
+#[derive(Debug, Default)]
+pub(crate) struct Objects {
+    pub(crate) buffers: HashMap<Id, Weak<Buffer>>,
+    pub(crate) endpoints: HashMap<Id, Weak<Endpoint>>,
+}
+
+/// Port of the device that this library uses.
+pub(crate) const PORT: u8 = 1;
+
+impl Library {
+    /// Initialises the library on the device of that name, or on the first one there is.
+    ///
+    /// # Errors
+    /// When there is no such device, or it refuses.
+    pub fn open(device: Option<&str>) -> Result<Self, Error> {
+        let devices = devices();
+        let device = match device {
+            None => devices.first().ok_or(Error::NoDevice)?,
+            Some(name) => devices
+                .iter()
+                .find(|device| device.name == name)
+                .ok_or_else(|| Error::UnknownDevice(name.into()))?,
+        };
+        let context = Context::open(device)?;
+        let port = context.port_attributes(PORT.into())?;
+        let gid = context.gid(PORT.into(), 0)?.raw;
+        let channel = Channel::create(&context)?;
+        // The dispatcher polls the descriptor together with others, so reading must not block.
+        set_nonblocking(&channel).map_err(|error| Error::System(error.into()))?;
+        Ok(Self {
+            dispatcher: Mutex::new(None),
+            shared: Arc::new(Shared {
+                transfers: Transfers::default(),
+                queue: Cq::create(&context, MAX_OUTSTANDING, Some(&channel))?,
+                channel,
+                pd: Pd::allocate(&context)?,
+                context,
+                gid,
+                mtu: port.active_mtu,
+                ids: AtomicU64::new(1),
+                objects: Mutex::default(),
+            }),
+        })
+    }
+
+    /// Allocates a buffer of `length` bytes, zeroed: in host memory, or in this process's own
+    /// where the device has no window.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn allocate(&self, length: usize) -> Result<Arc<Buffer>, Error> {
+        Buffer::allocate(&self.shared, length)
+    }
+
+    /// Makes an endpoint, to be connected to one of a peer.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn create_endpoint(&self) -> Result<Arc<Endpoint>, Error> {
+        Endpoint::create(&self.shared)
+    }
+
+    /// The buffer with this id, if there is one.
+    #[must_use]
+    pub fn buffer(&self, id: Id) -> Option<Arc<Buffer>> {
+        self.shared.objects().buffers.get(&id)?.upgrade()
+    }
+
+    /// The endpoint with this id, if there is one.
+    #[must_use]
+    pub fn endpoint(&self, id: Id) -> Option<Arc<Endpoint>> {
+        self.shared.objects().endpoints.get(&id)?.upgrade()
+    }
+
+    /// How a transfer stands. The answer that it has finished is given once, then its id is
+    /// forgotten. A transfer with a callback is pending until the callback's turn has come.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTransfer`] for an id that no transfer has, or that was forgotten.
+    pub fn query(&self, transfer: Id) -> Result<Status, Error> {
+        self.shared.transfers.progress(&self.shared.queue);
+        self.shared.transfers.query(transfer)
+    }
+
+    /// Runs the callbacks of transfers that have finished, here and now; waits for one for up to
+    /// `timeout` (`None`: as long as it takes) if there is none. Returns how many it ran.
+    ///
+    /// # Errors
+    /// `ENODEV` when the device is gone and no callback is left.
+    pub fn dispatch(&self, timeout: Option<Duration>) -> Result<usize, Error> {
+        self.shared.dispatch(timeout, None)
+    }
+
+    /// Starts a thread that runs callbacks until the library is dropped or
+    /// [`stop_dispatcher`](Self::stop_dispatcher). Does nothing if it runs already.
+    ///
+    /// # Errors
+    /// When the system has no thread to give.
+    pub fn start_dispatcher(&self) -> Result<(), Error> {
+        let mut dispatcher = self.dispatcher();
+        if dispatcher.is_none() {
+            *dispatcher = Some(Dispatcher::start(&self.shared)?);
+        }
+        Ok(())
+    }
+
+    /// Ends the thread that [`start_dispatcher`](Self::start_dispatcher) started. When this
+    /// returns, no callback runs in it, unless this is called from one.
+    pub fn stop_dispatcher(&self) {
+        let dispatcher = self.dispatcher().take();
+        drop(dispatcher);
+    }
+
+    fn dispatcher(&self) -> MutexGuard<'_, Option<Dispatcher>> {
+        self.dispatcher
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shared {
+    pub(crate) fn next_id(&self) -> Id {
+        Id(self.ids.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn set_nonblocking(channel: &Channel) -> rustix::io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(channel.fd())?;
+    rustix::fs::fcntl_setfl(channel.fd(), flags | rustix::fs::OFlags::NONBLOCK)
+}
