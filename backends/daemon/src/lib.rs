@@ -1,1 +1,25 @@
-//! What every backend daemon shares.
+//! What every backend daemon shares, so that a backend's `main` only builds its device and serves
+//! it:
+//!
+//! * [`options`]: the arguments that all of them take;
+//! * [`lifecycle`]: signals, quick and clean ends;
+//! * [`listener`]: UNIX sockets that belong to one daemon;
+//! * [`vhost`] and [`vring`]: one VM after the other on a vhost-user socket;
+//! * [`privileges`] and [`seccomp`]: what a running backend can no longer do;
+//! * [`metrics`] and [`log_limit`]: what it tells, and how often.
+//!
+//! A daemon stays in the foreground. It starts in this order, so that each failure that its caller
+//! can mend ends it with a message and a code other than zero before anybody can connect:
+//! [`lifecycle::Lifecycle::begin`], arguments, sockets, [`privileges::give_up`], threads,
+//! [`seccomp::confine`].
+
+pub mod eventfd;
+pub mod lifecycle;
+pub mod listener;
+pub mod log_limit;
+pub mod metrics;
+pub mod options;
+pub mod privileges;
+pub mod seccomp;
+pub mod vhost;
+pub mod vring;

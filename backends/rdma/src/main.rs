@@ -1,3 +1,139 @@
-//! The RDMA backend.
+//! `farlane-rdma`: serves RDMA devices to VMs and to processes of this host.
 
-fn main() {}
+use anyhow::Context as _;
+use clap::Parser as _;
+use farlane_daemon::lifecycle::{Ending, Lifecycle, Stopper};
+use farlane_daemon::listener::{Kind, Listener};
+use farlane_daemon::{metrics, privileges, seccomp, vhost};
+use farlane_rdma::control::RequestCounters;
+use farlane_rdma::host::HostSocket;
+use farlane_rdma::options::{Options, SocketOption};
+use farlane_rdma::vm::{Device, Vm};
+use farlane_rdma_remoting::{Server, ServerConfig};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("farlane-rdma: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<ExitCode> {
+    let lifecycle = Lifecycle::begin().context("Cannot block signals")?;
+    let options = Options::parse();
+    if options.daemon.print_capabilities {
+        farlane_rdma::CAPABILITIES.print()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    options.daemon.start_logging();
+    options.check()?;
+    let sockets = Sockets::open(&options)?;
+    privileges::give_up(privileges::Needs {
+        process_memory: options.host_socket.is_some(),
+    })?;
+    serve(&options, &sockets, &lifecycle.stopper())?;
+    seccomp::confine(options.daemon.seccomp, &[])?;
+    log::info!("Ready");
+
+    let ending = lifecycle.wait();
+    // Their files go. Threads end with the process.
+    drop(sockets);
+    std::process::exit(match ending {
+        Ending::Asked => 0,
+        Ending::Failed => 1,
+    });
+}
+
+/// All that somebody can connect to.
+struct Sockets {
+    /// In the order of the command line.
+    vms: Vec<Listener>,
+    host: Option<Listener>,
+    metrics: Option<Listener>,
+}
+
+impl Sockets {
+    /// Inherited ones first: as long as nothing else is open, a wrong number is noticed.
+    fn open(options: &Options) -> anyhow::Result<Self> {
+        let mut inherited = Vec::new();
+        for vm in &options.vms {
+            if let SocketOption::Descriptor(fd) = vm.socket {
+                inherited.push(Listener::inherit(fd, Kind::Stream)?);
+            }
+        }
+        let mut inherited = inherited.into_iter();
+        let mut vms = Vec::new();
+        for vm in &options.vms {
+            vms.push(match &vm.socket {
+                SocketOption::Path(path) => Listener::bind(path, Kind::Stream)?,
+                SocketOption::Descriptor(_) => inherited.next().context("A socket is missing")?,
+            });
+        }
+        let bind = |path, kind| Listener::bind(path, kind);
+        Ok(Self {
+            vms,
+            host: match &options.host_socket {
+                Some(path) => Some(bind(path, Kind::SeqPacket)?),
+                None => None,
+            },
+            metrics: match &options.daemon.metrics {
+                Some(path) => Some(bind(path, Kind::Stream)?),
+                None => None,
+            },
+        })
+    }
+}
+
+/// Starts all threads.
+fn serve(options: &Options, sockets: &Sockets, stopper: &Stopper) -> anyhow::Result<()> {
+    let workers = options.workers;
+    let server = Server::new(ServerConfig { workers })?;
+    let counters = Arc::new(RequestCounters::default());
+    for (vm, listener) in options.vms.iter().zip(&sockets.vms) {
+        let name = format!("vm {}", vm.gid);
+        let port = server.port(vm.gid.0, name.clone())?;
+        let device = Vm {
+            name: name.clone(),
+            port,
+            server: Arc::clone(&server),
+            window_bytes: vm.window_bytes,
+            counters: Arc::clone(&counters),
+        };
+        let socket = listener.try_clone()?;
+        log::info!("{name}: waiting at {}", vm.socket);
+        std::thread::Builder::new()
+            .name(name.clone())
+            .spawn(move || {
+                vhost::serve(&name, socket, |memory| Device::new(device.clone(), memory))
+            })?;
+    }
+    if let Some(listener) = &sockets.host {
+        let port = server.port(options.host_gid.0, "host".to_owned())?;
+        let socket = HostSocket::new(
+            listener.try_clone()?,
+            port,
+            Arc::clone(&server),
+            Arc::clone(&counters),
+        )?;
+        let stopper = stopper.clone();
+        log::info!("host {}: waiting for processes", options.host_gid);
+        std::thread::Builder::new()
+            .name("host socket".to_owned())
+            .spawn(move || {
+                if let Err(e) = socket.run() {
+                    stopper.fail(&format!("The host socket has failed: {e}"));
+                }
+            })?;
+    }
+    if let Some(listener) = &sockets.metrics {
+        metrics::serve(listener.try_clone()?, move || {
+            farlane_rdma::metrics_text(&server, &counters)
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! Event descriptors that somebody else has made.
+
+use rustix::fs::OFlags;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use thiserror::Error;
+
+/// Why a descriptor is refused.
+#[derive(Debug, Error)]
+pub enum EventfdError {
+    /// It is something else. Polling it could never end, writing it could block.
+    #[error("The descriptor is {0:?}, not an eventfd")]
+    NotAnEventfd(String),
+    /// The system failed.
+    #[error("Cannot examine a descriptor")]
+    Io(#[from] rustix::io::Errno),
+}
+
+/// Takes `fd` if it is an eventfd, and sees to it that neither reading nor writing it blocks.
+///
+/// # Errors
+/// See [`EventfdError`].
+pub fn adopt(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let target = rustix::fs::readlink(link.as_str(), Vec::new())?;
+    if target.as_bytes() != b"anon_inode:[eventfd]" {
+        return Err(EventfdError::NotAnEventfd(
+            target.to_string_lossy().into_owned(),
+        ));
+    }
+    let flags = rustix::fs::fcntl_getfl(&fd)?;
+    if !flags.contains(OFlags::NONBLOCK) {
+        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+    }
+    Ok(fd)
+}
+
+/// Adds one to an eventfd.
+pub fn signal(fd: BorrowedFd<'_>) {
+    // Not blocking. It fails only where the counter is at its limit, and then the reader is due
+    // to wake anyway.
+    let _ = rustix::io::write(fd.as_fd(), &1u64.to_ne_bytes());
+}
+
+/// Takes what an eventfd has counted.
+#[must_use]
+pub fn drain(fd: BorrowedFd<'_>) -> u64 {
+    let mut count = [0; 8];
+    match rustix::io::read(fd, &mut count) {
+        Ok(8) => u64::from_ne_bytes(count),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    #[test]
+    fn only_an_eventfd_is_adopted_and_it_never_blocks() {
+        let fd = adopt(eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
+        assert_eq!(drain(fd.as_fd()), 0);
+        signal(fd.as_fd());
+        signal(fd.as_fd());
+        assert_eq!(drain(fd.as_fd()), 2);
+
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(matches!(
+            adopt(file.into()),
+            Err(EventfdError::NotAnEventfd(what)) if what == "/dev/null"
+        ));
+    }
+}

@@ -1,0 +1,100 @@
+//! Counters for whoever asks: Prometheus text over a UNIX socket.
+//!
+//! Each connection is answered with one document and closed, so that `socat - UNIX:PATH` and the
+//! UNIX-socket scrapers of the field can read it.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+/// A reader that takes longer than this is left alone.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// One number to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample<'a> {
+    /// Its name, after the prefix.
+    pub name: &'a str,
+    /// What it counts, in a sentence.
+    pub help: &'a str,
+    /// The value.
+    pub value: u64,
+}
+
+/// Writes `samples` in Prometheus's text format, each as `PREFIX_name`.
+pub fn write_samples<'a>(
+    out: &mut String,
+    prefix: &str,
+    samples: impl IntoIterator<Item = Sample<'a>>,
+) {
+    for Sample { name, help, value } in samples {
+        let _ = writeln!(out, "# HELP {prefix}_{name} {help}");
+        let _ = writeln!(out, "{prefix}_{name} {value}");
+    }
+}
+
+/// Serves `render`'s text on `socket` from a thread of its own.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn serve(socket: OwnedFd, render: impl Fn() -> String + Send + 'static) -> std::io::Result<()> {
+    let listener = UnixListener::from(socket);
+    std::thread::Builder::new()
+        .name("metrics".into())
+        .spawn(move || {
+            loop {
+                match listener.accept() {
+                    Ok((mut stream, _)) => {
+                        // A reader that went away is no trouble.
+                        let _ = stream
+                            .set_write_timeout(Some(PATIENCE))
+                            .and_then(|()| stream.write_all(render().as_bytes()));
+                    }
+                    // Out of descriptors, most likely.
+                    Err(_) => std::thread::sleep(PATIENCE),
+                }
+            }
+        })
+        .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::{Kind, Listener};
+    use std::io::Read as _;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn each_connection_gets_one_document() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics");
+        let listener = Listener::bind(&path, Kind::Stream).unwrap();
+        serve(listener.try_clone().unwrap(), || {
+            let mut out = String::new();
+            let samples = [("calls", u64::MAX), ("bytes", 3)];
+            let samples = samples.map(|(name, value)| Sample {
+                name,
+                help: "All of them.",
+                value,
+            });
+            write_samples(&mut out, "farlane", samples);
+            out
+        })
+        .unwrap();
+        for _ in 0..2 {
+            let mut text = String::new();
+            UnixStream::connect(&path)
+                .unwrap()
+                .read_to_string(&mut text)
+                .unwrap();
+            assert_eq!(
+                text,
+                "# HELP farlane_calls All of them.\nfarlane_calls 18446744073709551615\n\
+                 # HELP farlane_bytes All of them.\nfarlane_bytes 3\n"
+            );
+        }
+    }
+}

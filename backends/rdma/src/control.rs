@@ -1,0 +1,437 @@
+//! The control queue of a VM: its requests and what they change.
+
+use crate::events::{ContextEvents, EventQueue};
+use crate::regions::{Complete, Regions, budget};
+use crate::request::{ControlRequest, Kind, MAX_REQUEST_BYTES, Place, parse};
+use farlane_abi::Errno;
+use farlane_abi::control::Reply;
+use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_daemon::log_limit::LogLimit;
+use farlane_daemon::vring::{VmMemory, Vring};
+use farlane_daemon::warn_limited;
+use farlane_rdma_remoting::Port;
+use farlane_zero_copy::{AddressSpace, AddressSpaceError, Pool, Region, RegionError};
+use std::collections::HashMap;
+use std::io::{Read as _, Write as _};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use vhost_user_backend::VringT as _;
+use virtio_queue::{QueueOwnedT as _, QueueT as _};
+use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
+
+/// Mappings of buffers that a context can have.
+pub const MAX_MAPPINGS: u32 = 8192;
+
+type Memory = <VmMemory as GuestAddressSpace>::T;
+type Chain = virtio_queue::DescriptorChain<Memory>;
+
+/// Requests of all VMs and processes.
+#[derive(Debug, Default)]
+pub struct RequestCounters {
+    /// Requests answered with success.
+    pub served: AtomicU64,
+    /// Requests answered with an error.
+    pub refused: AtomicU64,
+}
+
+impl RequestCounters {
+    /// Counts one answer.
+    pub fn count(&self, status: Result<(), Errno>) {
+        let counter = match status {
+            Ok(()) => &self.served,
+            Err(_) => &self.refused,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Maps a VM's window: one call of [`Control`] to whoever talks to the VMM.
+pub trait MapWindow {
+    /// Maps all of `pool` into the VM. Waits for the VMM.
+    ///
+    /// # Errors
+    /// What the VMM says.
+    fn map_window(&self, pool: &Pool) -> std::io::Result<()>;
+}
+
+/// The control queue of one connection of a VM.
+pub struct Control {
+    name: String,
+    port: Arc<Port>,
+    space: Arc<AddressSpace>,
+    memory: VmMemory,
+    events: Arc<EventQueue>,
+    counters: Arc<RequestCounters>,
+    ram_bytes: AtomicU64,
+    limit: LogLimit,
+    /// Held from taking a request out of the queue to its answer, so that nothing of it happens
+    /// after [`stop`](Self::stop). Never held while the VMM is waited for, which itself may wait
+    /// for `stop`.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The VM is gone for good.
+    ended: bool,
+    /// Changed by each stop.
+    generation: u64,
+    contexts: HashMap<u32, ContextState>,
+    regions: Regions,
+    window: Option<Arc<Pool>>,
+    window_mapped: bool,
+}
+
+struct ContextState {
+    events: Arc<ContextEvents>,
+    mappings: u32,
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control")
+            .field("vm", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    /// The control queue of a VM that is `port`'s, with `memory`.
+    #[must_use]
+    pub fn new(
+        name: String,
+        port: Arc<Port>,
+        memory: VmMemory,
+        events: Arc<EventQueue>,
+        counters: Arc<RequestCounters>,
+    ) -> Self {
+        Self {
+            name,
+            port,
+            space: AddressSpace::new(),
+            memory,
+            events,
+            counters,
+            ram_bytes: AtomicU64::new(0),
+            limit: LogLimit::new(),
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The VM's memory has changed.
+    ///
+    /// # Errors
+    /// What [`AddressSpace::replace_ram`] says.
+    pub fn replace_ram(&self, memory: &GuestMemoryMmap) -> Result<(), AddressSpaceError> {
+        self.space.replace_ram(memory)?;
+        let bytes = self.space.ranges().iter().map(|r| r.1).sum();
+        self.ram_bytes.store(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The VM has a window, backed by `pool`.
+    pub fn set_window(&self, pool: Arc<Pool>) {
+        self.state().window = Some(pool);
+    }
+
+    /// The device is reset, or the VM stops it: releases everything. When this returns nothing
+    /// touches the VM's memory.
+    pub fn stop(&self) {
+        self.stop_locked(&mut self.state());
+    }
+
+    fn stop_locked(&self, state: &mut State) {
+        state.generation += 1;
+        self.port.close_all();
+        for context in state.contexts.drain() {
+            context.1.events.close();
+        }
+        state.regions.clear();
+        // The VMM drops the mapping with the reset.
+        state.window_mapped = false;
+    }
+
+    /// The VM is gone.
+    pub fn end(&self) {
+        let mut state = self.state();
+        state.ended = true;
+        self.stop_locked(&mut state);
+        self.space.clear();
+    }
+
+    /// Answers all requests in the queue.
+    pub fn serve(&self, vring: &Vring, vmm: &impl MapWindow) {
+        loop {
+            // Fails where the queue's addresses are no memory, and then there is no request.
+            let _ = vring.disable_notification();
+            while self.serve_one(vring, vmm) {}
+            if !vring.enable_notification().unwrap_or(false) {
+                return;
+            }
+        }
+    }
+
+    fn serve_one(&self, vring: &Vring, vmm: &impl MapWindow) -> bool {
+        let mut state = self.state();
+        if state.ended {
+            return false;
+        }
+        let Some(chain) = self.next_chain(vring) else {
+            return false;
+        };
+        let status = match self.read(&chain) {
+            Ok((context, ControlRequest::WindowMap(place))) => {
+                let generation = state.generation;
+                let granted = self.grant(&mut state, context, place);
+                let pending = granted.and_then(|()| state.unmapped_window());
+                let status = match pending {
+                    Ok(None) => Ok(()),
+                    Ok(Some(pool)) => {
+                        drop(state);
+                        let mapped = vmm.map_window(&pool);
+                        state = self.state();
+                        if state.generation != generation {
+                            // Reset in between: the queue, and the request, are no more.
+                            return false;
+                        }
+                        state.window_mapped = mapped.is_ok();
+                        mapped.map_err(|e| {
+                            warn_limited!(self.limit, "{}: cannot map the window: {e}", self.name);
+                            let _ = self.ungrant(&mut state, context, place);
+                            Errno::EIO
+                        })
+                    }
+                    Err(e) => Err(e),
+                };
+                self.note(context, &ControlRequest::WindowMap(place), status)
+            }
+            Ok((context, request)) => {
+                let status = self.execute(&mut state, context, &request);
+                self.note(context, &request, status)
+            }
+            Err(errno) => {
+                warn_limited!(
+                    self.limit,
+                    "{}: a malformed control request: {errno}",
+                    self.name
+                );
+                Err(errno)
+            }
+        };
+        self.counters.count(status);
+        self.answer(vring, chain, status);
+        true
+    }
+
+    fn note(
+        &self,
+        context: u32,
+        request: &ControlRequest,
+        status: Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        if let Err(errno) = status {
+            let what = match request {
+                ControlRequest::Attach { new, .. } => format!("{new:?}"),
+                ControlRequest::AttachMore { region, .. } => format!("more of region {region}"),
+                other => format!("{other:?}"),
+            };
+            warn_limited!(
+                self.limit,
+                "{}: context {context}: {what}: {errno}",
+                self.name
+            );
+        }
+        status
+    }
+
+    fn next_chain(&self, vring: &Vring) -> Option<Chain> {
+        let mut queue = vring.get_mut();
+        if !queue.is_enabled() || !queue.get_queue().ready() {
+            return None;
+        }
+        let chains = queue.get_queue_mut().iter(self.memory.memory());
+        match chains {
+            Ok(mut chains) => chains.next(),
+            Err(e) => {
+                warn_limited!(self.limit, "{}: a broken control queue: {e}", self.name);
+                None
+            }
+        }
+    }
+
+    /// Reads and parses what a chain holds, once: the guest may change it meanwhile.
+    fn read(&self, chain: &Chain) -> Result<(u32, ControlRequest), Errno> {
+        let memory = self.memory.memory();
+        let mut reader = chain.clone().reader(&memory).map_err(|_| Errno::EFAULT)?;
+        let length = reader.available_bytes();
+        if length > MAX_REQUEST_BYTES {
+            return Err(Errno::EPROTO);
+        }
+        // A request that could not be answered must not be carried out.
+        let room = chain.clone().writer(&memory).map_err(|_| Errno::EFAULT)?;
+        if room.available_bytes() < size_of::<Reply>() {
+            return Err(Errno::EPROTO);
+        }
+        let mut bytes = vec![0; length];
+        reader.read_exact(&mut bytes).map_err(|_| Errno::EFAULT)?;
+        parse(&bytes)
+    }
+
+    fn answer(&self, vring: &Vring, chain: Chain, status: Result<(), Errno>) {
+        let memory = self.memory.memory();
+        let reply = Reply {
+            status: status.map_or_else(Errno::to_wire, |()| 0).into(),
+            ..Reply::default()
+        };
+        let head = chain.head_index();
+        let bytes = reply.as_bytes();
+        let written = chain.writer(&memory).is_ok_and(|mut writer| {
+            writer.available_bytes() >= bytes.len() && writer.write_all(bytes).is_ok()
+        });
+        let length = if written { size_of::<Reply>() } else { 0 };
+        let mut queue = vring.get_mut();
+        // Fails where the used ring is no memory: nobody there to tell.
+        let used = queue.add_used(head, u32::try_from(length).unwrap_or(0));
+        if used.is_ok() && queue.needs_notification().unwrap_or(true) {
+            let _ = queue.signal_used_queue();
+        }
+    }
+
+    fn execute(
+        &self,
+        state: &mut State,
+        context: u32,
+        request: &ControlRequest,
+    ) -> Result<(), Errno> {
+        match request {
+            ControlRequest::Ping => Ok(()),
+            ControlRequest::Open => {
+                let events = self.events.context(context);
+                let pool = state.window.clone();
+                self.port.open(context, Arc::clone(&events) as _, pool)?;
+                let mappings = 0;
+                state
+                    .contexts
+                    .insert(context, ContextState { events, mappings });
+                Ok(())
+            }
+            ControlRequest::Close => {
+                self.port.close(context)?;
+                if let Some(closed) = state.contexts.remove(&context) {
+                    closed.events.close();
+                }
+                state.regions.forget_context(context);
+                Ok(())
+            }
+            ControlRequest::Attach { new, extents } => {
+                self.port.context(context)?;
+                let extents = extents.clone();
+                let budget = self.budget();
+                let complete = state.regions.begin(context, *new, extents, budget)?;
+                self.attach(state, context, complete)
+            }
+            ControlRequest::AttachMore { region, extents } => {
+                self.port.context(context)?;
+                let extents = extents.clone();
+                let budget = self.budget();
+                let complete = state.regions.add(context, *region, extents, budget)?;
+                self.attach(state, context, complete)
+            }
+            ControlRequest::Detach { region } => {
+                let owner = self.port.context(context)?;
+                if state.regions.is_incomplete(context, *region) {
+                    state.regions.forget(context, *region);
+                    return Ok(());
+                }
+                owner.detach(*region)?;
+                state.regions.forget(context, *region);
+                Ok(())
+            }
+            ControlRequest::WindowMap(place) => self.grant(state, context, *place),
+            ControlRequest::WindowUnmap(place) => self.ungrant(state, context, *place),
+        }
+    }
+
+    fn budget(&self) -> u64 {
+        budget(self.ram_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Makes a region whose extents have all come.
+    fn attach(
+        &self,
+        state: &mut State,
+        context: u32,
+        complete: Option<Complete>,
+    ) -> Result<(), Errno> {
+        let Some(Complete { new, extents }) = complete else {
+            return Ok(());
+        };
+        let writable = match new.kind {
+            Kind::Segment => true,
+            Kind::Pin { writable } => writable,
+        };
+        let attached = Region::from_guest(&self.space, &extents, writable)
+            .map_err(|e| {
+                warn_limited!(
+                    self.limit,
+                    "{}: context {context}: region {}: {e}",
+                    self.name,
+                    new.region
+                );
+                region_errno(&e)
+            })
+            .and_then(|memory| {
+                let owner = self.port.context(context)?;
+                match new.kind {
+                    Kind::Segment => owner.attach_segment(new.region, memory),
+                    Kind::Pin { .. } => owner.attach_pin(new.region, memory),
+                }
+            });
+        if attached.is_err() {
+            state.regions.forget(context, new.region);
+        }
+        attached
+    }
+
+    /// Checks that the context may map a buffer, and holds the buffer for it.
+    fn grant(&self, state: &mut State, context: u32, place: Place) -> Result<(), Errno> {
+        let owner = self.port.context(context)?;
+        let mine = state.contexts.get_mut(&context).ok_or(Errno::ENOENT)?;
+        if mine.mappings >= MAX_MAPPINGS {
+            return Err(Errno::ENOSPC);
+        }
+        owner.window_map(place.buffer, place.offset, place.length)?;
+        mine.mappings += 1;
+        Ok(())
+    }
+
+    fn ungrant(&self, state: &mut State, context: u32, place: Place) -> Result<(), Errno> {
+        let owner = self.port.context(context)?;
+        let mine = state.contexts.get_mut(&context).ok_or(Errno::ENOENT)?;
+        owner.window_unmap(place.buffer, place.offset, place.length)?;
+        mine.mappings = mine.mappings.saturating_sub(1);
+        Ok(())
+    }
+}
+
+impl State {
+    /// The window, if the VMM has not mapped it yet.
+    fn unmapped_window(&self) -> Result<Option<Arc<Pool>>, Errno> {
+        let pool = self.window.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+        Ok((!self.window_mapped).then(|| Arc::clone(pool)))
+    }
+}
+
+/// What a guest is told of a region that cannot be made.
+#[must_use]
+pub fn region_errno(error: &RegionError) -> Errno {
+    match error {
+        RegionError::Space(_) => Errno::EFAULT,
+        RegionError::Mapping(_) | RegionError::Io(_) => Errno::ENOMEM,
+        _ => Errno::EINVAL,
+    }
+}

@@ -1,0 +1,286 @@
+//! One connection of a process: its context, and what it has asked for.
+
+use super::Shared;
+use super::events::ProcessEvents;
+use super::packet::{Incoming, receive, send};
+use crate::control::{MAX_MAPPINGS, region_errno};
+use crate::request::{HostRequest, Kind, NewRegion, Place, parse_host};
+use farlane_abi::Errno;
+use farlane_abi::config::ABI_VERSION;
+use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
+use farlane_daemon::{eventfd, warn_limited};
+use farlane_rdma_remoting::{BufferMapping, Context, Doorbell};
+use farlane_zero_copy::{Pool, Process, Region};
+use std::collections::HashMap;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+
+/// Host memory that one process can have in buffers, in bytes.
+const BUFFER_BYTES: u64 = 1 << 30;
+
+/// What becomes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// It goes on.
+    Go,
+    /// It is over.
+    Close,
+}
+
+/// A connection.
+pub(crate) struct Connection {
+    socket: OwnedFd,
+    process: Arc<Process>,
+    /// Id of its context, whether it is open or not.
+    id: u32,
+    /// What it is told, whatever it asks, before it is closed.
+    refusal: Option<Errno>,
+    open: Option<Open>,
+}
+
+struct Open {
+    context: Arc<Context>,
+    events: Arc<ProcessEvents>,
+    _doorbell: Doorbell,
+    /// Regions attached.
+    regions: u32,
+    /// Buffers mapped, by handle: a process names no place when it unmaps one.
+    mapped: HashMap<u32, Vec<Place>>,
+    mappings: u32,
+}
+
+/// What a request is answered with.
+#[derive(Default)]
+struct Answer {
+    value: u64,
+    buffer: Option<BufferMapping>,
+}
+
+impl Connection {
+    pub fn new(socket: OwnedFd, process: Arc<Process>, id: u32, refusal: Option<Errno>) -> Self {
+        Self {
+            socket,
+            process,
+            id,
+            refusal,
+            open: None,
+        }
+    }
+
+    /// Answers one request.
+    pub fn serve(&mut self, shared: &Shared) -> Next {
+        let (bytes, descriptors, cut) = match receive(self.socket.as_fd()) {
+            Incoming::Nothing => return Next::Go,
+            Incoming::End => return Next::Close,
+            Incoming::Packet {
+                bytes,
+                descriptors,
+                cut,
+            } => (bytes, descriptors, cut),
+        };
+        let (result, next) = match self.refusal {
+            Some(errno) => (Err(errno), Next::Close),
+            None => {
+                let request = parse_host(&bytes).and_then(|request| {
+                    let matching = !cut && descriptors.len() == request.descriptors();
+                    if matching {
+                        Ok(request)
+                    } else {
+                        Err(Errno::EPROTO)
+                    }
+                });
+                let next = match request {
+                    Ok(HostRequest::Close) => Next::Close,
+                    // What cannot even be read is not spoken with.
+                    Err(Errno::EPROTO) => Next::Close,
+                    _ => Next::Go,
+                };
+                let result = request.and_then(|r| self.execute(shared, r, descriptors));
+                if let Err(errno) = result {
+                    warn_limited!(
+                        shared.limit,
+                        "Host process {}: {request:?}: {errno}",
+                        self.process.pid()
+                    );
+                }
+                (result, next)
+            }
+        };
+        shared
+            .counters
+            .count(result.as_ref().map(drop).map_err(|&e| e));
+        let (status, answer) = match result {
+            Ok(answer) => (0, answer),
+            Err(errno) => (errno.to_wire(), Answer::default()),
+        };
+        let reply = Reply {
+            status: status.into(),
+            value: answer.value.into(),
+            ..Reply::default()
+        };
+        let descriptor = answer.buffer.as_ref().map(BufferMapping::fd);
+        match send(self.socket.as_fd(), &reply, descriptor) {
+            Ok(()) => next,
+            Err(_) => Next::Close,
+        }
+    }
+
+    /// Ends the context. Returns its id, which is free.
+    pub fn close(mut self, shared: &Shared) -> u32 {
+        self.end(shared);
+        self.id
+    }
+
+    fn end(&mut self, shared: &Shared) {
+        if self.open.take().is_some() {
+            let _ = shared.port.close(self.id);
+            log::debug!("Host process {} has closed its context", self.process.pid());
+        }
+    }
+
+    fn execute(
+        &mut self,
+        shared: &Shared,
+        request: HostRequest,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        match request {
+            HostRequest::Ping => return Ok(Answer::default()),
+            HostRequest::Open { version } => return self.open(shared, version, descriptors),
+            HostRequest::Close => {
+                self.end(shared);
+                return Ok(Answer::default());
+            }
+            _ => {}
+        }
+        let open = self.open.as_mut().ok_or(Errno::ENOENT)?;
+        match request {
+            HostRequest::Attach(new) => {
+                open.attach(&self.process, &new, descriptors.pop())?;
+            }
+            HostRequest::Detach { region } => {
+                open.context.detach(region)?;
+                open.regions = open.regions.saturating_sub(1);
+            }
+            HostRequest::WindowMap(place) => {
+                return open.map(place).map(|buffer| Answer {
+                    buffer: Some(buffer),
+                    ..Answer::default()
+                });
+            }
+            HostRequest::WindowUnmap(place) => open.unmap(place.buffer)?,
+            HostRequest::BindEvent { index } => {
+                let fd = descriptors.pop().ok_or(Errno::EPROTO)?;
+                let fd = eventfd::adopt(fd).map_err(|_| Errno::EINVAL)?;
+                open.events.bind(index, fd);
+            }
+            HostRequest::UnbindEvent { index } => {
+                if !open.events.unbind(index) {
+                    return Err(Errno::ENOENT);
+                }
+            }
+            HostRequest::Ping | HostRequest::Open { .. } | HostRequest::Close => {}
+        }
+        Ok(Answer::default())
+    }
+
+    fn open(
+        &mut self,
+        shared: &Shared,
+        version: u32,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        if self.open.is_some() {
+            return Err(Errno::EEXIST);
+        }
+        if version != ABI_VERSION {
+            return Err(Errno::EPROTO);
+        }
+        let mut adopted = descriptors
+            .into_iter()
+            .map(|fd| eventfd::adopt(fd).map_err(|_| Errno::EINVAL));
+        let (Some(wake), Some(bell)) = (adopted.next(), adopted.next()) else {
+            return Err(Errno::EPROTO);
+        };
+        let (wake, bell) = (wake?, bell?);
+        let events = Arc::new(ProcessEvents::default());
+        events.bind(EVENT_WAKE, wake);
+        let doorbell = shared
+            .server
+            .add_doorbell(bell)
+            .map_err(|_| Errno::ENOMEM)?;
+        let pool = Pool::separate_files(BUFFER_BYTES);
+        let context = shared
+            .port
+            .open(self.id, Arc::clone(&events) as _, Some(pool))?;
+        self.open = Some(Open {
+            context,
+            events,
+            _doorbell: doorbell,
+            regions: 0,
+            mapped: HashMap::new(),
+            mappings: 0,
+        });
+        log::debug!("Host process {} has opened a context", self.process.pid());
+        Ok(Answer {
+            // Whom the process has to let into its memory.
+            value: u64::from(std::process::id()),
+            ..Answer::default()
+        })
+    }
+}
+
+impl Open {
+    fn attach(
+        &mut self,
+        process: &Arc<Process>,
+        new: &NewRegion,
+        memfd: Option<OwnedFd>,
+    ) -> Result<(), Errno> {
+        if self.regions >= MAX_REGIONS {
+            return Err(Errno::ENOSPC);
+        }
+        match new.kind {
+            Kind::Segment => {
+                let memfd = memfd.ok_or(Errno::EPROTO)?;
+                let memory = Region::from_memfd(memfd, new.length, true);
+                let memory = memory.map_err(|e| region_errno(&e))?;
+                self.context.attach_segment(new.region, memory)?;
+            }
+            Kind::Pin { writable } => {
+                let memory = Region::from_process(process, new.address, new.length, writable);
+                let memory = memory.map_err(|e| region_errno(&e))?;
+                self.context.attach_pin(new.region, memory)?;
+            }
+        }
+        self.regions += 1;
+        Ok(())
+    }
+
+    fn map(&mut self, place: Place) -> Result<BufferMapping, Errno> {
+        // Each buffer is a file of its own, so that only its handle tells it from others.
+        if place.buffer == 0 {
+            return Err(Errno::EINVAL);
+        }
+        if self.mappings >= MAX_MAPPINGS {
+            return Err(Errno::ENOSPC);
+        }
+        let buffer = self
+            .context
+            .window_map(place.buffer, place.offset, place.length)?;
+        self.mapped.entry(place.buffer).or_default().push(place);
+        self.mappings += 1;
+        Ok(buffer)
+    }
+
+    fn unmap(&mut self, handle: u32) -> Result<(), Errno> {
+        let places = self.mapped.get_mut(&handle).ok_or(Errno::ENOENT)?;
+        let place = places.pop().ok_or(Errno::ENOENT)?;
+        if places.is_empty() {
+            self.mapped.remove(&handle);
+        }
+        self.mappings = self.mappings.saturating_sub(1);
+        self.context
+            .window_unmap(handle, place.offset, place.length)
+    }
+}

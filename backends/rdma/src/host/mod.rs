@@ -1,0 +1,239 @@
+//! The socket for processes of this host: one connection is one context.
+//!
+//! One thread serves all connections. A process is let in by what the kernel says of it
+//! (`SO_PEERCRED`), and its context ends with the connection or with the process, whichever is
+//! first: a child of it may still hold the connection.
+
+mod connection;
+mod events;
+mod packet;
+
+use crate::control::RequestCounters;
+use connection::{Connection, Next};
+use farlane_abi::Errno;
+use farlane_abi::control::MAX_CONTEXTS;
+use farlane_daemon::log_limit::LogLimit;
+use farlane_daemon::warn_limited;
+use farlane_rdma_remoting::{Port, Server};
+use farlane_zero_copy::Process;
+use rustix::event::epoll;
+use rustix::net::SocketFlags;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Connections there can be.
+const MAX_CONNECTIONS: usize = MAX_CONTEXTS as usize;
+/// Pause where a connection cannot be accepted, because files have run out most likely.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Events taken at a time.
+const BATCH: usize = 64;
+
+/// Epoll key of the listening socket.
+const LISTENER: u64 = 0;
+
+/// What an epoll key stands for. Numbers of connections are never used again, so that a late
+/// event cannot meet a successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Listener,
+    Socket(u64),
+    Process(u64),
+}
+
+impl Key {
+    fn encode(self) -> epoll::EventData {
+        epoll::EventData::new_u64(match self {
+            Self::Listener => LISTENER,
+            Self::Socket(number) => number << 1,
+            Self::Process(number) => number << 1 | 1,
+        })
+    }
+
+    fn decode(data: epoll::EventData) -> Self {
+        match data.u64() {
+            LISTENER => Self::Listener,
+            key if key & 1 == 0 => Self::Socket(key >> 1),
+            key => Self::Process(key >> 1),
+        }
+    }
+}
+
+/// What all connections share.
+pub(crate) struct Shared {
+    port: Arc<Port>,
+    server: Arc<Server>,
+    counters: Arc<RequestCounters>,
+    limit: LogLimit,
+}
+
+/// The socket and its connections.
+pub struct HostSocket {
+    listener: OwnedFd,
+    epoll: OwnedFd,
+    shared: Shared,
+    user: u32,
+    connections: BTreeMap<u64, Connection>,
+    /// Context ids that are free.
+    free: Vec<u32>,
+    /// Number of the next connection, from one.
+    next: u64,
+    /// The listener is in the epoll set.
+    listening: bool,
+}
+
+impl std::fmt::Debug for HostSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostSocket")
+            .field("connections", &self.connections.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl HostSocket {
+    /// Serves the contexts of `port` on a listening `SOCK_SEQPACKET` socket.
+    ///
+    /// # Errors
+    /// What epoll says.
+    pub fn new(
+        listener: OwnedFd,
+        port: Arc<Port>,
+        server: Arc<Server>,
+        counters: Arc<RequestCounters>,
+    ) -> io::Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(&listener)?;
+        rustix::fs::fcntl_setfl(&listener, flags | rustix::fs::OFlags::NONBLOCK)?;
+        let mut socket = Self {
+            listener,
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            shared: Shared {
+                port,
+                server,
+                counters,
+                limit: LogLimit::new(),
+            },
+            user: rustix::process::geteuid().as_raw(),
+            connections: BTreeMap::new(),
+            free: (0..MAX_CONTEXTS).rev().collect(),
+            next: 1,
+            listening: false,
+        };
+        socket.listen(true)?;
+        Ok(socket)
+    }
+
+    /// Serves for ever.
+    ///
+    /// # Errors
+    /// What epoll says, and then there is nothing left to do.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = Vec::with_capacity(BATCH);
+        loop {
+            let pause = if self.listening {
+                None
+            } else {
+                PAUSE.try_into().ok()
+            };
+            events.clear();
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                pause.as_ref(),
+            ) {
+                Ok(0) => self.listen(true)?,
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+            for event in &events {
+                match Key::decode(event.data) {
+                    Key::Listener => self.accept()?,
+                    Key::Socket(number) => self.serve(number),
+                    Key::Process(number) => self.close(number),
+                }
+            }
+        }
+    }
+
+    /// Lets new connections in, or lets them wait.
+    fn listen(&mut self, listening: bool) -> io::Result<()> {
+        if listening && !self.listening {
+            let key = Key::Listener.encode();
+            epoll::add(&self.epoll, &self.listener, key, epoll::EventFlags::IN)?;
+        } else if !listening && self.listening {
+            epoll::delete(&self.epoll, &self.listener)?;
+        }
+        self.listening = listening;
+        Ok(())
+    }
+
+    fn accept(&mut self) -> io::Result<()> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(&self.listener, flags) {
+            Ok(socket) => {
+                if let Err(e) = self.admit(socket) {
+                    warn_limited!(self.shared.limit, "Host socket: a process is refused: {e}");
+                }
+                Ok(())
+            }
+            // It has gone again.
+            Err(
+                rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED,
+            ) => Ok(()),
+            Err(e) => {
+                warn_limited!(self.shared.limit, "Host socket: cannot accept: {e}");
+                self.listen(false)
+            }
+        }
+    }
+
+    fn admit(&mut self, socket: OwnedFd) -> io::Result<()> {
+        if self.connections.len() >= MAX_CONNECTIONS {
+            return Err(io::Error::other("there are too many"));
+        }
+        let process = Process::of_peer(socket.as_fd())?;
+        let refusal = (process.uid() != self.user).then_some(Errno::EPERM);
+        if refusal.is_some() {
+            warn_limited!(
+                self.shared.limit,
+                "Host socket: process {} of user {} is refused",
+                process.pid(),
+                process.uid()
+            );
+        }
+        let number = self.next;
+        let readable = epoll::EventFlags::IN;
+        let hangup = epoll::EventFlags::RDHUP;
+        let key = Key::Socket(number).encode();
+        epoll::add(&self.epoll, &socket, key, readable | hangup)?;
+        let key = Key::Process(number).encode();
+        epoll::add(&self.epoll, process.pidfd(), key, readable)?;
+        let id = self
+            .free
+            .pop()
+            .ok_or_else(|| io::Error::other("there are too many"))?;
+        self.next += 1;
+        self.connections
+            .insert(number, Connection::new(socket, process, id, refusal));
+        Ok(())
+    }
+
+    fn serve(&mut self, number: u64) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        if connection.serve(&self.shared) == Next::Close {
+            self.close(number);
+        }
+    }
+
+    /// Ends a connection and its context. Its descriptors leave the epoll set with it: nobody
+    /// else has the pidfd, and a socket that a child of the process still holds is another file.
+    fn close(&mut self, number: u64) {
+        if let Some(connection) = self.connections.remove(&number) {
+            let id = connection.close(&self.shared);
+            self.free.push(id);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The RDMA backend: virtual RDMA devices for VMs and for processes of this host.
+//!
+//! * [`options`]: the command line;
+//! * [`request`]: bytes of a control request to a typed one, once, at the edge;
+//! * [`vm`]: the vhost-user device of one VM, with [`control`], [`regions`] and [`events`] behind
+//!   its queues;
+//! * [`host`]: the socket for processes of this host.
+//!
+//! What the devices do is the library's business (`farlane-rdma-remoting`).
+
+pub mod control;
+pub mod events;
+pub mod host;
+pub mod options;
+pub mod regions;
+pub mod request;
+pub mod vm;
+
+/// Type of this backend, as in `qemu-configs/vhost-user/50-farlane-rdma.json`.
+pub const CAPABILITIES: farlane_daemon::options::Capabilities =
+    farlane_daemon::options::Capabilities {
+        kind: "rdma",
+        features: &[],
+    };
+
+/// The counters, as Prometheus text.
+#[must_use]
+pub fn metrics_text(
+    server: &farlane_rdma_remoting::Server,
+    requests: &control::RequestCounters,
+) -> String {
+    use farlane_daemon::metrics::{Sample, write_samples};
+    use std::sync::atomic::Ordering;
+    let mut text = String::new();
+    let counters = server.counters();
+    let samples = counters
+        .entries()
+        .into_iter()
+        .chain([
+            (
+                "control_requests",
+                "Control requests answered with success.",
+                requests.served.load(Ordering::Relaxed),
+            ),
+            (
+                "control_refusals",
+                "Control requests answered with an error.",
+                requests.refused.load(Ordering::Relaxed),
+            ),
+        ])
+        .map(|(name, help, value)| Sample { name, help, value });
+    write_samples(&mut text, "farlane_rdma", samples);
+    text
+}
