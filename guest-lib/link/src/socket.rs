@@ -8,7 +8,10 @@ use farlane_abi::PAGE_BYTES;
 use farlane_abi::config::{ABI_VERSION, FEATURE_WINDOW};
 use farlane_abi::control::{self, Reply, Request};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, fstat, ftruncate,
+    memfd_create,
+};
 use rustix::io::Errno as Os;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PTracer, Pid, set_ptracer};
@@ -229,7 +232,11 @@ impl Link for SocketLink {
             region: index.into(),
             ..Request::default()
         };
+        // The backend may make the eventfd non-blocking, and that mode is one for all who share
+        // it. Whether waiting blocks is the program's choice.
+        let mode = fcntl_getfl(fd).map_err(|source| LinkError::os("fcntl", source))?;
         let bound = self.request("Binding an event", &request, &[fd]);
+        fcntl_setfl(fd, mode).map_err(|source| LinkError::os("fcntl", source))?;
         if bound.is_err() {
             self.fate.bound().remove(&index);
         }
