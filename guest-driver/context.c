@@ -105,7 +105,7 @@ static int farlane_release(struct inode *inode, struct file *file)
 	/* The id stays taken until the backend has let go of everything. */
 	err = farlane_simple_call(ctx, &ctx->close_call, FARLANE_OP_CLOSE, 0, 0,
 				  0);
-	if (err && err != -ENODEV) {
+	if (!farlane_let_go(err)) {
 		farlane_kill(fl, "the backend refused to close a context");
 		farlane_quiesce(fl);
 	}

@@ -158,6 +158,12 @@ int farlane_call(struct farlane *fl, struct farlane_call *call,
 int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
 			u32 op, u32 region, u64 address, u64 length);
 
+/* Whether memory may be let go after DETACH or CLOSE had this outcome. */
+static inline bool farlane_let_go(int err)
+{
+	return !err || err == -ENOENT || err == -ENODEV;
+}
+
 /* lifecycle.c */
 void farlane_watchdog(struct work_struct *work);
 void farlane_kill(struct farlane *fl, const char *why);

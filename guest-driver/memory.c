@@ -138,12 +138,6 @@ static int farlane_attach_extents(struct farlane_context *ctx,
 	return err;
 }
 
-/* Whether the memory of a region may be let go after DETACH was answered so. */
-static bool farlane_let_go(int err)
-{
-	return !err || err == -ENOENT || err == -ENODEV;
-}
-
 /* Gives the region an id and makes it known. On failure nothing is left of it. */
 static int farlane_attach(struct farlane_context *ctx,
 			  struct farlane_region *region)
