@@ -98,10 +98,7 @@ impl GuestRoot {
             include_str!("guest-init.sh"),
         )
             .hash(&mut hash);
-        fs::metadata(tree.path())
-            .and_then(|folder| folder.modified())
-            .context("Cannot see the tree")?
-            .hash(&mut hash);
+        tree.made_at()?.hash(&mut hash);
         let name = format!("guest-root-{:016x}.cpio", hash.finish());
         let archive = workspace.cache().join(name);
         if !archive.exists() {

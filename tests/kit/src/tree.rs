@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
@@ -53,6 +53,16 @@ impl Tree {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// When the tree was made.
+    ///
+    /// # Errors
+    /// When it has gone.
+    pub fn made_at(&self) -> Result<SystemTime> {
+        let stamp = self.join(STAMP);
+        let made = fs::metadata(&stamp).and_then(|file| file.modified());
+        made.with_context(|| format!("Cannot see {}", stamp.display()))
     }
 
     /// A path in the tree; `inside` may begin with a slash. Links are followed as from within the tree.
@@ -175,8 +185,9 @@ fn make(spec: &TreeSpec, path: &Path, stamp: &str) -> Result<()> {
     let mut sources = vec![format!("deb {mirror} {} main", spec.suite)];
     if !spec.backports.is_empty() {
         let backports = format!("{}-backports", spec.suite);
+        // INITRD=No: guests get a root of ours, so the kernel's package need not spend time on one.
         command.arg(format!(
-            "--customize-hook=chroot \"$1\" env DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq \
+            "--customize-hook=chroot \"$1\" env DEBIAN_FRONTEND=noninteractive INITRD=No apt-get install --yes -qq \
              --no-install-recommends -t {backports} {}",
             spec.backports.join(" ")
         ));

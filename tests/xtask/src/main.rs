@@ -3,6 +3,7 @@
 mod clean;
 mod demo;
 mod farlane;
+mod fuzz;
 mod place;
 mod run;
 mod scenarios;
@@ -36,6 +37,9 @@ enum Task {
     Test {
         /// Only tests and scenarios whose name contains this
         filter: Option<String>,
+        /// Runs each fuzz target for a minute, too
+        #[arg(long)]
+        fuzz: bool,
     },
     /// Runs scenarios in virtual machines
     Scenario {
@@ -67,7 +71,7 @@ fn perform(task: Task) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     match task {
         Task::Demo => demo::run(&workspace),
-        Task::Test { filter } => test_run::run(&workspace, filter.as_deref()),
+        Task::Test { filter, fuzz } => test_run::run(&workspace, filter.as_deref(), fuzz),
         Task::Scenario { list: true, .. } => {
             scenarios::list();
             Ok(ExitCode::SUCCESS)

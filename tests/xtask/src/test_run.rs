@@ -10,6 +10,7 @@ use farlane_vmkit::progress;
 use farlane_vmkit::report::Report;
 use farlane_vmkit::workspace::Workspace;
 
+use crate::fuzz;
 use crate::run::Context;
 use crate::scenarios;
 
@@ -21,9 +22,11 @@ const CARGO_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// How many tests passed and failed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-struct Counts {
-    passed: u64,
-    failed: u64,
+pub struct Counts {
+    /// How many passed.
+    pub passed: u64,
+    /// How many failed.
+    pub failed: u64,
 }
 
 impl Counts {
@@ -33,8 +36,8 @@ impl Counts {
     }
 }
 
-/// Runs all tests whose names contain the filter.
-pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
+/// Runs all tests whose names contain the filter; fuzz targets only where asked for.
+pub fn run(workspace: &Workspace, filter: Option<&str>, with_fuzz: bool) -> Result<ExitCode> {
     let chosen = |name: &str| filter.is_none_or(|filter| name.contains(filter));
     let mut counts = Counts::default();
     let is_scenario = scenarios::ALL
@@ -43,6 +46,9 @@ pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
     if !is_scenario {
         counts.add(unit_tests(workspace, filter)?);
         counts.add(loom_tests(workspace, filter)?);
+    }
+    if with_fuzz {
+        counts.add(fuzz::run(workspace, filter)?);
     }
     let context = Context::new(workspace);
     let mut report = Report::new();
