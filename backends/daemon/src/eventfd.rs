@@ -1,7 +1,8 @@
 //! Event descriptors that somebody else has made.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use thiserror::Error;
 
 /// Why a descriptor is refused.
@@ -15,11 +16,11 @@ pub enum EventfdError {
     Io(#[from] rustix::io::Errno),
 }
 
-/// Takes `fd` if it is an eventfd, and sees to it that neither reading nor writing it blocks.
+/// Takes `fd` if it is an eventfd.
 ///
 /// # Errors
 /// See [`EventfdError`].
-pub fn adopt(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
+pub fn check(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let target = rustix::fs::readlink(link.as_str(), Vec::new())?;
     if target.as_bytes() != b"anon_inode:[eventfd]" {
@@ -27,6 +28,16 @@ pub fn adopt(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
             target.to_string_lossy().into_owned(),
         ));
     }
+    Ok(fd)
+}
+
+/// Takes `fd` if it is an eventfd, and sees to it that neither reading nor writing it blocks. That
+/// holds for everybody who shares it.
+///
+/// # Errors
+/// See [`EventfdError`].
+pub fn adopt(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
+    let fd = check(fd)?;
     let flags = rustix::fs::fcntl_getfl(&fd)?;
     if !flags.contains(OFlags::NONBLOCK) {
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
@@ -34,11 +45,13 @@ pub fn adopt(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
     Ok(fd)
 }
 
-/// Adds one to an eventfd.
+/// Adds one to an eventfd. Does not block even where the eventfd would, which is its owner's
+/// choice: it does where its counter is at its limit, and then the reader is due to wake anyway.
 pub fn signal(fd: BorrowedFd<'_>) {
-    // Not blocking. It fails only where the counter is at its limit, and then the reader is due
-    // to wake anyway.
-    let _ = rustix::io::write(fd.as_fd(), &1u64.to_ne_bytes());
+    let mut room = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    if poll(&mut room, Some(&Timespec::default())).is_ok_and(|ready| ready == 1) {
+        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+    }
 }
 
 /// Takes what an eventfd has counted.
@@ -55,15 +68,27 @@ pub fn drain(fd: BorrowedFd<'_>) -> u64 {
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::AsFd as _;
 
     #[test]
-    fn only_an_eventfd_is_adopted_and_it_never_blocks() {
+    fn an_adopted_eventfd_never_blocks() {
         let fd = adopt(eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
         assert_eq!(drain(fd.as_fd()), 0);
         signal(fd.as_fd());
         signal(fd.as_fd());
         assert_eq!(drain(fd.as_fd()), 2);
+    }
 
+    #[test]
+    fn a_full_eventfd_does_not_block_who_signals_it() {
+        let fd = check(eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
+        rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        signal(fd.as_fd());
+        assert_eq!(drain(fd.as_fd()), u64::MAX - 1);
+    }
+
+    #[test]
+    fn what_is_no_eventfd_is_refused() {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(matches!(
             adopt(file.into()),

@@ -11,7 +11,6 @@ use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
 use farlane_daemon::{eventfd, warn_limited};
 use farlane_rdma_remoting::{BufferMapping, Context, Doorbell};
 use farlane_zero_copy::{Pool, Process, Region};
-use std::collections::HashMap;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
@@ -44,8 +43,7 @@ struct Open {
     _doorbell: Doorbell,
     /// Regions attached.
     regions: u32,
-    /// Buffers mapped, by handle: a process names no place when it unmaps one.
-    mapped: HashMap<u32, Vec<Place>>,
+    /// Buffers mapped.
     mappings: u32,
 }
 
@@ -168,10 +166,10 @@ impl Connection {
                     ..Answer::default()
                 });
             }
-            HostRequest::WindowUnmap(place) => open.unmap(place.buffer)?,
+            HostRequest::WindowUnmap(place) => open.unmap(place)?,
             HostRequest::BindEvent { index } => {
                 let fd = descriptors.pop().ok_or(Errno::EPROTO)?;
-                let fd = eventfd::adopt(fd).map_err(|_| Errno::EINVAL)?;
+                let fd = eventfd::check(fd).map_err(|_| Errno::EINVAL)?;
                 open.events.bind(index, fd);
             }
             HostRequest::UnbindEvent { index } => {
@@ -198,7 +196,7 @@ impl Connection {
         }
         let mut adopted = descriptors
             .into_iter()
-            .map(|fd| eventfd::adopt(fd).map_err(|_| Errno::EINVAL));
+            .map(|fd| eventfd::check(fd).map_err(|_| Errno::EINVAL));
         let (Some(wake), Some(bell)) = (adopted.next(), adopted.next()) else {
             return Err(Errno::EPROTO);
         };
@@ -218,7 +216,6 @@ impl Connection {
             events,
             _doorbell: doorbell,
             regions: 0,
-            mapped: HashMap::new(),
             mappings: 0,
         });
         log::debug!("Host process {} has opened a context", self.process.pid());
@@ -268,19 +265,14 @@ impl Open {
         let buffer = self
             .context
             .window_map(place.buffer, place.offset, place.length)?;
-        self.mapped.entry(place.buffer).or_default().push(place);
         self.mappings += 1;
         Ok(buffer)
     }
 
-    fn unmap(&mut self, handle: u32) -> Result<(), Errno> {
-        let places = self.mapped.get_mut(&handle).ok_or(Errno::ENOENT)?;
-        let place = places.pop().ok_or(Errno::ENOENT)?;
-        if places.is_empty() {
-            self.mapped.remove(&handle);
-        }
-        self.mappings = self.mappings.saturating_sub(1);
+    fn unmap(&mut self, place: Place) -> Result<(), Errno> {
         self.context
-            .window_unmap(handle, place.offset, place.length)
+            .window_unmap(place.buffer, place.offset, place.length)?;
+        self.mappings = self.mappings.saturating_sub(1);
+        Ok(())
     }
 }

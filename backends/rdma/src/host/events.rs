@@ -43,7 +43,7 @@ impl ProcessEvents {
         self.bound.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Binds `fd`, an eventfd that never blocks, to `index`. It is signalled at once if the event
+    /// Binds `fd`, an eventfd, to `index`. It is signalled at once if the event
     /// was raised before.
     pub fn bind(&self, index: u32, fd: OwnedFd) {
         let Ok(at) = usize::try_from(index) else {
