@@ -404,6 +404,20 @@ fn packets_out_of_sequence_are_not_answered() {
     assert_eq!(p.b.next(), None);
 }
 
+/// A worker sleeps only when no queue pair of its is ready.
+#[test]
+fn a_sequence_that_never_matches_lets_the_worker_sleep() {
+    let mut p = pair(Setup {
+        psn: [101, 200],
+        timeout: 0,
+        ..NORMAL
+    });
+    p.a.sends
+        .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 4)]));
+    p.pass(Duration::from_secs(3600));
+    assert!(!p.a.qp.is_ready());
+}
+
 #[test]
 fn a_message_too_long_for_its_receive_request_breaks_the_connection() {
     let mut p = pair(NORMAL);
@@ -600,6 +614,7 @@ fn a_draining_send_queue_says_when_it_is_empty() {
     assert_eq!(p.a.next(), Some((1, WC_STATUS_SUCCESS)));
     assert_eq!(*p.a.events.lock().unwrap(), [EVENT_SQ_DRAINED]);
     assert_eq!(p.a.next(), None, "nothing new is begun");
+    assert!(!p.a.qp.is_ready(), "and nobody polls for it");
     let attr = QpAttr {
         qp_state: QPS_RTS,
         ..Default::default()

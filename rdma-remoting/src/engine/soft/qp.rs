@@ -157,7 +157,9 @@ impl EngineQp for SoftQp {
     fn is_ready(&self) -> bool {
         match self.state() {
             State::Reset | State::Init | State::ReadyToReceive => false,
-            State::ReadyToSend | State::Draining => self.requester().is_ready(self),
+            state @ (State::ReadyToSend | State::Draining) => {
+                self.requester().is_ready(self, state == State::Draining)
+            }
             State::Error => self.requester().has_work() || self.responder().has_work(),
         }
     }

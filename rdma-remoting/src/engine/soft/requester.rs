@@ -117,12 +117,12 @@ impl Requester {
     }
 
     /// Whether a turn would get further without a timer.
-    pub fn is_ready(&self, qp: &SoftQp) -> bool {
+    pub fn is_ready(&self, qp: &SoftQp, draining: bool) -> bool {
         if self.dead {
             return false;
         }
         match &self.active {
-            None => self.source.is_ready(),
+            None => !draining && self.source.is_ready(),
             Some(Active { waiting: None, .. }) => true,
             Some(Active {
                 waiting: Some((wait, _)),
@@ -130,12 +130,11 @@ impl Requester {
             }) => {
                 let peer = self.peer.clone().or_else(|| self.find_peer(qp));
                 peer.is_some_and(|peer| {
-                    let connected =
-                        |r: &Responder| peer.state().responds() && r.is_connected_to(qp);
                     let responder = peer.responder();
+                    let answered = self.is_answered(qp, &peer, &responder);
                     match wait {
-                        Wait::Answer => connected(&responder),
-                        Wait::Receiver(_) => !connected(&responder) || responder.has_work(),
+                        Wait::Answer => answered,
+                        Wait::Receiver(_) => !answered || responder.has_work(),
                     }
                 })
             }
@@ -260,6 +259,13 @@ impl Requester {
             .filter(|peer| self.attr.is_global == 0 || peer.gid == self.attr.dgid)
     }
 
+    /// Whether the peer answers the message at hand.
+    fn is_answered(&self, qp: &SoftQp, peer: &SoftQp, responder: &Responder) -> bool {
+        peer.state().responds()
+            && responder.is_connected_to(qp)
+            && (self.started || responder.expects(self.attr.sq_psn.get()))
+    }
+
     /// Moves some of the request at hand.
     fn step(&mut self, qp: &SoftQp, budget: &mut u64) -> Step {
         if self.peer.is_none() {
@@ -270,10 +276,7 @@ impl Requester {
         };
         // Held while bytes move: whoever ends the peer waits for it.
         let mut responder = peer.responder();
-        let answers = peer.state().responds()
-            && responder.is_connected_to(qp)
-            && (self.started || responder.expects(self.attr.sq_psn.get()));
-        if !answers {
+        if !self.is_answered(qp, &peer, &responder) {
             drop(responder);
             self.peer = None;
             return Step::Wait(Wait::Answer);
