@@ -623,3 +623,16 @@ fn a_draining_send_queue_says_when_it_is_empty() {
     p.run();
     assert_eq!(p.a.next(), Some((2, WC_STATUS_SUCCESS)));
 }
+
+#[test]
+fn a_destroyed_queue_pair_is_released_though_its_peer_goes_on() {
+    let mut p = pair(NORMAL);
+    let request = p.a.request(Opcode::Write, 1, &[p.a.element(0, 4)]);
+    p.a.sends.post(remote(request, &p.b, 0));
+    p.run();
+    p.b.qp.destroy();
+    let End { qp, table, .. } = p.b;
+    drop(qp);
+    assert_eq!(Arc::strong_count(&table), 1);
+    assert_eq!(p.a.state(), QPS_RTS);
+}

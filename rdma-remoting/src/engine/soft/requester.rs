@@ -16,7 +16,7 @@ use farlane_abi::queue::{
     WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
 };
 use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Requests that a queue pair carries out in one turn.
@@ -65,7 +65,8 @@ pub struct Requester {
     request: SendRequest,
     parts: Vec<Part>,
     active: Option<Active>,
-    peer: Option<Arc<SoftQp>>,
+    /// Found once. Does not keep the peer alive, and with it the memory of its VM.
+    peer: Weak<SoftQp>,
     /// The connection has carried a message.
     started: bool,
     /// The end of draining was told.
@@ -82,7 +83,7 @@ impl Requester {
             request: SendRequest::default(),
             parts: Vec::new(),
             active: None,
-            peer: None,
+            peer: Weak::new(),
             started: false,
             drained: false,
             dead: false,
@@ -92,7 +93,7 @@ impl Requester {
 
     pub fn set(&mut self, attr: &QpAttr) {
         self.attr = *attr;
-        self.peer = None;
+        self.peer = Weak::new();
         self.drained = false;
     }
 
@@ -101,7 +102,7 @@ impl Requester {
         self.source.discard();
         self.parts.clear();
         self.active = None;
-        self.peer = None;
+        self.peer = Weak::new();
         self.started = false;
         self.drained = false;
         self.dead = false;
@@ -128,7 +129,7 @@ impl Requester {
                 waiting: Some((wait, _)),
                 ..
             }) => {
-                let peer = self.peer.clone().or_else(|| self.find_peer(qp));
+                let peer = self.peer.upgrade().or_else(|| self.find_peer(qp));
                 peer.is_some_and(|peer| {
                     let responder = peer.responder();
                     let answered = self.is_answered(qp, &peer, &responder);
@@ -268,17 +269,21 @@ impl Requester {
 
     /// Moves some of the request at hand.
     fn step(&mut self, qp: &SoftQp, budget: &mut u64) -> Step {
-        if self.peer.is_none() {
-            self.peer = self.find_peer(qp);
-        }
-        let Some(peer) = self.peer.clone() else {
-            return Step::Wait(Wait::Answer);
+        let peer = match self.peer.upgrade() {
+            Some(peer) => peer,
+            None => {
+                let Some(peer) = self.find_peer(qp) else {
+                    return Step::Wait(Wait::Answer);
+                };
+                self.peer = Arc::downgrade(&peer);
+                peer
+            }
         };
         // Held while bytes move: whoever ends the peer waits for it.
         let mut responder = peer.responder();
         if !self.is_answered(qp, &peer, &responder) {
             drop(responder);
-            self.peer = None;
+            self.peer = Weak::new();
             return Step::Wait(Wait::Answer);
         }
         let Some(active) = self.active.as_mut() else {
