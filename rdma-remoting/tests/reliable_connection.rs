@@ -625,6 +625,28 @@ fn a_draining_send_queue_says_when_it_is_empty() {
 }
 
 #[test]
+fn a_peer_that_connects_anew_in_the_middle_of_a_message_does_not_get_its_rest() {
+    let mut p = pair(NORMAL);
+    p.b.post_recv(7, &[p.b.element(0, 3 << 20)]);
+    p.a.sends
+        .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 3 << 20)]));
+    assert!(p.a.qp.progress(p.now).worked, "the first turn moves a part");
+    let attr = QpAttr {
+        qp_state: QPS_RESET,
+        ..Default::default()
+    };
+    p.b.qp.modify(rdma::QP_STATE, &attr).unwrap();
+    connect(&p.b, &p.a, 1, [200, 100], &NORMAL);
+    p.b.post_recv(8, &[p.b.element(0, 3 << 20)]);
+    p.run();
+    for _ in 0..3 {
+        p.pass(Duration::from_millis(68));
+    }
+    assert_eq!(p.a.next(), Some((1, WC_STATUS_RETRY_EXC_ERR)));
+    assert_eq!(p.b.next(), None);
+}
+
+#[test]
 fn a_destroyed_queue_pair_is_released_though_its_peer_goes_on() {
     let mut p = pair(NORMAL);
     let request = p.a.request(Opcode::Write, 1, &[p.a.element(0, 4)]);

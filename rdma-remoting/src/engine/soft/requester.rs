@@ -67,8 +67,8 @@ pub struct Requester {
     active: Option<Active>,
     /// Found once. Does not keep the peer alive, and with it the memory of its VM.
     peer: Weak<SoftQp>,
-    /// The connection has carried a message.
-    started: bool,
+    /// The connection has carried a message; the responder's life at that time.
+    started: Option<u64>,
     /// The end of draining was told.
     drained: bool,
     /// Its queue makes no sense any more, or its completion queue has overrun.
@@ -84,7 +84,7 @@ impl Requester {
             parts: Vec::new(),
             active: None,
             peer: Weak::new(),
-            started: false,
+            started: None,
             drained: false,
             dead: false,
             attr: QpAttr::default(),
@@ -103,7 +103,7 @@ impl Requester {
         self.parts.clear();
         self.active = None;
         self.peer = Weak::new();
-        self.started = false;
+        self.started = None;
         self.drained = false;
         self.dead = false;
         self.attr = QpAttr::default();
@@ -260,11 +260,14 @@ impl Requester {
             .filter(|peer| self.attr.is_global == 0 || peer.gid == self.attr.dgid)
     }
 
-    /// Whether the peer answers the message at hand.
+    /// Whether the peer answers the message at hand: a responder that was reset since the last one
+    /// expects another sequence number.
     fn is_answered(&self, qp: &SoftQp, peer: &SoftQp, responder: &Responder) -> bool {
-        peer.state().responds()
-            && responder.is_connected_to(qp)
-            && (self.started || responder.expects(self.attr.sq_psn.get()))
+        let expected = match self.started {
+            None => responder.expects(self.attr.sq_psn.get()),
+            Some(life) => responder.life() == life,
+        };
+        peer.state().responds() && responder.is_connected_to(qp) && expected
     }
 
     /// Moves some of the request at hand.
@@ -289,7 +292,7 @@ impl Requester {
         let Some(active) = self.active.as_mut() else {
             return Step::Failed(WC_STATUS_LOC_QP_OP_ERR);
         };
-        self.started = true;
+        self.started = Some(responder.life());
         let outcome =
             if self.request.opcode == Opcode::Send || self.request.opcode == Opcode::SendImm {
                 send(

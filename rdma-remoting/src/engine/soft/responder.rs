@@ -29,6 +29,8 @@ pub struct Responder {
     parts: Vec<Part>,
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
+    /// Grows with each reset.
+    life: u64,
     attr: QpAttr,
 }
 
@@ -40,6 +42,7 @@ impl Responder {
             spare: RecvRequest::default(),
             parts: Vec::new(),
             dead: false,
+            life: 0,
             attr: QpAttr::default(),
         }
     }
@@ -54,6 +57,7 @@ impl Responder {
         self.current = None;
         self.parts.clear();
         self.dead = false;
+        self.life += 1;
         self.attr = QpAttr::default();
     }
 
@@ -66,6 +70,11 @@ impl Responder {
     /// Whether the first message of a peer that starts at `psn` is in sequence.
     pub fn expects(&self, psn: u32) -> bool {
         self.attr.rq_psn.get() == psn
+    }
+
+    /// Tells one life of it, from reset to reset, from another.
+    pub fn life(&self) -> u64 {
+        self.life
     }
 
     pub fn has_work(&self) -> bool {
