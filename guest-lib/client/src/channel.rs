@@ -63,6 +63,10 @@ impl Channel {
     /// `EINTR` when a signal came first, `EAGAIN` when the program has made the fd non-blocking
     /// and there is none, `ENODEV` when the device is gone.
     pub fn wait(&self) -> Result<Arc<Cq>, Errno> {
+        // Tokens are the parent's, too.
+        if !self.context.header().is_here() {
+            return Err(Errno::ENODEV);
+        }
         loop {
             rustix::io::read(&self.events, &mut [0; 8]).map_err(os)?;
             if let Some(queue) = self.take_event() {

@@ -128,6 +128,9 @@ impl Cq {
     /// As [`poll`](Self::poll).
     #[inline]
     pub fn poll_each(&self, most: usize, mut take: impl FnMut(Completion)) -> Result<usize, Errno> {
+        if !self.header.is_here() {
+            return Err(Errno::ENODEV);
+        }
         let mut consumed = lock(&self.consumed);
         let produced = self.segment.word(CQ_OFF_PRODUCED).load(Ordering::Acquire);
         let ready = produced.wrapping_sub(*consumed);

@@ -47,6 +47,10 @@ impl AsyncEvents {
 
     /// Waits for the next event; see [`Context::next_async_event`](crate::Context).
     pub(crate) fn next(&self) -> Result<AsyncEvent, Errno> {
+        // Tokens are the parent's, too.
+        if !self.header.is_here() {
+            return Err(Errno::ENODEV);
+        }
         loop {
             rustix::io::read(&self.tokens, &mut [0; 8]).map_err(os)?;
             let mut state = lock(&self.state);

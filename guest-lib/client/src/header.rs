@@ -1,7 +1,7 @@
 //! The context header as the process sees it.
 
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
-use farlane_link::{Link, LinkError, Map, Segment};
+use farlane_link::{Link, LinkError, Map, Origin, Segment};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use std::time::Duration;
 pub(crate) struct Header {
     segment: Segment,
     link: Arc<dyn Link>,
+    origin: Origin,
 }
 
 impl Header {
@@ -21,6 +22,7 @@ impl Header {
         Ok(Self {
             segment: Segment::header(link, bytes)?,
             link: Arc::clone(link),
+            origin: Origin::here(),
         })
     }
 
@@ -32,10 +34,17 @@ impl Header {
         &self.link
     }
 
-    /// Whether the device is gone. One load of a word that nobody writes in normal times.
+    /// Whether the device is gone, which it also is for a child of the process that opened it.
+    /// Two loads of words that nobody writes in normal times.
     #[inline]
     pub(crate) fn is_dead(&self) -> bool {
-        self.segment.word(OFF_DEAD).load(Ordering::Acquire) != 0
+        !self.is_here() || self.segment.word(OFF_DEAD).load(Ordering::Acquire) != 0
+    }
+
+    /// Whether this is the process that opened the device: a child cannot touch its segments.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.origin.is_here()
     }
 
     /// After work has been published: wakes the backend if it sleeps, and says whether it did.

@@ -18,7 +18,8 @@
 //! because only the backend knew what was outstanding. Completions that lay in the queue when the
 //! device died are delivered first.
 //!
-//! **Fork.** A context is unusable in a child process, see [`farlane_link`].
+//! **Fork.** For a child process the device is gone: everything fails with `ENODEV`, and its
+//! parent notices nothing.
 
 mod buffer;
 mod call;

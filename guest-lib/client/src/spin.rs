@@ -4,18 +4,28 @@
 //! is the fast way when the other side answers at once on a CPU of its own, and starves it when
 //! it has none.
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A `sched_yield` that took longer than this has let somebody else run.
-const YIELD_ALONE: Duration = Duration::from_micros(4);
-
-/// Yields, and says whether somebody else wanted the CPU.
+/// Yields, and says whether somebody else ran meanwhile.
 fn give_way() -> bool {
     let before = Instant::now();
     rustix::thread::sched_yield();
-    before.elapsed() > YIELD_ALONE
+    before.elapsed() > *YIELD_ALONE
 }
+
+/// A `sched_yield` that takes longer than this has let somebody else run. A yield that finds
+/// nobody costs about four trivial system calls, and those cost twenty times more in an emulated
+/// machine than in a real one, so it is measured.
+static YIELD_ALONE: LazyLock<Duration> = LazyLock::new(|| {
+    let trivial = (0..16).map(|_| {
+        let before = Instant::now();
+        let _ = rustix::process::getppid();
+        before.elapsed()
+    });
+    trivial.min().unwrap_or_default() * 6 + Duration::from_nanos(500)
+});
 
 /// Decides how long a caller spins for an answer.
 #[derive(Debug)]
@@ -72,8 +82,9 @@ impl SpinPolicy {
     /// Spins until `done`, or until it is time to sleep. Says which, and whether others wanted
     /// the CPU.
     pub(crate) fn spin(&mut self, mut done: impl FnMut() -> bool) -> Spun {
-        // The first microseconds: no look at the clock, no system call.
-        for _ in 0..64 {
+        // The first microseconds: no look at the clock, no system call. Where others wait for the
+        // CPU, the one who answers may be among them.
+        for _ in 0..64 >> (2 * self.contention) {
             if done() {
                 return Spun::done(false);
             }

@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::library::Shared;
 use farlane_client::Errno;
+use farlane_link::Origin;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -106,7 +107,7 @@ impl Stop {
 pub(crate) struct Dispatcher {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
-    process: u32,
+    origin: Origin,
 }
 
 impl Dispatcher {
@@ -124,7 +125,7 @@ impl Dispatcher {
         Ok(Self {
             stop,
             thread: Some(thread),
-            process: std::process::id(),
+            origin: Origin::here(),
         })
     }
 }
@@ -132,7 +133,7 @@ impl Dispatcher {
 impl Drop for Dispatcher {
     fn drop(&mut self) {
         // A child process has no such thread, and must not end its parent's.
-        if self.process != std::process::id() {
+        if !self.origin.is_here() {
             return;
         }
         self.stop.raise();

@@ -1,6 +1,6 @@
 //! A link over `/dev/farlaneN`, for processes in a VM.
 
-use crate::{Link, LinkError, LinkInfo, Map};
+use crate::{Link, LinkError, LinkInfo, Map, Origin};
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::FLAG_WRITABLE;
 use farlane_abi::ioctl as uapi;
@@ -20,7 +20,7 @@ pub struct DeviceLink {
     info: LinkInfo,
     /// Set when the driver says so; it stays so.
     dead: AtomicBool,
-    process: u32,
+    origin: Origin,
 }
 
 impl DeviceLink {
@@ -39,7 +39,7 @@ impl DeviceLink {
             device,
             info: LinkInfo::default(),
             dead: AtomicBool::new(false),
-            process: std::process::id(),
+            origin: Origin::here(),
         };
         let mut info = uapi::Info::new_zeroed();
         // SAFETY: IOC_INFO writes one `Info`.
@@ -66,7 +66,7 @@ impl DeviceLink {
         number: u64,
         argument: &mut T,
     ) -> Result<(), LinkError> {
-        if self.process != std::process::id() {
+        if !self.origin.is_here() {
             return Err(LinkError::Gone);
         }
         loop {
@@ -152,7 +152,7 @@ impl Link for DeviceLink {
     }
 
     fn map_buffer(&self, _handle: u32, offset: u64, length: usize) -> Result<Map, LinkError> {
-        if self.process != std::process::id() {
+        if !self.origin.is_here() {
             return Err(LinkError::Gone);
         }
         Map::shared(

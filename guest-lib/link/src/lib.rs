@@ -9,12 +9,13 @@
 //! own memory ([`Pin`]), maps the backend's memory ([`Mapping`]), rings the backend's doorbell and
 //! delivers its events.
 //!
-//! **Fork.** Segments and mappings are not inherited by a child process: touching an object over
-//! a link of the parent faults there, and each control operation fails with `ENODEV`.
+//! **Fork.** Segments and mappings are not inherited by a child process ([`Origin`]): there,
+//! each operation on a link of the parent fails with `ENODEV`.
 
 pub mod device;
 mod discover;
 mod error;
+mod fork;
 mod map;
 mod packet;
 mod quiet;
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 pub use discover::{Address, DeviceInfo, SOCKET_VARIABLE, devices};
 pub use error::LinkError;
+pub use fork::Origin;
 pub use map::Map;
 pub use quiet::spawn_quiet;
 pub use region::{Mapping, Pin, Segment};

@@ -1,6 +1,6 @@
 //! Memory shared with another party: bounds are checked here and nowhere else.
 
-use crate::LinkError;
+use crate::{LinkError, Origin};
 use farlane_abi::zerocopy::{FromBytes, Immutable, IntoBytes};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::os::fd::BorrowedFd;
@@ -15,6 +15,7 @@ use std::sync::atomic::AtomicU32;
 pub struct Map {
     base: NonNull<u8>,
     length: usize,
+    origin: Origin,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; the methods that access it
@@ -71,7 +72,11 @@ impl Map {
     ) -> Result<Self, LinkError> {
         let base = base.map_err(|source| LinkError::os("mmap", source))?;
         let base = NonNull::new(base.cast()).ok_or(LinkError::Protocol("mmap at zero"))?;
-        Ok(Self { base, length })
+        Ok(Self {
+            base,
+            length,
+            origin: Origin::here(),
+        })
     }
 
     /// The first byte.
@@ -180,9 +185,11 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and its owner is gone. In a child process the range may
-        // hold something else only if the child mapped it there, which the fork rule excludes.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+        // A child may have something else there.
+        if self.origin.is_here() {
+            // SAFETY: the mapping is ours and its owner is gone.
+            let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+        }
     }
 }
 

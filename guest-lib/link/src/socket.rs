@@ -3,7 +3,7 @@
 use crate::packet::exchange;
 use crate::region_ids::RegionIds;
 use crate::watch::{Fate, Watcher, signal};
-use crate::{Link, LinkError, LinkInfo, Map};
+use crate::{Link, LinkError, LinkInfo, Map, Origin};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::config::{ABI_VERSION, FEATURE_WINDOW};
 use farlane_abi::control::{self, Reply, Request};
@@ -31,7 +31,7 @@ pub struct SocketLink {
     doorbell: OwnedFd,
     regions: Mutex<RegionIds>,
     fate: Arc<Fate>,
-    process: u32,
+    origin: Origin,
 }
 
 impl SocketLink {
@@ -87,7 +87,7 @@ impl SocketLink {
             doorbell,
             regions: Mutex::new(RegionIds::default()),
             fate,
-            process: std::process::id(),
+            origin: Origin::here(),
         })
     }
 
@@ -97,7 +97,7 @@ impl SocketLink {
         request: &Request,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Reply, Option<OwnedFd>), LinkError> {
-        if self.process != std::process::id() || self.is_dead() {
+        if !self.origin.is_here() || self.is_dead() {
             return Err(LinkError::Gone);
         }
         let _turn = self

@@ -1,6 +1,6 @@
 //! Notices that a socket's backend has gone, and wakes everybody who would wait for it.
 
-use crate::{LinkError, Map, spawn_quiet};
+use crate::{LinkError, Map, Origin, spawn_quiet};
 use farlane_abi::arena::OFF_DEAD;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::BTreeMap;
@@ -72,7 +72,7 @@ pub(crate) fn signal(fd: BorrowedFd<'_>) {
 pub(crate) struct Watcher {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
-    process: u32,
+    origin: Origin,
 }
 
 impl Watcher {
@@ -91,7 +91,7 @@ impl Watcher {
         Ok(Self {
             stop,
             thread: Some(thread),
-            process: std::process::id(),
+            origin: Origin::here(),
         })
     }
 }
@@ -99,7 +99,7 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         // A child process has no such thread, and must not end its parent's.
-        if self.process == std::process::id()
+        if self.origin.is_here()
             && let Some(thread) = self.thread.take()
         {
             signal(self.stop.as_fd());
