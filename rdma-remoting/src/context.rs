@@ -431,6 +431,19 @@ impl Context {
         calls.is_ready() || self.turn().iter().any(|qp| qp.engine.is_ready())
     }
 
+    /// [`poll`](Self::poll), for a context of a server without workers.
+    #[cfg(fuzzing)]
+    pub fn turn_now(self: &Arc<Self>, now: Instant) -> Progress {
+        self.poll(now)
+    }
+
+    /// [`is_ready`](Self::is_ready), for a context of a server without workers.
+    #[cfg(fuzzing)]
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.is_ready()
+    }
+
     fn cut_off(&self, why: &CallRingError) {
         log::warn!("{self:?} is cut off: {why}");
         self.failed.store(true, Ordering::Relaxed);

@@ -102,14 +102,26 @@ impl Server {
         let workers = (0..config.workers)
             .map(|index| Worker::start(index, Arc::clone(&counters)))
             .collect::<io::Result<_>>()?;
-        Ok(Arc::new(Self {
+        Ok(Self::of(engine, counters, workers))
+    }
+
+    fn of(engine: Arc<dyn Engine>, counters: Arc<Live>, workers: Vec<Worker>) -> Arc<Self> {
+        Arc::new(Self {
             core: Arc::new(Core {
                 engine,
                 counters,
                 workers,
                 gids: Mutex::default(),
             }),
-        }))
+        })
+    }
+
+    /// A server without workers: its contexts get turns from [`Context::turn_now`] only, so that
+    /// the same input always does the same.
+    #[cfg(fuzzing)]
+    #[must_use]
+    pub fn without_workers() -> Arc<Self> {
+        Self::of(Arc::new(SoftEngine::new()), Arc::default(), Vec::new())
     }
 
     /// A port with address `gid`; `label` names it in the log.
