@@ -44,7 +44,7 @@ impl Farlane {
         progress::step("Building the daemon and the libraries", || {
             workspace.build_release(PACKAGES)
         })?;
-        link_verbs(workspace)?;
+        link_libraries(workspace)?;
         let driver = driver::build(workspace, kit.tree())?;
         let built =
             |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));
@@ -99,13 +99,26 @@ impl Farlane {
 
     /// Boots two guests on one daemon; the wire is for the programs' own TCP connections.
     pub fn boot_pair(&self, run: &Run<'_>, wire: &Wire) -> Result<Pair> {
+        self.boot_pair_with(run, wire, &[], None)
+    }
+
+    /// Boots two guests with further files, on one daemon that, where wanted, serves processes of this machine too.
+    pub fn boot_pair_with(
+        &self,
+        run: &Run<'_>,
+        wire: &Wire,
+        files: &[GuestFile],
+        host: Option<&Path>,
+    ) -> Result<Pair> {
         let sockets = [run.path("a"), run.path("b")];
         let backend = self.daemon(
             run,
             &[(&sockets[0], "10.0.0.1"), (&sockets[1], "10.0.0.2")],
-            None,
+            host,
         )?;
-        let [a, b] = run.boot_pair(wire, |config, end| self.attach(config, end, &sockets))?;
+        let [a, b] = run.boot_pair(wire, |config, end| {
+            self.attach(config, end, &sockets).files(files.to_vec())
+        })?;
         wait_device(&a)?;
         wait_device(&b)?;
         Ok(Pair { a, b, backend })
@@ -134,14 +147,20 @@ pub fn wait_device(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// Programs of this machine find our library by the name that they were linked with.
-fn link_verbs(workspace: &Workspace) -> Result<()> {
+/// Programs of this machine find our libraries where `farlane-run` looks for them, by the names that they were linked
+/// with.
+fn link_libraries(workspace: &Workspace) -> Result<()> {
     let folder = workspace.target().join("release/verbs");
-    let link = folder.join("libibverbs.so.1");
-    if !link.exists() {
-        fs::create_dir_all(&folder).with_context(|| format!("Cannot make {}", folder.display()))?;
-        symlink("../libfarlane_verbs.so", &link)
-            .with_context(|| format!("Cannot make {}", link.display()))?;
+    for (name, built) in [
+        ("libibverbs.so.1", "../libfarlane_verbs.so"),
+        ("libfarlane.so", "../libfarlane.so"),
+    ] {
+        let link = folder.join(name);
+        if !link.exists() {
+            fs::create_dir_all(&folder)
+                .with_context(|| format!("Cannot make {}", folder.display()))?;
+            symlink(built, &link).with_context(|| format!("Cannot make {}", link.display()))?;
+        }
     }
     Ok(())
 }

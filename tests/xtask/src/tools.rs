@@ -12,71 +12,105 @@ pub const TOOL_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often a pair of programs is started anew because another program of this machine took their port first.
 const PORT_TRIES: u32 = 5;
 
-/// Runs a program with a server in one place and a client in another, each over `over`; returns what the client
-/// printed. Both must succeed.
-pub fn between(over: Over, line: &str, server: &dyn Place, client: &dyn Place) -> Result<String> {
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let port = server.free_port()?;
-        let with_port = over.command(&format!("{line} -p {port}"));
-        let mut serving = server.spawn(&with_port)?;
-        match wait_served(line, server, serving.as_mut(), port) {
-            Ok(()) => return ask(line, &with_port, server.address()?, serving, client),
-            Err(error) if tries < PORT_TRIES && serving.so_far().contains("Couldn't listen") => {
-                drop(error)
-            }
-            Err(error) => return Err(error),
-        }
-    }
+/// A program that is started twice: as a server, and as a client that is told where the server is.
+pub struct Program<'a> {
+    /// What it is called in messages.
+    pub name: &'a str,
+    /// The server's command line, by the port that it listens on.
+    pub serve: &'a dyn Fn(u16) -> String,
+    /// The client's command line, by the server's address and port.
+    pub ask: &'a dyn Fn(&str, u16) -> String,
 }
 
-/// Waits until a server listens, which it never does once it has ended.
-fn wait_served(line: &str, place: &dyn Place, serving: &mut dyn Running, port: u16) -> Result<()> {
-    let deadline = Instant::now() + TOOL_TIMEOUT;
-    while !place.is_listening(port)? {
-        if serving.wait_briefly()? {
-            bail!("The server of `{line}` ended early:\n{}", serving.so_far());
+/// What both sides of a program printed.
+pub struct Talk {
+    /// The server.
+    pub served: String,
+    /// The client.
+    pub asked: String,
+}
+
+/// Runs a program of perftest or ibverbs-utils with a server in one place and a client in another, each over `over`;
+/// returns what the client printed. Both must succeed.
+pub fn between(over: Over, line: &str, server: &dyn Place, client: &dyn Place) -> Result<String> {
+    let program = Program {
+        name: line,
+        serve: &|port| over.command(&format!("{line} -p {port}")),
+        ask: &|address, port| over.command(&format!("{line} -p {port} {address}")),
+    };
+    Ok(program.run(server, client)?.asked)
+}
+
+impl Program<'_> {
+    /// Runs the server in one place and the client in another. Both must succeed.
+    pub fn run(&self, server: &dyn Place, client: &dyn Place) -> Result<Talk> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let port = server.free_port()?;
+            let mut serving = server.spawn(&(self.serve)(port))?;
+            match self.wait_served(server, serving.as_mut(), port) {
+                Ok(()) => return self.ask(&(self.ask)(server.address()?, port), serving, client),
+                Err(error) if tries < PORT_TRIES && port_is_taken(&serving.so_far()) => drop(error),
+                Err(error) => return Err(error),
+            }
         }
-        if Instant::now() > deadline {
+    }
+
+    /// Waits until a server listens, which it never does once it has ended.
+    fn wait_served(&self, place: &dyn Place, serving: &mut dyn Running, port: u16) -> Result<()> {
+        let name = self.name;
+        let deadline = Instant::now() + TOOL_TIMEOUT;
+        while !place.is_listening(port)? {
+            if serving.wait_briefly()? {
+                bail!("The server of `{name}` ended early:\n{}", serving.so_far());
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "The server of `{name}` does not listen:\n{}",
+                    serving.so_far()
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(
+        &self,
+        client_line: &str,
+        serving: Box<dyn Running + '_>,
+        client: &dyn Place,
+    ) -> Result<Talk> {
+        let name = self.name;
+        let asked = client.spawn(client_line)?.wait(TOOL_TIMEOUT);
+        let asked =
+            asked.with_context(|| format!("The server of `{name}` said:\n{}", serving.so_far()))?;
+        if !asked.success() {
             bail!(
-                "The server of `{line}` does not listen:\n{}",
+                "The client of `{name}` failed: {}\n{}\nThe server said:\n{}",
+                asked.how(),
+                asked.all(),
                 serving.so_far()
             );
         }
+        let served = serving.wait(TOOL_TIMEOUT)?;
+        if !served.success() {
+            bail!(
+                "The server of `{name}` failed: {}\n{}",
+                served.how(),
+                served.all()
+            );
+        }
+        Ok(Talk {
+            served: served.stdout,
+            asked: asked.stdout,
+        })
     }
-    Ok(())
 }
 
-fn ask(
-    line: &str,
-    with_port: &str,
-    address: &str,
-    serving: Box<dyn Running + '_>,
-    client: &dyn Place,
-) -> Result<String> {
-    let asked = client
-        .spawn(&format!("{with_port} {address}"))?
-        .wait(TOOL_TIMEOUT);
-    let asked =
-        asked.with_context(|| format!("The server of `{line}` said:\n{}", serving.so_far()))?;
-    if !asked.success() {
-        bail!(
-            "The client of `{line}` failed: {}\n{}\nThe server said:\n{}",
-            asked.how(),
-            asked.all(),
-            serving.so_far()
-        );
-    }
-    let served = serving.wait(TOOL_TIMEOUT)?;
-    if !served.success() {
-        bail!(
-            "The server of `{line}` failed: {}\n{}",
-            served.how(),
-            served.all()
-        );
-    }
-    Ok(asked.stdout)
+/// Whether a server says that another program of this machine took its port first.
+fn port_is_taken(text: &str) -> bool {
+    text.contains("Couldn't listen") || text.contains("Address already in use")
 }
 
 /// A row that a bandwidth program of perftest prints for one message size.
@@ -99,8 +133,8 @@ pub struct Latency {
 
 /// The rows of a bandwidth program.
 pub fn bandwidths(text: &str) -> Result<Vec<Bandwidth>> {
-    // #bytes  #iterations  BW peak  BW average  MsgRate
-    let rows = rows(text, "BW average[MiB/sec]", 3)?;
+    // #bytes  #iterations  BW peak  BW average  MsgRate; older releases write MB/sec and mean the same 2^20 bytes.
+    let rows = rows(text, "BW average[", 3)?;
     Ok(rows
         .into_iter()
         .map(|(bytes, mib_per_second)| Bandwidth {
@@ -113,7 +147,7 @@ pub fn bandwidths(text: &str) -> Result<Vec<Bandwidth>> {
 /// The rows of a latency program.
 pub fn latencies(text: &str) -> Result<Vec<Latency>> {
     // #bytes  #iterations  t_min  t_max  t_typical  t_avg ...
-    let rows = rows(text, "t_typical[usec]", 4)?;
+    let rows = rows(text, "t_typical[", 4)?;
     Ok(rows
         .into_iter()
         .map(|(bytes, typical_us)| Latency { bytes, typical_us })
@@ -206,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_table_without_figures_is_an_error() {
-        assert!(bandwidths(" #bytes BW average[MiB/sec]\n---\n").is_err());
+        assert!(bandwidths(" #bytes BW average[MB/sec]\n---\n").is_err());
         assert!(bandwidths("Couldn't connect\n").is_err());
     }
 

@@ -1,6 +1,7 @@
 //! Debian's own perftest, unmodified, between two guests: bandwidth and latency of sends, writes and reads.
 
 use anyhow::{Result, ensure};
+use farlane_vmkit::progress;
 use farlane_vmkit::report::Report;
 use farlane_vmkit::wire::Wire;
 
@@ -74,6 +75,7 @@ pub fn perftests(
             rows.len()
         );
         for (bytes, figure) in rows {
+            progress::note(&format!("{name}: {line}: {bytes} bytes: {}", figure.trim()));
             if !all_sizes {
                 report.add(name, *line, figure);
             } else if SHOWN_BYTES.contains(&bytes) {

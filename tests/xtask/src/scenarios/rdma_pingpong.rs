@@ -1,6 +1,7 @@
 //! Debian's own `ibv_devinfo` and `ibv_rc_pingpong`, unmodified, between two guests.
 
 use anyhow::{Result, ensure};
+use farlane_vmkit::progress;
 use farlane_vmkit::report::Report;
 use farlane_vmkit::wire::Wire;
 
@@ -69,6 +70,7 @@ pub fn ping_pongs(
 ) -> Result<()> {
     for line in lines {
         let us = pingpong_us(&between(Over::Farlane, line, server, client)?)?;
+        progress::note(&format!("{name}: {line}: {us:.1} us there and back"));
         report.add(name, *line, format!("{us:10.1} us there and back"));
     }
     Ok(())
