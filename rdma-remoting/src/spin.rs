@@ -3,34 +3,43 @@
 
 use std::time::{Duration, Instant};
 
-/// Longest time to poll without work.
-const LONGEST: Duration = Duration::from_micros(50);
-/// Shortest: below it, polling is as good as none.
-const SHORTEST: Duration = Duration::from_micros(2);
-/// A `sched_yield` that takes longer than this has given the CPU to somebody who needed it.
-const TAKEN: Duration = Duration::from_micros(15);
-/// Empty polls between two yields.
-const POLLS_BETWEEN_YIELDS: u32 = 64;
+/// Time to poll without work while nobody else wants the CPU.
+const BOUND: Duration = Duration::from_micros(50);
+/// A `sched_yield`, or a few polls, that took longer than this: somebody else had the CPU.
+const TAKEN: Duration = Duration::from_micros(20);
+/// Polls in vain between two looks at the clock.
+const POLLS_BETWEEN_LOOKS: u32 = 64;
+/// Polls in vain before sleeping while others want the CPU.
+const CONTENDED_POLLS: u32 = 4;
+/// Sleeps before polling is tried again after others wanted the CPU: at first, and at most.
+const FIRST_TRUST: u32 = 64;
+const LAST_TRUST: u32 = 4096;
 
-/// An adaptive bound on polling.
+/// A bound on polling that follows what polling costs.
 ///
-/// It grows when work comes soon after going to sleep, since polling a little longer would have
-/// found it, and shrinks when polling ends in vain. When yielding shows that others want the CPU,
-/// polling is not free any more and the bound drops at once: a thread that sleeps is scheduled
-/// sooner when it is woken than one that has used up its share by polling.
+/// While nobody else wants the CPU polling is free, and finds work in a fraction of the time that
+/// being woken takes. When somebody does (a yield, or a poll, that takes long shows it), a thread
+/// that polls is set back behind those that it kept waiting, by milliseconds, while one that
+/// sleeps is scheduled at once when it is woken. Polling then stops, and is tried again after a
+/// number of sleeps that doubles each time it was still wrong.
 #[derive(Debug)]
 pub struct Spin {
-    bound: Duration,
     since: Option<Instant>,
+    looked: Option<Instant>,
     polls: u32,
+    /// Sleeps to go before polling is tried again; zero while polling is free.
+    contended: u32,
+    trust: u32,
 }
 
 impl Default for Spin {
     fn default() -> Self {
         Self {
-            bound: LONGEST,
             since: None,
+            looked: None,
             polls: 0,
+            contended: 0,
+            trust: FIRST_TRUST,
         }
     }
 }
@@ -39,47 +48,56 @@ impl Spin {
     /// There was work.
     pub fn worked(&mut self) {
         self.since = None;
+        self.looked = None;
         self.polls = 0;
     }
 
     /// There was none. Returns true when it is time to sleep; otherwise has given way a little.
     pub fn idle(&mut self) -> bool {
         self.polls += 1;
-        if !self.polls.is_multiple_of(POLLS_BETWEEN_YIELDS) {
+        if self.contended > 0 {
+            return self.polls >= CONTENDED_POLLS;
+        }
+        if !self.polls.is_multiple_of(POLLS_BETWEEN_LOOKS) {
             std::hint::spin_loop();
             return false;
         }
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
-        if now - since >= self.bound {
-            self.bound = (self.bound - self.bound / 8).max(SHORTEST);
+        if self.looked.is_some_and(|then| now - then > TAKEN) {
+            self.taken();
+            return true;
+        }
+        if now - since >= BOUND {
+            self.trust = FIRST_TRUST;
             return true;
         }
         std::thread::yield_now();
-        self.yielded(now.elapsed())
-    }
-
-    /// Takes note of how long a yield took. Returns true when it is time to sleep.
-    fn yielded(&mut self, took: Duration) -> bool {
-        if took > TAKEN {
-            self.bound = SHORTEST;
+        let after = Instant::now();
+        self.looked = Some(after);
+        if after - now > TAKEN {
+            self.taken();
             return true;
         }
         false
     }
 
-    /// Slept for `slept`; then there was work.
-    pub fn woke(&mut self, slept: Duration) {
-        self.worked();
-        if slept < LONGEST {
-            self.bound = (self.bound * 2).min(LONGEST);
-        }
+    /// Somebody else had the CPU.
+    fn taken(&mut self) {
+        self.contended = self.trust;
+        self.trust = (self.trust * 2).min(LAST_TRUST);
     }
 
-    /// The present bound.
+    /// Slept.
+    pub fn woke(&mut self) {
+        self.worked();
+        self.contended = self.contended.saturating_sub(1);
+    }
+
+    /// Whether others are known to want the CPU.
     #[must_use]
-    pub fn bound(&self) -> Duration {
-        self.bound
+    pub fn is_contended(&self) -> bool {
+        self.contended > 0
     }
 }
 
@@ -88,24 +106,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_taken_cpu_ends_polling_and_quick_work_brings_it_back() {
+    fn a_taken_cpu_ends_polling_for_a_number_of_sleeps_that_doubles() {
         let mut spin = Spin::default();
-        assert!(!spin.yielded(Duration::from_micros(1)));
-        assert_eq!(spin.bound(), LONGEST);
-        assert!(spin.yielded(Duration::from_millis(3)));
-        assert_eq!(spin.bound(), SHORTEST);
-        for _ in 0..10 {
-            spin.woke(Duration::from_micros(5));
+        for trust in [FIRST_TRUST, 2 * FIRST_TRUST] {
+            spin.taken();
+            for _ in 0..trust {
+                assert!(spin.is_contended());
+                let polls = (0..CONTENDED_POLLS).filter(|_| spin.idle()).count();
+                assert_eq!(polls, 1, "sleeps after a few polls, without a yield");
+                spin.woke();
+            }
+            assert!(!spin.is_contended());
         }
-        assert_eq!(spin.bound(), LONGEST);
-        spin.woke(Duration::from_secs(1));
-        assert_eq!(spin.bound(), LONGEST);
     }
 
     #[test]
     fn polling_in_vain_ends() {
         let mut spin = Spin::default();
-        while !spin.idle() {}
-        assert!(spin.bound() < LONGEST);
+        let mut polls = 1;
+        while !spin.idle() {
+            polls += 1;
+        }
+        assert!(polls >= POLLS_BETWEEN_LOOKS);
     }
 }

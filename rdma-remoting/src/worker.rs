@@ -5,6 +5,7 @@ use crate::counters::{self, Live};
 use crate::engine::Progress;
 use crate::sleep;
 use crate::spin::Spin;
+use crate::timeslice;
 use rustix::event::{EventfdFlags, epoll};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -12,6 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Time slice that a worker asks for: the shortest there is.
+const SLICE: Duration = Duration::from_micros(100);
 
 /// What a worker's thread and those who direct it share.
 struct Shared {
@@ -165,6 +169,9 @@ impl Shared {
     }
 
     fn run(&self) {
+        if let Err(e) = timeslice::request(SLICE) {
+            log::debug!("A worker keeps the usual time slice: {e}");
+        }
         let mut contexts: Vec<Arc<Context>> = Vec::new();
         let mut generation = 0;
         let mut spin = Spin::default();
@@ -204,7 +211,7 @@ impl Shared {
             let began = Instant::now();
             let left = deadline.map(|d| d.saturating_duration_since(began));
             self.wait(left);
-            spin.woke(began.elapsed());
+            spin.woke();
         } else {
             spin.worked();
         }
