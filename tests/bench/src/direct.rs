@@ -1,0 +1,166 @@
+//! The software engine called directly, without remoting: the reference for its cost.
+
+use crate::rig::{BUFFER, DEPTH};
+use anyhow::{Context as _, Result, bail};
+use farlane_abi::rdma::{self, QpAttr};
+use farlane_rdma_remoting::counters::Live;
+use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::{Engine, EngineQp, QpSpec};
+use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
+use farlane_rdma_remoting::request::{Element, Opcode, SendRequest};
+use farlane_zero_copy::{Pool, Region};
+use std::sync::Arc;
+use std::time::Instant;
+
+const ACCESS: u32 = rdma::ACCESS_LOCAL_WRITE | rdma::ACCESS_REMOTE_WRITE | rdma::ACCESS_REMOTE_READ;
+
+struct End {
+    qp: Arc<dyn EngineQp>,
+    sends: LocalQueue<SendRequest>,
+    cq: Arc<LocalCompletionQueue>,
+    key: u32,
+}
+
+/// Two queue pairs of one engine in this process.
+pub struct Direct {
+    a: End,
+    b: End,
+}
+
+impl End {
+    fn new(engine: &SoftEngine, gid: u8) -> Result<Self> {
+        let buffer = Pool::separate_files(BUFFER as u64).allocate(BUFFER as u64)?;
+        let memory = Arc::new(MemoryTable::new(4));
+        let region = Region::from_buffer(&buffer);
+        farlane_zero_copy::copy_from_slice(&region, 0, &vec![0x5a; BUFFER])?;
+        let key = memory
+            .insert(MemoryRegion {
+                pd: 1,
+                iova: 0,
+                offset: 0,
+                length: BUFFER as u64,
+                access: Access::from_wire(ACCESS).context("access")?,
+                region,
+                owner: None,
+            })
+            .context("no key")?;
+        let (sends, cq) = (LocalQueue::default(), LocalCompletionQueue::new(4 * DEPTH));
+        let qp = engine.create_qp(QpSpec {
+            kind: rdma::QPT_RC,
+            pd: 1,
+            gid: [gid; 16],
+            memory,
+            sends: Box::new(LocalQueue::clone(&sends)),
+            recvs: Box::new(LocalQueue::default()),
+            send_cq: Arc::clone(&cq) as _,
+            recv_cq: Arc::clone(&cq) as _,
+            signal_all: true,
+            events: Box::new(|_| ()),
+            counters: Arc::new(Live::default()),
+        })?;
+        Ok(Self { qp, sends, cq, key })
+    }
+
+    fn connect(&self, to: &Self) -> Result<()> {
+        let attr = QpAttr {
+            port_num: 1,
+            qp_access_flags: ACCESS.into(),
+            path_mtu: 3,
+            dest_qp_num: to.qp.number().into(),
+            max_dest_rd_atomic: 1,
+            max_rd_atomic: 1,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            ..Default::default()
+        };
+        let steps = [
+            (
+                rdma::QPS_INIT,
+                rdma::QP_PKEY_INDEX | rdma::QP_PORT | rdma::QP_ACCESS_FLAGS,
+            ),
+            (
+                rdma::QPS_RTR,
+                rdma::QP_AV
+                    | rdma::QP_PATH_MTU
+                    | rdma::QP_DEST_QPN
+                    | rdma::QP_RQ_PSN
+                    | rdma::QP_MAX_DEST_RD_ATOMIC
+                    | rdma::QP_MIN_RNR_TIMER,
+            ),
+            (
+                rdma::QPS_RTS,
+                rdma::QP_TIMEOUT
+                    | rdma::QP_RETRY_CNT
+                    | rdma::QP_RNR_RETRY
+                    | rdma::QP_SQ_PSN
+                    | rdma::QP_MAX_QP_RD_ATOMIC,
+            ),
+        ];
+        for (state, mask) in steps {
+            let attr = QpAttr {
+                qp_state: state,
+                ..attr
+            };
+            self.qp.modify(mask | rdma::QP_STATE, &attr)?;
+        }
+        Ok(())
+    }
+}
+
+impl Direct {
+    /// A connected pair.
+    pub fn new() -> Result<Self> {
+        let engine = SoftEngine::new();
+        let (a, b) = (End::new(&engine, 1)?, End::new(&engine, 2)?);
+        a.connect(&b)?;
+        b.connect(&a)?;
+        Ok(Self { a, b })
+    }
+
+    fn post(&self, bytes: usize) -> Result<()> {
+        let mut request = SendRequest::default();
+        request.opcode = Opcode::Write;
+        request.rkey = self.b.key;
+        request.elements.set(&[Element {
+            address: 0,
+            length: u32::try_from(bytes)?,
+            lkey: self.a.key,
+        }])?;
+        self.a.sends.post(request);
+        Ok(())
+    }
+
+    fn poll(&self) -> Result<()> {
+        loop {
+            self.a.qp.progress(Instant::now());
+            if let Some(completion) = self.a.cq.poll() {
+                if completion.status != 0 {
+                    bail!("a request completed with status {}", completion.status);
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    /// One write, carried out by the caller.
+    pub fn write(&self, bytes: usize) -> Result<()> {
+        self.post(bytes)?;
+        self.poll()
+    }
+
+    /// `count` writes, posted `outstanding` at a time.
+    pub fn burst(&self, bytes: usize, count: usize, outstanding: usize) -> Result<()> {
+        let (mut posted, mut done) = (0, 0);
+        while done < count {
+            while posted < count && posted - done < outstanding {
+                self.post(bytes)?;
+                posted += 1;
+            }
+            self.poll()?;
+            done += 1;
+        }
+        Ok(())
+    }
+}

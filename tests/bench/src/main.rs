@@ -1,0 +1,38 @@
+//! `cargo xtask bench rdma`: every figure of the RDMA part at native speed, each beside its
+//! reference, measured in one run on one machine.
+
+mod daemon;
+mod direct;
+mod figures;
+mod plot;
+mod reference;
+mod report;
+mod rig;
+mod stats;
+
+use anyhow::Result;
+use clap::Parser;
+use std::path::PathBuf;
+
+/// Measures Farlane at native speed, each figure beside its reference.
+#[derive(Parser)]
+struct Options {
+    /// The backend to measure.
+    #[arg(long, value_name = "PATH")]
+    backend: PathBuf,
+    /// Where the results go.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+fn main() -> Result<()> {
+    if std::env::var_os(figures::TARGET_VARIABLE).is_some() {
+        return figures::be_target();
+    }
+    let options = Options::parse();
+    std::fs::create_dir_all(&options.out)?;
+    let report = figures::run(&options.backend, &options.out)?;
+    report.write(&options.out.join("rdma.json"))?;
+    report.print();
+    Ok(())
+}
