@@ -123,6 +123,8 @@ const COMMON: &[&[libc::c_long]] = &[
         libc::SYS_rt_sigtimedwait,
         libc::SYS_sched_getaffinity,
         libc::SYS_sched_setaffinity,
+        libc::SYS_sched_getattr,
+        libc::SYS_sched_setattr,
         libc::SYS_getcpu,
         libc::SYS_gettid,
         libc::SYS_getpid,

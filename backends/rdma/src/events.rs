@@ -211,3 +211,149 @@ impl State {
             .map(|(&key, _)| key)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
+
+    const SIZE: u16 = 8;
+    const DESCRIPTORS: u64 = 0x1000;
+    const AVAILABLE: u64 = 0x2000;
+    const USED: u64 = 0x3000;
+    const BUFFERS: u64 = 0x4000;
+
+    /// A guest's side of the queue.
+    struct Guest {
+        memory: VmMemory,
+        posted: u16,
+        seen: u16,
+    }
+
+    impl Guest {
+        fn new() -> (Self, Arc<EventQueue>) {
+            let ram = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
+            let memory = VmMemory::new(ram);
+            let vring = Vring::new(memory.clone(), SIZE).unwrap();
+            vring.set_queue_info(DESCRIPTORS, AVAILABLE, USED).unwrap();
+            vring.set_queue_ready(true);
+            vring.set_enabled(true);
+            let events = EventQueue::new(memory.clone());
+            events.set_vring(Some(vring));
+            let guest = Self {
+                memory,
+                posted: 0,
+                seen: 0,
+            };
+            (guest, events)
+        }
+
+        fn write(&self, at: u64, bytes: &[u8]) {
+            let memory = self.memory.memory();
+            memory.write_slice(bytes, GuestAddress(at)).unwrap();
+        }
+
+        fn read_u32(&self, at: u64) -> u32 {
+            self.memory.memory().read_obj(GuestAddress(at)).unwrap()
+        }
+
+        /// Posts a buffer of so many bytes, which the device may write or not.
+        fn post(&mut self, length: u32, writable: bool) {
+            let head = self.posted % SIZE;
+            let mut descriptor = [0; 16];
+            let address = BUFFERS + u64::from(head) * 8;
+            descriptor[..8].copy_from_slice(&address.to_le_bytes());
+            descriptor[8..12].copy_from_slice(&length.to_le_bytes());
+            descriptor[12] = if writable { 2 } else { 0 };
+            self.write(DESCRIPTORS + u64::from(head) * 16, &descriptor);
+            self.write(AVAILABLE + 4 + u64::from(head) * 2, &head.to_le_bytes());
+            self.posted = self.posted.wrapping_add(1);
+            self.write(AVAILABLE + 2, &self.posted.to_le_bytes());
+        }
+
+        /// What has been delivered since: context and index, or nothing for an empty buffer.
+        fn take(&mut self) -> Vec<Option<Key>> {
+            let used = u16::try_from(self.read_u32(USED) >> 16).unwrap();
+            let mut taken = Vec::new();
+            while self.seen != used {
+                let at = USED + 4 + u64::from(self.seen % SIZE) * 8;
+                let (head, length) = (self.read_u32(at), self.read_u32(at + 4));
+                let buffer = BUFFERS + u64::from(head) * 8;
+                let event = (self.read_u32(buffer), self.read_u32(buffer + 4));
+                taken.push((length == 8).then_some(event));
+                self.seen = self.seen.wrapping_add(1);
+            }
+            taken
+        }
+    }
+
+    #[test]
+    fn each_event_is_delivered_once_whenever_buffers_come() {
+        let (mut guest, events) = Guest::new();
+        let (one, two) = (events.context(1), events.context(2));
+        guest.post(8, true);
+        one.raise(0);
+        assert_eq!(guest.take(), [Some((1, 0))]);
+        // None left: they wait, and take turns when buffers come.
+        for _ in 0..3 {
+            one.raise(5);
+        }
+        two.raise(0);
+        assert_eq!(guest.take(), []);
+        let mut got = Vec::new();
+        for _ in 0..3 {
+            guest.post(8, true);
+            guest.post(8, true);
+            events.flush();
+            got.extend(guest.take());
+        }
+        assert_eq!(got[..2], [Some((1, 5)), Some((2, 0))]);
+        assert_eq!(got[2..], [Some((1, 5)), Some((1, 5))]);
+        // Two buffers are left over.
+        two.raise(7);
+        one.raise(7);
+        assert_eq!(guest.take(), [Some((2, 7)), Some((1, 7))]);
+    }
+
+    #[test]
+    fn bad_buffers_come_back_empty_and_lose_no_event() {
+        let (mut guest, events) = Guest::new();
+        let one = events.context(1);
+        guest.post(8, false);
+        guest.post(7, true);
+        guest.post(8, true);
+        one.raise(3);
+        assert_eq!(guest.take(), [None, None, Some((1, 3))]);
+        guest.post(4, true);
+        one.raise(4);
+        assert_eq!(guest.take(), [None]);
+        // An index that runs ahead of the queue is no buffer at all.
+        guest.write(
+            AVAILABLE + 2,
+            &(guest.posted.wrapping_add(SIZE + 1)).to_le_bytes(),
+        );
+        events.flush();
+        assert_eq!(guest.take(), []);
+        guest.write(AVAILABLE + 2, &guest.posted.to_le_bytes());
+        guest.post(8, true);
+        events.flush();
+        assert_eq!(guest.take(), [Some((1, 4))]);
+    }
+
+    #[test]
+    fn a_closed_context_has_no_events() {
+        let (mut guest, events) = Guest::new();
+        let contexts = [0, 1, u32::MAX].map(|id| events.context(id));
+        for context in &contexts {
+            context.raise(1);
+        }
+        contexts[1].close();
+        contexts[1].raise(2);
+        contexts[2].close();
+        for _ in 0..4 {
+            guest.post(8, true);
+        }
+        events.flush();
+        assert_eq!(guest.take(), [Some((0, 1))]);
+    }
+}

@@ -97,8 +97,12 @@ impl Connection {
                 if let Err(errno) = result {
                     warn_limited!(
                         shared.limit,
-                        "Host process {}: {request:?}: {errno}",
-                        self.process.pid()
+                        "Host process {}: {}: {errno}",
+                        self.process.pid(),
+                        request.map_or_else(
+                            |_| "a malformed request".to_owned(),
+                            |r| format!("{r:?}")
+                        )
                     );
                 }
                 (result, next)

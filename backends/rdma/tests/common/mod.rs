@@ -1,0 +1,218 @@
+//! A backend of its own for each test, and verbs over any link.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use farlane_abi::rdma::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_ACCESS_FLAGS, QP_AV,
+    QP_DEST_QPN, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC, QP_MIN_RNR_TIMER, QP_PATH_MTU,
+    QP_PKEY_INDEX, QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN, QP_SQ_PSN, QP_STATE, QP_TIMEOUT,
+    QPS_INIT, QPS_RTR, QPS_RTS,
+};
+use farlane_client::{
+    Address, Channel, Completion, Context, Cq, DeviceInfo, Mr, Pd, Qp, QpAttr, QpCaps, QpInit,
+};
+use farlane_harness::{GuestBuffer, Vm};
+use farlane_link::Link;
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-rdma");
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running backend with two VMs' sockets, a host socket and metrics.
+pub struct Backend {
+    pub child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Backend {
+    pub fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let child = Command::new(PROGRAM)
+            .arg(format!(
+                "--vm=socket={},gid=10.0.0.1,window=16M",
+                path("vm0")
+            ))
+            .arg(format!("--vm=socket={},gid=10.0.0.2,window=0", path("vm1")))
+            .arg(format!("--host-socket={}", path("host")))
+            .arg(format!("--metrics={}", path("metrics")))
+            .arg("--log-level=warn")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let backend = Self { child, folder };
+        // The socket that is made last.
+        until("the backend to listen", || backend.path("metrics").exists());
+        backend
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn vm(&self, number: u32) -> Arc<Vm> {
+        Vm::connect(&self.path(&format!("vm{number}")), 64 << 20).unwrap()
+    }
+
+    pub fn host_link(&self) -> Arc<dyn Link> {
+        Arc::new(farlane_link::socket::SocketLink::open(&self.path("host")).unwrap())
+    }
+
+    pub fn counter(&self, name: &str) -> u64 {
+        let mut text = String::new();
+        UnixStream::connect(self.path("metrics"))
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        let line = text
+            .lines()
+            .find_map(|l| l.strip_prefix(&format!("farlane_rdma_{name} ")));
+        line.unwrap().parse().unwrap()
+    }
+
+    /// Open files, where we may see them: the backend hides from its user, but not from root.
+    pub fn open_files(&self) -> Option<usize> {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).ok()?;
+        Some(folder.count())
+    }
+
+    pub fn assert_alive(&mut self) {
+        assert!(
+            self.child.try_wait().unwrap().is_none(),
+            "the backend has ended"
+        );
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+pub fn context(link: Arc<dyn Link>) -> Arc<Context> {
+    let info = DeviceInfo {
+        name: "farlane0".into(),
+        address: Address::Device("/dev/farlane0".into()),
+    };
+    Context::over(info, link).unwrap()
+}
+
+/// One end of a connection, with memory that the peer may write and read.
+pub struct End {
+    pub mr: Mr,
+    pub qp: Qp,
+    pub cq: Arc<Cq>,
+    pub channel: Arc<Channel>,
+    pub pd: Arc<Pd>,
+    pub context: Arc<Context>,
+}
+
+impl End {
+    /// # Safety
+    /// As [`Mr::register`].
+    pub unsafe fn new(context: &Arc<Context>, address: usize, length: usize) -> Self {
+        let pd = Pd::allocate(context).unwrap();
+        let channel = Channel::create(context).unwrap();
+        let cq = Cq::create(context, 256, Some(&channel)).unwrap();
+        let caps = QpCaps {
+            send_wr: 64,
+            send_sge: 4,
+            inline_bytes: 64,
+            recv_wr: 64,
+            recv_sge: 4,
+        };
+        let qp = Qp::create(&pd, &QpInit::reliable(&cq, caps)).unwrap();
+        let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+        // SAFETY: as promised by the caller.
+        let mr = unsafe { Mr::register(&pd, address, length, address as u64, access) }.unwrap();
+        Self {
+            mr,
+            qp,
+            cq,
+            channel,
+            pd,
+            context: Arc::clone(context),
+        }
+    }
+
+    pub fn in_vm(vm: &Arc<Vm>, buffer: &GuestBuffer) -> Self {
+        let context = context(vm.open().unwrap());
+        // SAFETY: tests keep their buffers until their ends are gone.
+        unsafe { Self::new(&context, buffer.address(), buffer.len()) }
+    }
+
+    pub fn connect(&self, peer: &Self) {
+        let gid = peer.context.gid(1, 0).unwrap();
+        let access = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+        let init = QpAttr {
+            qp_state: QPS_INIT,
+            port_num: 1,
+            qp_access_flags: access.into(),
+            ..QpAttr::default()
+        };
+        let mask = QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
+        self.qp.modify(&init, mask).unwrap();
+        let rtr = QpAttr {
+            qp_state: QPS_RTR,
+            path_mtu: 3,
+            dest_qp_num: peer.qp.number().into(),
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: 12,
+            is_global: 1,
+            dgid: gid.raw,
+            ah_port: 1,
+            ..QpAttr::default()
+        };
+        let mask = QP_STATE
+            | QP_AV
+            | QP_PATH_MTU
+            | QP_DEST_QPN
+            | QP_RQ_PSN
+            | QP_MAX_DEST_RD_ATOMIC
+            | QP_MIN_RNR_TIMER;
+        self.qp.modify(&rtr, mask).unwrap();
+        let rts = QpAttr {
+            qp_state: QPS_RTS,
+            timeout: 14,
+            retry_cnt: 2,
+            rnr_retry: 7,
+            max_rd_atomic: 1,
+            ..QpAttr::default()
+        };
+        let mask =
+            QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
+        self.qp.modify(&rts, mask).unwrap();
+    }
+
+    /// The next completion.
+    pub fn completion(&self) -> Completion {
+        let mut taken = [Completion::default(); 1];
+        until("a completion", || self.cq.poll(&mut taken).unwrap() == 1);
+        taken[0]
+    }
+}
+
+pub fn connect(one: &End, other: &End) {
+    one.connect(other);
+    other.connect(one);
+}
+
+/// Bytes that show where they belong.
+pub fn pattern(seed: usize) -> impl Iterator<Item = u8> {
+    (seed..).map(|i| u8::try_from((i * 31 + i / 251) % 256).unwrap())
+}

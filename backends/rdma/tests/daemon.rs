@@ -1,0 +1,146 @@
+//! The conventions of a backend daemon.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Backend, PROGRAM, until};
+use farlane_harness::Vm;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(PROGRAM).args(arguments).output().unwrap()
+}
+
+#[test]
+fn it_says_what_it_is() {
+    let output = run(&["--print-capabilities"]);
+    assert!(output.status.success());
+    assert_eq!(output.stdout, b"{\"type\":\"rdma\"}\n");
+    let manifest = include_str!("../../../qemu-configs/vhost-user/50-farlane-rdma.json");
+    assert!(manifest.contains("\"type\": \"rdma\""));
+}
+
+#[test]
+fn what_cannot_work_ends_it_with_a_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = folder.path().join("taken");
+    let _listener = UnixListener::bind(&taken).unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let taken = format!("--host-socket={}", taken.display());
+    let file = format!("--host-socket={}", file.display());
+    for (arguments, message) in [
+        (vec![], "Nobody to serve"),
+        (vec!["--vm=gid=10.0.0.1"], "socket=PATH or fd=N is missing"),
+        (vec![taken.as_str()], "is in use by another process"),
+        (vec![file.as_str()], "exists and is not a socket"),
+        (
+            vec!["--host-socket=/nonexistent/socket"],
+            "No such file or directory",
+        ),
+        (vec!["--vm=fd=77,gid=10.0.0.1"], "Descriptor 77 is not open"),
+    ] {
+        let output = run(&arguments);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(text.contains(message), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn sigterm_ends_it_at_once_and_its_sockets_go() {
+    let mut backend = Backend::start();
+    let _vm = backend.vm(0);
+    let start = Instant::now();
+    let pid = rustix::process::Pid::from_child(&backend.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let status = backend.child.wait().unwrap();
+    assert_eq!(status.code(), Some(0));
+    assert!(start.elapsed() < Duration::from_secs(1));
+    for name in ["vm0", "vm1", "host", "metrics"] {
+        assert!(!backend.path(name).exists(), "{name}");
+    }
+}
+
+#[test]
+fn a_second_vm_waits_until_the_first_has_gone() {
+    let backend = Backend::start();
+    let first = backend.vm(0);
+    let path = backend.path("vm0");
+    let second = std::thread::spawn(move || Vm::connect(&path, 16 << 20).unwrap());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!second.is_finished());
+    drop(first);
+    let second = second.join().unwrap();
+    second.open().unwrap();
+}
+
+#[test]
+fn a_malformed_message_ends_its_own_connection_only() {
+    use std::io::{Read as _, Write as _};
+    let mut backend = Backend::start();
+    let other = backend.vm(1);
+    for length in [1, 11, 12, 13, 4096] {
+        let mut stream = UnixStream::connect(backend.path("vm0")).unwrap();
+        stream.write_all(&vec![0xff; length]).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let _ = stream.read(&mut [0; 16]);
+    }
+    other.open().unwrap();
+    backend.vm(0).open().unwrap();
+    backend.assert_alive();
+}
+
+#[test]
+fn a_listening_socket_can_be_handed_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let fd = listener.as_raw_fd();
+    let mut command = Command::new(PROGRAM);
+    command.args(["--vm=fd=9,gid=10.0.0.1", "--log-level=warn"]);
+    // SAFETY: dup2 is all that happens between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            let rc = libc::dup2(fd, 9);
+            if rc == 9 {
+                Ok(())
+            } else {
+                Err(std::io::Error::last_os_error())
+            }
+        })
+    };
+    let mut child = command.spawn().unwrap();
+    drop(listener);
+    Vm::connect(&path, 16 << 20).unwrap().open().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(path.exists());
+}
+
+#[test]
+fn a_killed_backend_is_followed_by_another_at_the_same_sockets() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm");
+    let start = || {
+        Command::new(PROGRAM)
+            .arg(format!("--vm=socket={},gid=10.0.0.1", path.display()))
+            .arg("--log-level=warn")
+            .spawn()
+            .unwrap()
+    };
+    for _ in 0..3 {
+        let mut child = start();
+        until("the backend to serve", || {
+            Vm::connect(&path, 16 << 20).is_ok_and(|vm| vm.open().is_ok())
+        });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(path.exists());
+    }
+}

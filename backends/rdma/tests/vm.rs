@@ -1,0 +1,250 @@
+//! VMs and host processes at a running, confined backend, over the client library.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Backend, End, connect, context, pattern, until};
+use farlane_abi::queue::{
+    OP_RDMA_READ, OP_RDMA_WRITE, OP_SEND, SEND_SIGNALED, WC_STATUS_REM_ACCESS_ERR,
+    WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
+};
+use farlane_client::{Buffer, Payload, Placement, RecvRequest, SendRequest, Sge};
+use farlane_harness::Vm;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn sge(end: &End, length: usize) -> Sge {
+    Sge {
+        addr: (end.mr.address() as u64).into(),
+        length: u32::try_from(length).unwrap().into(),
+        lkey: end.mr.lkey().into(),
+    }
+}
+
+fn transfer(from: &End, to: &End, opcode: u8, length: usize) -> u8 {
+    from.qp
+        .post_send(&SendRequest {
+            wr_id: 1,
+            opcode,
+            flags: SEND_SIGNALED,
+            imm: 0,
+            remote_addr: to.mr.address() as u64,
+            rkey: to.mr.rkey(),
+            payload: Payload::Gather(&[sge(from, length)]),
+        })
+        .unwrap();
+    from.completion().status
+}
+
+#[test]
+fn two_vms_write_and_read_each_other_over_scattered_memory() {
+    let backend = Backend::start();
+    let (one, two) = (backend.vm(0), backend.vm(1));
+    assert_eq!(one.config().gid[12..], [10, 0, 0, 1]);
+    // 2048 pages: more extents than one request holds.
+    const LENGTH: usize = 8 << 20;
+    let mut source = one.allocate_scattered(LENGTH as u64).unwrap();
+    let mut target = two.allocate_scattered(LENGTH as u64).unwrap();
+    // SAFETY: nothing is registered yet.
+    let bytes = unsafe { source.bytes_mut() };
+    bytes.iter_mut().zip(pattern(1)).for_each(|(b, p)| *b = p);
+    // SAFETY: as above.
+    unsafe { target.bytes_mut() }.fill(0);
+
+    let a = End::in_vm(&one, &source);
+    let b = End::in_vm(&two, &target);
+    connect(&a, &b);
+    assert_eq!(transfer(&a, &b, OP_RDMA_WRITE, LENGTH), WC_STATUS_SUCCESS);
+    // SAFETY: the transfer has ended.
+    let got = unsafe { target.bytes() };
+    assert!(got.iter().copied().eq(pattern(1).take(LENGTH)));
+    assert_eq!(transfer(&b, &a, OP_RDMA_READ, LENGTH), WC_STATUS_SUCCESS);
+
+    drop((a, b));
+    until("all contexts to be closed", || {
+        backend.counter("contexts") == 0
+    });
+    assert_eq!(backend.counter("control_refusals"), 0);
+}
+
+#[test]
+fn a_host_process_and_a_vm_exchange_messages_with_events() {
+    let backend = Backend::start();
+    let vm = backend.vm(0);
+    let buffer = vm.allocate(1 << 20).unwrap();
+    let mut local = vec![0u8; 1 << 20];
+    local.iter_mut().zip(pattern(9)).for_each(|(b, p)| *b = p);
+    let guest = End::in_vm(&vm, &buffer);
+    let host = context(backend.host_link());
+    // SAFETY: `local` outlives the end and is not touched meanwhile.
+    let host = unsafe { End::new(&host, local.as_ptr().expose_provenance(), local.len()) };
+    connect(&guest, &host);
+
+    for round in 0..20 {
+        guest.cq.arm(false).unwrap();
+        guest
+            .qp
+            .post_recv(&RecvRequest {
+                wr_id: round,
+                scatter: &[sge(&guest, 1 << 20)],
+            })
+            .unwrap();
+        // The backend has gone to sleep, and so has the receiver.
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(transfer(&host, &guest, OP_SEND, 1 << 20), WC_STATUS_SUCCESS);
+        let cq = guest.channel.wait().unwrap();
+        assert_eq!(cq.handle(), guest.cq.handle());
+        let done = guest.completion();
+        assert_eq!((done.status, done.wr_id.get()), (WC_STATUS_SUCCESS, round));
+    }
+    // SAFETY: the transfers have ended.
+    let got = unsafe { buffer.bytes() };
+    assert!(got.iter().copied().eq(pattern(9).take(1 << 20)));
+    drop((guest, host));
+    drop(local);
+}
+
+#[test]
+fn a_buffer_of_the_window_is_mapped_and_written_by_a_peer() {
+    let backend = Backend::start();
+    let (one, two) = (backend.vm(0), backend.vm(1));
+    assert_eq!(
+        (
+            one.config().window_bytes.get(),
+            two.config().window_bytes.get()
+        ),
+        (16 << 20, 0)
+    );
+    let here = context(one.open().unwrap());
+    for _ in 0..3 {
+        let buffer = Buffer::allocate(&here, 1 << 20).unwrap();
+        assert_eq!(buffer.placement(), Placement::Host);
+        let mut source = two.allocate(1 << 20).unwrap();
+        // SAFETY: nothing is registered yet.
+        let bytes = unsafe { source.bytes_mut() };
+        bytes.iter_mut().zip(pattern(3)).for_each(|(b, p)| *b = p);
+        // SAFETY: the buffer outlives the end.
+        let a = unsafe { End::new(&here, buffer.address(), buffer.length()) };
+        let b = End::in_vm(&two, &source);
+        connect(&a, &b);
+        assert_eq!(transfer(&b, &a, OP_RDMA_WRITE, 1 << 20), WC_STATUS_SUCCESS);
+        let mut got = vec![0; 1 << 20];
+        // SAFETY: the transfer has ended.
+        unsafe { buffer.map().read_bytes(0, &mut got) };
+        assert!(got.into_iter().eq(pattern(3).take(1 << 20)));
+    }
+    assert_eq!(backend.counter("control_refusals"), 0);
+}
+
+#[test]
+fn a_vmm_without_shared_memory_regions_has_no_window() {
+    let backend = Backend::start();
+    let vm = Vm::connect_without_window(&backend.path("vm0"), 16 << 20).unwrap();
+    assert_eq!(vm.config().window_bytes.get(), 0);
+    assert_eq!(vm.config().features.get(), 0);
+}
+
+#[test]
+fn a_reset_releases_all_and_the_next_life_starts_afresh() {
+    let backend = Backend::start();
+    let (one, two) = (backend.vm(0), backend.vm(1));
+    let (source, target) = (
+        one.allocate(1 << 20).unwrap(),
+        two.allocate(1 << 20).unwrap(),
+    );
+    for _ in 0..5 {
+        let a = End::in_vm(&one, &source);
+        let b = End::in_vm(&two, &target);
+        connect(&a, &b);
+        assert_eq!(transfer(&a, &b, OP_RDMA_WRITE, 1 << 20), WC_STATUS_SUCCESS);
+        one.reset().unwrap();
+        assert!(a.context.is_dead());
+        assert_eq!(backend.counter("contexts"), 1);
+        // The peer learns it as of a peer that does not answer any more.
+        assert_eq!(transfer(&b, &a, OP_RDMA_WRITE, 8), WC_STATUS_RETRY_EXC_ERR);
+    }
+}
+
+#[test]
+fn vms_that_come_and_go_cost_nothing() {
+    let mut backend = Backend::start();
+    let other = backend.vm(1);
+    let files = || backend.open_files();
+    let mut after_first = None;
+    for round in 0..30 {
+        let vm = backend.vm(0);
+        let buffer = vm.allocate(4096).unwrap();
+        let end = End::in_vm(&vm, &buffer);
+        // A VM that is killed says no goodbye.
+        drop(vm);
+        drop(end);
+        until("the VM's context to be closed", || {
+            backend.counter("contexts") == 0
+        });
+        if round == 5 {
+            // The thread that served it ends soon.
+            std::thread::sleep(Duration::from_millis(100));
+            after_first = files();
+        }
+    }
+    until("files to be closed", || files() <= after_first);
+    let _works = context(other.open().unwrap());
+    backend.assert_alive();
+}
+
+#[test]
+fn when_the_backend_dies_everybody_knows_at_once() {
+    let mut backend = Backend::start();
+    let vm = backend.vm(0);
+    let buffer = vm.allocate(4096).unwrap();
+    let guest = End::in_vm(&vm, &buffer);
+    let host = context(backend.host_link());
+    let start = Instant::now();
+    backend.child.kill().unwrap();
+    until("the guest to know", || guest.context.is_dead());
+    until("the process to know", || host.is_dead());
+    assert!(guest.context.next_async_event().is_ok());
+    assert!(start.elapsed() < Duration::from_secs(2));
+}
+
+#[test]
+fn a_key_of_another_vm_opens_nothing() {
+    let backend = Backend::start();
+    let (one, two) = (backend.vm(0), backend.vm(1));
+    let (source, target) = (one.allocate(8192).unwrap(), two.allocate(8192).unwrap());
+    let (a, b) = (End::in_vm(&one, &source), End::in_vm(&two, &target));
+    connect(&a, &b);
+    let status = |rkey: u32, address: usize| {
+        a.qp.post_send(&SendRequest {
+            wr_id: 1,
+            opcode: OP_RDMA_WRITE,
+            flags: SEND_SIGNALED,
+            imm: 0,
+            remote_addr: address as u64,
+            rkey,
+            payload: Payload::Gather(&[sge(&a, 8)]),
+        })
+        .unwrap();
+        a.completion().status
+    };
+    assert_eq!(
+        status(b.mr.rkey(), b.mr.address() + 8192 - 8),
+        WC_STATUS_SUCCESS
+    );
+    assert_eq!(
+        status(b.mr.rkey(), b.mr.address() + 8192 - 4),
+        WC_STATUS_REM_ACCESS_ERR
+    );
+}
+
+#[test]
+fn memory_that_is_not_the_guests_cannot_be_registered() {
+    let backend = Backend::start();
+    let vm = backend.vm(0);
+    let link: Arc<dyn farlane_link::Link> = vm.open().unwrap();
+    let outside = [0u8; 64];
+    // SAFETY: it is refused.
+    let refused = unsafe { link.attach_pin(outside.as_ptr().expose_provenance(), 64, true) };
+    assert_eq!(refused.unwrap_err().errno(), farlane_abi::Errno::EFAULT);
+}
