@@ -1,5 +1,6 @@
 //! `cargo xtask`: shows, tests and measures Farlane in virtual machines, and makes everything that this needs.
 
+mod bench;
 mod clean;
 mod demo;
 mod farlane;
@@ -8,7 +9,6 @@ mod place;
 mod run;
 mod scenarios;
 mod test_run;
-
 mod tools;
 mod vm;
 
@@ -50,6 +50,11 @@ enum Task {
         #[arg(required_unless_present = "list")]
         names: Vec<String>,
     },
+    /// Measures at native speed, each figure beside its reference
+    Bench {
+        /// What to measure
+        name: bench::Bench,
+    },
     /// Boots a virtual machine with its console on this terminal
     Vm,
     /// Removes everything that the VM kit made and keeps
@@ -77,6 +82,7 @@ fn perform(task: Task) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Task::Scenario { names, .. } => scenarios::run_named(&workspace, &names),
+        Task::Bench { name } => bench::run(&workspace, name),
         Task::Vm => vm::run(&workspace),
         Task::Clean => clean::run(&workspace),
     }
