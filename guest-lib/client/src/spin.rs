@@ -135,7 +135,7 @@ impl Spun {
 /// The counters are hints: threads that race on them lose a count, nothing else.
 #[derive(Debug)]
 pub(crate) struct Courtesy {
-    /// Polls in vain in a row.
+    /// Polls in vain in a row, or [`JUST_YIELDED`](Self::JUST_YIELDED).
     empty: AtomicU32,
     /// Polls in vain before and between yields.
     patience: AtomicU32,
@@ -153,25 +153,41 @@ impl Default for Courtesy {
 impl Courtesy {
     const LEAST: u32 = 16;
     const MOST: u32 = 1024;
+    /// The last poll found nothing and yielded, and nobody else seemed to run.
+    const JUST_YIELDED: u32 = u32::MAX;
 
     /// The poll found something.
     #[inline]
     pub(crate) fn found(&self) {
+        if self.empty.load(Ordering::Relaxed) == Self::JUST_YIELDED {
+            // Many polls in vain, one yield, and there it is: the backend was waiting for this
+            // CPU, however quick it was.
+            self.learn(true);
+        }
         self.empty.store(0, Ordering::Relaxed);
     }
 
     /// The poll found nothing: perhaps yields.
     #[inline]
     pub(crate) fn found_nothing(&self) {
-        let empty = self.empty.load(Ordering::Relaxed).wrapping_add(1);
-        self.empty.store(empty, Ordering::Relaxed);
-        if empty >= self.patience.load(Ordering::Relaxed) {
-            self.yielded(give_way());
+        let mut empty = self.empty.load(Ordering::Relaxed);
+        if empty == Self::JUST_YIELDED {
+            self.learn(false);
+            empty = 0;
+        }
+        if empty < self.patience.load(Ordering::Relaxed) {
+            self.empty.store(empty + 1, Ordering::Relaxed);
+        } else if give_way() {
+            self.learn(true);
+            self.empty.store(0, Ordering::Relaxed);
+        } else {
+            self.empty.store(Self::JUST_YIELDED, Ordering::Relaxed);
         }
     }
 
+    /// Adapts to whether a yield was worth it.
     #[cold]
-    fn yielded(&self, contended: bool) {
+    fn learn(&self, contended: bool) {
         let patience = self.patience.load(Ordering::Relaxed);
         let next = if contended {
             (patience / 2).max(Self::LEAST)
@@ -179,7 +195,6 @@ impl Courtesy {
             (patience * 2).min(Self::MOST)
         };
         self.patience.store(next, Ordering::Relaxed);
-        self.empty.store(0, Ordering::Relaxed);
     }
 }
 
@@ -248,12 +263,29 @@ mod tests {
         let courtesy = Courtesy::default();
         let patience = || courtesy.patience.load(Ordering::Relaxed);
         for _ in 0..12 {
-            courtesy.yielded(true);
+            courtesy.learn(true);
         }
         assert_eq!(patience(), Courtesy::LEAST);
         for _ in 0..12 {
-            courtesy.yielded(false);
+            courtesy.learn(false);
         }
         assert_eq!(patience(), Courtesy::MOST);
+    }
+    #[test]
+    fn a_completion_right_after_a_yield_is_taken_as_contention() {
+        let courtesy = Courtesy::default();
+        courtesy
+            .empty
+            .store(Courtesy::JUST_YIELDED, Ordering::Relaxed);
+        courtesy.found();
+        assert_eq!(
+            courtesy.patience.load(Ordering::Relaxed),
+            Courtesy::MOST / 2
+        );
+        courtesy
+            .empty
+            .store(Courtesy::JUST_YIELDED, Ordering::Relaxed);
+        courtesy.found_nothing();
+        assert_eq!(courtesy.patience.load(Ordering::Relaxed), Courtesy::MOST);
     }
 }

@@ -79,6 +79,8 @@ fn set_up(
         buffer.id(),
         buffer.placement()
     );
+    // Fresh memory costs a page fault a page, and the figures are to be those of the transfers.
+    buffer.write(0, &vec![0; size])?;
     let endpoint = library.create_endpoint()?;
     stream.write_all(&endpoint.descriptor().bytes)?;
     stream.write_all(&buffer.descriptor().bytes)?;

@@ -20,7 +20,11 @@ const FAILED: u8 = 125;
 
 /// Runs a program on Farlane's libraries.
 #[derive(Debug, Parser)]
-#[command(name = "farlane-run", version)]
+#[command(
+    name = "farlane-run",
+    version,
+    override_usage = "farlane-run [--socket PATH] PROG [ARGS]..."
+)]
 struct Arguments {
     /// Use the backend that listens at this UNIX socket, instead of only the devices of this VM.
     #[arg(long, value_name = "PATH")]
