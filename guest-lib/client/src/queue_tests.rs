@@ -321,7 +321,7 @@ fn asynchronous_events_come_one_a_token() {
 fn a_registration_pins_its_memory_and_lets_it_go() {
     let rig = Rig::agreeable();
     let pd = Pd::allocate(&rig.context).unwrap();
-    let memory = vec![0_u8; 100];
+    let memory = [0_u8; 100];
     let address = memory.as_ptr().addr();
     // SAFETY: the memory outlives the registration; nobody accesses it.
     let mr = unsafe { Mr::register(&pd, address, 100, 0, 1) }.unwrap();
