@@ -169,7 +169,12 @@ impl Control {
             // Fails where the queue's addresses are no memory, and then there is no request.
             let _ = vring.disable_notification();
             while self.serve_one(vring, vmm) {}
+            // True: requests have come in between.
             if !vring.enable_notification().unwrap_or(false) {
+                return;
+            }
+            if !self.serve_one(vring, vmm) {
+                // A ring that says so for ever and has none, or a reset.
                 return;
             }
         }
@@ -294,6 +299,9 @@ impl Control {
         });
         let length = if written { size_of::<Reply>() } else { 0 };
         let mut queue = vring.get_mut();
+        if head >= queue.get_queue().size() {
+            return;
+        }
         // Fails where the used ring is no memory: nobody there to tell.
         let used = queue.add_used(head, u32::try_from(length).unwrap_or(0));
         if used.is_ok() && queue.needs_notification().unwrap_or(true) {

@@ -170,6 +170,9 @@ impl EventQueue {
                 break;
             };
             let head = chain.head_index();
+            if head >= queue.get_queue().size() {
+                continue;
+            }
             let bytes = event.as_bytes();
             filled = chain.writer(&memory).is_ok_and(|mut writer| {
                 writer.available_bytes() >= bytes.len() && writer.write_all(bytes).is_ok()
@@ -327,6 +330,13 @@ mod tests {
         guest.post(4, true);
         one.raise(4);
         assert_eq!(guest.take(), [None]);
+        // A buffer that is none.
+        let slot = AVAILABLE + 4 + u64::from(guest.posted % SIZE) * 2;
+        guest.write(slot, &SIZE.to_le_bytes());
+        guest.posted += 1;
+        guest.write(AVAILABLE + 2, &guest.posted.to_le_bytes());
+        events.flush();
+        assert_eq!(guest.take(), []);
         // An index that runs ahead of the queue is no buffer at all.
         guest.write(
             AVAILABLE + 2,
