@@ -194,7 +194,7 @@ impl Qemu {
             "-chardev",
             &format!("socket,id=monitor,fd={}", boot.monitor.as_raw_fd()),
         ]);
-        command.args(["-mon", "chardev=monitor,mode=control"]);
+        command.args(["-object", "monitor-qmp,id=qmp,chardev=monitor"]);
         command.args(["-device", "virtio-serial-pci"]);
         command.args([
             "-chardev",
