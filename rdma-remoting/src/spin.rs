@@ -9,8 +9,8 @@ const BOUND: Duration = Duration::from_micros(50);
 const TAKEN: Duration = Duration::from_micros(20);
 /// Polls in vain between two looks at the clock.
 const POLLS_BETWEEN_LOOKS: u32 = 64;
-/// Polls in vain before sleeping while others want the CPU.
-const CONTENDED_POLLS: u32 = 4;
+/// Time to poll without work, and without a yield, while others want the CPU.
+const CONTENDED_BOUND: Duration = Duration::from_micros(5);
 /// Sleeps before polling is tried again after others wanted the CPU: at first, and at most.
 const FIRST_TRUST: u32 = 64;
 const LAST_TRUST: u32 = 4096;
@@ -56,7 +56,8 @@ impl Spin {
     pub fn idle(&mut self) -> bool {
         self.polls += 1;
         if self.contended > 0 {
-            return self.polls >= CONTENDED_POLLS;
+            let now = Instant::now();
+            return now - *self.since.get_or_insert(now) >= CONTENDED_BOUND;
         }
         if !self.polls.is_multiple_of(POLLS_BETWEEN_LOOKS) {
             std::hint::spin_loop();
@@ -112,8 +113,7 @@ mod tests {
             spin.taken();
             for _ in 0..trust {
                 assert!(spin.is_contended());
-                let polls = (0..CONTENDED_POLLS).filter(|_| spin.idle()).count();
-                assert_eq!(polls, 1, "sleeps after a few polls, without a yield");
+                while !spin.idle() {}
                 spin.woke();
             }
             assert!(!spin.is_contended());

@@ -67,9 +67,10 @@ pub fn cache_line() -> Result<Times> {
     })
 }
 
-/// Round trip of two eventfds between two cores that sleep.
-pub fn eventfd() -> Result<Times> {
-    const ROUNDS: usize = 3000;
+/// Round trip of two eventfds between two cores that sleep: one after the other, or, `rested`,
+/// each after a pause in which both cores have gone to rest.
+pub fn eventfd(rested: bool) -> Result<Times> {
+    const ROUNDS: usize = 500;
     let make = || rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
     let (there, back) = (Arc::new(make()?), Arc::new(make()?));
     let one = 1u64.to_ne_bytes();
@@ -87,10 +88,14 @@ pub fn eventfd() -> Result<Times> {
         }
     };
     across_cores(echo, move || {
-        Times::take(ROUNDS, || {
+        Times::timed(ROUNDS, || {
+            if rested {
+                let_sleep();
+            }
+            let start = Instant::now();
             rustix::io::write(&there, &one)?;
             rustix::io::read(&back, &mut [0; 8])?;
-            Ok(())
+            Ok(start.elapsed())
         })
     })
 }
