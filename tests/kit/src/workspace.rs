@@ -119,18 +119,33 @@ impl Workspace {
     /// # Errors
     /// When the build fails.
     pub fn build_release(&self, packages: &[&str]) -> Result<()> {
+        let words: Vec<&str> = packages
+            .iter()
+            .flat_map(|package| ["--package", package])
+            .collect();
+        self.build_words(&words, &packages.join(", "))
+    }
+
+    /// Builds an example of a package for release and returns its path.
+    ///
+    /// # Errors
+    /// When the build fails.
+    pub fn build_example(&self, package: &str, name: &str) -> Result<PathBuf> {
+        let words = ["--package", package, "--example", name];
+        self.build_words(&words, &format!("{name} of {package}"))?;
+        self.built(&format!("examples/{name}"))
+    }
+
+    fn build_words(&self, words: &[&str], what: &str) -> Result<()> {
         let mut command = self.cargo(&["build", "--release", "--quiet"]);
-        for package in packages {
-            command.args(["--package", package]);
-        }
+        command.args(words);
         let mut build = Process::spawn("cargo build", command)?;
         let status = build
             .wait(Duration::from_secs(3600))?
             .context("cargo build takes over an hour")?;
         if !status.success() {
             bail!(
-                "cargo build --release of {} failed: {}",
-                packages.join(", "),
+                "cargo build --release of {what} failed: {}",
                 describe(status)
             );
         }

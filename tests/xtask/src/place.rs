@@ -119,6 +119,7 @@ impl Place for Host {
         let program = line
             .split_whitespace()
             .find(|word| *word != "farlane-run")
+            .and_then(|word| Path::new(word).file_name()?.to_str())
             .unwrap_or("program");
         let output = self.logs.join(format!("host-{number}-{program}.log"));
         let mut paths = vec![self.programs.clone()];

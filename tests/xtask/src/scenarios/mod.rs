@@ -1,6 +1,7 @@
 //! The scenarios: one file per user story, registered in one list.
 
 mod driver_builds;
+mod rdma_buffers;
 pub mod rdma_host;
 pub mod rdma_perftest;
 pub mod rdma_pingpong;
@@ -35,6 +36,7 @@ pub const ALL: &[Scenario] = &[
     rdma_pingpong::SCENARIO,
     rdma_perftest::SCENARIO,
     rdma_host::SCENARIO,
+    rdma_buffers::SCENARIO,
     rdma_vs_rxe::SCENARIO,
 ];
 
