@@ -10,6 +10,11 @@
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
 
+/* Since 6.6. */
+#ifndef __counted_by
+#define __counted_by(member)
+#endif
+
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 11, 0)
 struct virtqueue_info {
 	const char *name;
