@@ -1,7 +1,7 @@
 //! Another process on this host whose memory is reached by system calls.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::Arc;
 
 /// The peer of a UNIX socket.
@@ -16,6 +16,26 @@ pub struct Process {
     pidfd: OwnedFd,
 }
 
+/// The peer as the kernel knew it when it connected (`SO_PEERPIDFD`, Linux 6.5): its number
+/// cannot have passed to a successor meanwhile. `None` on older kernels.
+fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut fd: libc::c_int = -1;
+    let mut length = libc::socklen_t::try_from(size_of_val(&fd)).ok()?;
+    // SAFETY: the kernel writes at most `length` bytes, the size of `fd`.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut length,
+        )
+    };
+    // SAFETY: on success it is a new descriptor that nobody else owns.
+    (rc == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 impl Process {
     /// The process at the other end of a connected UNIX socket (`SO_PEERCRED`).
     ///
@@ -23,7 +43,10 @@ impl Process {
     /// No credentials, or the process is gone.
     pub fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
         let cred = rustix::net::sockopt::socket_peercred(socket)?;
-        let pidfd = rustix::process::pidfd_open(cred.pid, rustix::process::PidfdFlags::empty())?;
+        let pidfd = match peer_pidfd(socket) {
+            Some(pidfd) => pidfd,
+            None => rustix::process::pidfd_open(cred.pid, rustix::process::PidfdFlags::empty())?,
+        };
         Ok(Arc::new(Self {
             pid: cred.pid,
             uid: cred.uid.as_raw(),
