@@ -1,6 +1,7 @@
 //! The kit's end of the connection to the agent in a guest.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,7 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use farlane_vm_agent::protocol::{CHUNK_BYTES, Ending, Reply, Request, Stream, receive, send};
+use farlane_vm_agent::protocol::{
+    CHUNK_BYTES, Ending, ProtocolError, Reply, Request, Stream, receive, send,
+};
 
 /// How long the agent may take for what it does itself.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -89,6 +92,10 @@ impl Agent {
                 match receive(&mut replies) {
                     Ok(Some(reply)) => shared.take(reply),
                     Ok(None) => break,
+                    // A QEMU that was killed with something unread.
+                    Err(ProtocolError::Io(error)) if error.kind() == ErrorKind::ConnectionReset => {
+                        break;
+                    }
                     Err(error) => {
                         eprintln!("The agent of a guest talks nonsense: {error}");
                         break;
@@ -108,6 +115,19 @@ impl Agent {
     /// Waits until the guest is up; returns its kernel release, or `None` when `timeout` is over.
     pub(crate) fn wait_hello(&self, timeout: Duration) -> Result<Option<String>> {
         self.inbox.wait(timeout, |received| received.kernel.clone())
+    }
+
+    /// The guest begins anew: what ran there is lost, and a new greeting comes.
+    pub(crate) fn begin_anew(&self, reset: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.inbox.lock().kernel = None;
+        reset()?;
+        for state in self.inbox.lock().jobs.values_mut() {
+            state
+                .end
+                .get_or_insert_with(|| Err("The guest was reset".to_owned()));
+        }
+        self.inbox.changed.notify_all();
+        Ok(())
     }
 
     /// Starts a command.

@@ -1,7 +1,7 @@
 //! Daemons of this machine that a scenario needs.
 
 use std::fs;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -32,13 +32,20 @@ impl Backend {
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "info");
         }
+        // What a daemon that was killed has left is not served.
+        let stale: Vec<Option<SocketFile>> = sockets.iter().map(|path| socket(path)).collect();
+        let served = || {
+            let now = sockets.iter().map(|path| socket(path));
+            now.zip(&stale)
+                .all(|(now, stale)| now.is_some() && now != *stale)
+        };
         let process = Process::spawn_logged(name, command, log)?;
         let mut backend = Self {
             process,
             log: log.to_owned(),
         };
         let deadline = Instant::now() + START_TIMEOUT;
-        while !sockets.iter().all(|path| is_socket(path)) {
+        while !served() {
             if let Some(status) = backend.process.wait(Duration::from_millis(5))? {
                 bail!(
                     "{name} ended with {} before it served\n{}",
@@ -119,12 +126,20 @@ impl Backend {
     }
 }
 
-fn is_socket(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
+/// What tells a socket's file from a later one: inode and time, as inodes are used again.
+type SocketFile = (u64, i64, i64);
+
+/// The file of a socket, if there is one.
+fn socket(path: &Path) -> Option<SocketFile> {
+    let file = fs::metadata(path).ok()?;
+    let made = (file.ino(), file.mtime(), file.mtime_nsec());
+    file.file_type().is_socket().then_some(made)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use super::*;
 
     #[test]
@@ -140,5 +155,16 @@ mod tests {
             error.contains("a daemon ended with exit status 2") && error.contains("no such device"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn the_socket_of_a_daemon_that_was_killed_is_not_taken_for_that_of_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        drop(UnixListener::bind(&socket).unwrap());
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "exit 2"]);
+        let log = folder.path().join("log");
+        assert!(Backend::start("a daemon", command, &[&socket], &log).is_err());
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -33,7 +34,7 @@ pub struct Guest {
     name: String,
     agent: Agent,
     qmp: Qmp,
-    qemu: Process,
+    qemu: Mutex<Process>,
     console: PathBuf,
     qemu_log: PathBuf,
     address: Option<&'static str>,
@@ -99,7 +100,7 @@ impl Guest {
             name: config.name.clone(),
             agent: Agent::new(agent)?,
             qmp: Qmp::new(monitor)?,
-            qemu,
+            qemu: Mutex::new(qemu),
             console,
             qemu_log,
             address: config.wire.map(|(_, end): (_, End)| end.address()),
@@ -127,11 +128,11 @@ impl Guest {
         match hello {
             Ok(Some(_)) => Ok(()),
             Ok(None) => {
-                self.qemu.kill()?;
+                self.qemu().kill()?;
                 Err(self.failure(anyhow!("it did not boot within {} s", timeout.as_secs())))
             }
             Err(error) => {
-                let status = self.qemu.kill()?;
+                let status = self.qemu().kill()?;
                 Err(self.failure(error.context(format!("QEMU ended with {}", describe(status)))))
             }
         }
@@ -142,7 +143,7 @@ impl Guest {
     /// # Errors
     /// When it has not within `timeout`.
     pub fn wait_end(&mut self, timeout: Duration) -> Result<()> {
-        match self.qemu.wait(timeout)? {
+        match self.qemu().wait(timeout)? {
             Some(_) => Ok(()),
             None => bail!(
                 "Guest {} did not end within {} s",
@@ -182,7 +183,7 @@ impl Guest {
     /// The process id of its QEMU.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.qemu.pid()
+        self.qemu().pid()
     }
 
     /// Runs a shell command to its end, which must be exit status 0, and returns its standard output.
@@ -311,13 +312,40 @@ impl Guest {
         self.qmp.device_add(farlane_device(generation))
     }
 
+    /// Resets the machine, as its reset button does, and waits until the guest takes commands again. What ran in it is
+    /// lost.
+    ///
+    /// # Errors
+    /// When QEMU refuses, or the guest does not boot again.
+    pub fn reset(&self) -> Result<()> {
+        // QEMU was told to end where a guest boots anew, which is what a panic does.
+        self.qmp
+            .execute("set-action", json!({ "reboot": "reset" }))?;
+        let booted = self
+            .agent
+            .begin_anew(|| self.qmp.execute("system_reset", json!({})).map(drop))
+            .and_then(|()| self.agent.wait_hello(BOOT_TIMEOUT));
+        match booted {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(self.failure(anyhow!("it did not boot again"))),
+            Err(error) => Err(self.failure(error)),
+        }?;
+        self.qmp
+            .execute("set-action", json!({ "reboot": "shutdown" }))?;
+        Ok(())
+    }
+
     /// Ends the guest at once, as if its machine lost power.
     ///
     /// # Errors
     /// When QEMU survives.
-    pub fn kill(&mut self) -> Result<()> {
-        self.qemu.kill()?;
+    pub fn kill(&self) -> Result<()> {
+        self.qemu().kill()?;
         Ok(())
+    }
+
+    fn qemu(&self) -> MutexGuard<'_, Process> {
+        self.qemu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds to an error what a person needs to look further.

@@ -11,6 +11,7 @@ pub mod cpio;
 pub mod debian;
 pub mod driver;
 pub mod guest;
+pub mod guest_program;
 pub mod guest_root;
 pub mod kit;
 pub mod modules;

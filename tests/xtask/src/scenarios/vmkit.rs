@@ -27,7 +27,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     run.context.kit()?;
     let wire = Wire::new()?;
     let start = Instant::now();
-    let [a, mut b] = run.boot_pair(&wire, |mut config, _| {
+    let [a, b] = run.boot_pair(&wire, |mut config, _| {
         config.free_ports = 1;
         config
     })?;
