@@ -89,6 +89,9 @@ impl Farlane {
             command.arg("--host-socket").arg(socket);
             sockets.push(socket);
         }
+        let metrics = run.metrics();
+        command.arg("--metrics").arg(&metrics);
+        sockets.push(&metrics);
         Backend::start(
             "farlane-rdma",
             command,

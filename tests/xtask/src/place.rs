@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -13,8 +13,11 @@ use farlane_vm_agent::protocol::Ending;
 use farlane_vmkit::guest::{Guest, Job, Output, listens};
 use farlane_vmkit::process::Process;
 
-/// The port that a program in a guest uses: every guest has ports of its own.
-const GUEST_PORT: u16 = 18515;
+/// The ports that programs in guests use, one after the other.
+const GUEST_PORTS: std::ops::Range<u16> = 18515..19515;
+
+/// How many of them were given out.
+static GUEST_PORTS_GIVEN: AtomicU16 = AtomicU16::new(0);
 
 /// How long a look at a running program takes at most.
 const BRIEF: Duration = Duration::from_millis(2);
@@ -58,6 +61,8 @@ pub trait Running {
     fn wait_briefly(&mut self) -> Result<bool>;
     /// What it printed so far.
     fn so_far(&self) -> String;
+    /// Ends it, and what it has started, with SIGKILL.
+    fn kill(&mut self) -> Result<()>;
 }
 
 impl Place for Guest {
@@ -66,7 +71,8 @@ impl Place for Guest {
     }
 
     fn free_port(&self) -> Result<u16> {
-        Ok(GUEST_PORT)
+        let given = GUEST_PORTS_GIVEN.fetch_add(1, Ordering::Relaxed);
+        Ok(GUEST_PORTS.start + given % (GUEST_PORTS.end - GUEST_PORTS.start))
     }
 
     fn is_listening(&self, port: u16) -> Result<bool> {
@@ -89,6 +95,10 @@ impl Running for Job<'_> {
 
     fn so_far(&self) -> String {
         Job::so_far(self)
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        self.signal(9)
     }
 }
 
@@ -194,6 +204,11 @@ impl Running for HostProgram {
 
     fn wait_briefly(&mut self) -> Result<bool> {
         Ok(self.process.wait(BRIEF)?.is_some())
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        self.process.kill()?;
+        Ok(())
     }
 
     fn so_far(&self) -> String {

@@ -79,6 +79,11 @@ impl<'a> Run<'a> {
         self.scratch.join(name)
     }
 
+    /// The socket at which a daemon of this run tells its counters.
+    pub fn metrics(&self) -> PathBuf {
+        self.path("metrics")
+    }
+
     /// Where logs go; they stay when the run fails.
     pub fn logs(&self) -> &Path {
         &self.logs

@@ -2,6 +2,7 @@
 
 mod driver_builds;
 mod rdma_buffers;
+mod rdma_crash;
 pub mod rdma_host;
 pub mod rdma_perftest;
 pub mod rdma_pingpong;
@@ -37,6 +38,7 @@ pub const ALL: &[Scenario] = &[
     rdma_perftest::SCENARIO,
     rdma_host::SCENARIO,
     rdma_buffers::SCENARIO,
+    rdma_crash::SCENARIO,
     rdma_vs_rxe::SCENARIO,
 ];
 

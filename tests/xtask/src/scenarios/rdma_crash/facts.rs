@@ -1,0 +1,189 @@
+//! What can be counted from outside: objects of the backend, pinned pages of guests, memory of the daemon.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use farlane_vmkit::guest::Guest;
+
+use crate::run::Run;
+
+/// How long anything here may take: a busy machine runs several guests.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Pause between two looks at a condition.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// What an allocator may take for its own purposes.
+const SLACK_KIB: u64 = 512;
+const SLACK_MAPPINGS: usize = 4;
+
+/// What kernels say when something is wrong with them.
+const COMPLAINTS: &[&str] = &[
+    "WARNING:",
+    "BUG:",
+    "Oops",
+    "Call Trace:",
+    "general protection",
+    "blocked for more than",
+];
+
+/// The backend's counters.
+pub struct Counters(HashMap<String, u64>);
+
+impl Counters {
+    /// Asks the daemon of this run.
+    pub fn read(run: &Run<'_>) -> Result<Self> {
+        let mut text = String::new();
+        UnixStream::connect(run.metrics())
+            .and_then(|mut stream| stream.read_to_string(&mut text))
+            .context("The backend does not tell its counters")?;
+        let samples = text.lines().filter_map(|line| {
+            let (name, value) = line.strip_prefix("farlane_rdma_")?.split_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        });
+        Ok(Self(samples.collect()))
+    }
+
+    /// One of them.
+    pub fn get(&self, name: &str) -> Result<u64> {
+        let value = self.0.get(name).copied();
+        value.with_context(|| format!("The backend has no counter {name}"))
+    }
+}
+
+/// What there is now, and must be there again afterwards.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Facts {
+    contexts: u64,
+    queue_pairs: u64,
+    memory_regions: u64,
+    /// Pinned pages of each guest.
+    pinned: Vec<i64>,
+}
+
+impl Facts {
+    /// As things are now.
+    pub fn of<const N: usize>(run: &Run<'_>, guests: [&Guest; N]) -> Result<Self> {
+        let counters = Counters::read(run)?;
+        Ok(Self {
+            contexts: counters.get("contexts")?,
+            queue_pairs: counters.get("queue_pairs")?,
+            memory_regions: counters.get("memory_regions")?,
+            pinned: guests.into_iter().map(pinned).collect::<Result<_>>()?,
+        })
+    }
+
+    /// The same backend, with this many pages pinned in the guests.
+    pub fn and_pinned<const N: usize>(&self, pinned: [i64; N]) -> Self {
+        let pinned = pinned.to_vec();
+        Self {
+            pinned,
+            ..self.clone()
+        }
+    }
+
+    /// Waits until things are again as they were, or as they were in another case.
+    pub fn wait<const N: usize>(
+        &self,
+        or: &Facts,
+        run: &Run<'_>,
+        guests: [&Guest; N],
+    ) -> Result<()> {
+        let mut now = None;
+        let same = || {
+            let facts = now.insert(Facts::of(run, guests)?);
+            Ok(&*facts == self || &*facts == or)
+        };
+        wait_until("everything is released", same)
+            .with_context(|| format!("There was {self:?} or {or:?}, and now there is {now:?}"))
+    }
+}
+
+/// Pages that the guest's kernel has pinned and not let go.
+fn pinned(guest: &Guest) -> Result<i64> {
+    // Has the kernel add up what its processors have counted for themselves.
+    guest.read_file("/proc/sys/vm/stat_refresh")?;
+    let text = guest.read_file("/proc/vmstat")?;
+    let value = |name: &str| -> Result<i64> {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let line = line.with_context(|| format!("The guest's kernel does not count {name}"))?;
+        Ok(line.trim().parse()?)
+    };
+    Ok(value("nr_foll_pin_acquired ")? - value("nr_foll_pin_released ")?)
+}
+
+/// What a daemon holds of this machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Holdings {
+    /// Memory of its own, not what it shares with guests.
+    pub memory_kib: u64,
+    files: usize,
+    mappings: usize,
+}
+
+impl Holdings {
+    /// Of this process.
+    pub fn of(pid: u32) -> Result<Self> {
+        let process = Path::new("/proc").join(pid.to_string());
+        let status = fs::read_to_string(process.join("status"))?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"));
+        let memory = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        Ok(Self {
+            memory_kib: memory.context("No RssAnon")?.trim().parse()?,
+            files: fs::read_dir(process.join("fd"))?.count(),
+            mappings: fs::read_to_string(process.join("maps"))?.lines().count(),
+        })
+    }
+
+    /// It holds no more than before, apart from what an allocator takes for its own purposes.
+    pub fn have_not_grown(&self, before: &Self) -> Result<()> {
+        ensure!(
+            self.memory_kib <= before.memory_kib + SLACK_KIB
+                && self.files <= before.files
+                && self.mappings <= before.mappings + SLACK_MAPPINGS,
+            "The backend grows: {before:?}, then {self:?}"
+        );
+        Ok(())
+    }
+}
+
+/// The guest's kernel has found nothing wrong with itself.
+pub fn no_complaint(guest: &Guest) -> Result<()> {
+    let log = guest.run("dmesg")?;
+    let bad = log
+        .lines()
+        .find(|line| COMPLAINTS.iter().any(|complaint| line.contains(complaint)));
+    ensure!(
+        bad.is_none(),
+        "The kernel of guest {} complains:\n{log}",
+        guest.name()
+    );
+    Ok(())
+}
+
+/// The guest's clock, in seconds.
+pub fn clock(guest: &Guest) -> Result<f64> {
+    let uptime = guest.read_file("/proc/uptime")?;
+    let seconds = uptime.split_whitespace().next();
+    Ok(seconds.context("An empty /proc/uptime")?.parse()?)
+}
+
+/// Waits until something is so.
+pub fn wait_until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !is()? {
+        if Instant::now() > deadline {
+            bail!("{what}: not so after {} s", PATIENCE.as_secs());
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! What dies in the middle of a transfer, and who notices: a program, a machine, the backend. The rest goes on, what
+//! the dead had is released, and what comes back works again.
+
+mod backend;
+mod facts;
+mod machine;
+mod program;
+mod talk;
+mod watcher;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use farlane_vmkit::backend::Backend;
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::guest_program::GuestProgram;
+use farlane_vmkit::guest_root::GuestFile;
+use farlane_vmkit::packages;
+use farlane_vmkit::progress;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::report::Report;
+use farlane_vmkit::wire::{End, Wire};
+
+use self::facts::Facts;
+use super::Scenario;
+use crate::farlane::{Pair, wait_device};
+use crate::place::{Host, Over};
+use crate::run::Run;
+use crate::tools::between;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "rdma-crash",
+    about: "kill -9 of programs, VMs and the backend in mid-transfer; resets, driver reloads, hot-unplug and hot-plug",
+    is_test: true,
+    run,
+};
+
+/// Debian's package of the programs that run on this machine.
+const PACKAGES: &[&str] = &["ibverbs-utils", "perftest"];
+
+/// Writes until it is killed.
+const ENDLESS_WRITES: &str = "ib_write_bw -F -s 65536 -n 100000000";
+
+/// What ends by itself, and must succeed.
+const PING_PONG: &str = "ibv_rc_pingpong -g 0 -c -n 200";
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    packages::ensure(PACKAGES)?;
+    let stage = Stage::new(run)?;
+    let wire = Wire::new()?;
+    let mut pair = stage.boot(&wire)?;
+    let host = stage.host()?;
+    let idle = Facts::of(run, [&pair.a, &pair.b])?;
+
+    program::guest_programs(run, &pair, &idle, report)?;
+    program::starting(run, &pair, &idle, report)?;
+    program::host_programs(run, &pair, &host, &idle, report)?;
+    machine::killed(&stage, &wire, &mut pair, &host, &idle, report)?;
+    machine::reset(run, &pair, &idle, report)?;
+    machine::driver(run, &pair, &idle, report)?;
+    backend::killed(&stage, &mut pair, report)?;
+
+    for guest in [&pair.a, &pair.b] {
+        facts::no_complaint(guest)?;
+    }
+    pair.backend.stop()
+}
+
+/// Where everything happens.
+struct Stage<'r> {
+    run: &'r Run<'r>,
+    /// The sockets of both guests.
+    sockets: [PathBuf; 2],
+    /// The socket for processes of this machine.
+    host: PathBuf,
+    files: Vec<GuestFile>,
+}
+
+impl<'r> Stage<'r> {
+    fn new(run: &'r Run<'r>) -> Result<Self> {
+        let workspace = run.context.workspace();
+        let source = workspace.root().join("tests/xtask/guest/fatal.c");
+        let fatal = run.path("fatal");
+        let farlane = run.context.farlane()?;
+        let tree = run.context.kit()?.tree();
+        let program = GuestProgram {
+            source: &source,
+            headers: &workspace.root().join("guest-lib/farlane/include"),
+            libraries: &[
+                tree.libraries().join("libibverbs.so.1"),
+                farlane.programs().join("libfarlane.so"),
+            ],
+        };
+        program.build(tree, &fatal)?;
+        Ok(Self {
+            run,
+            sockets: [run.path("a"), run.path("b")],
+            host: run.path("host"),
+            files: vec![GuestFile::new(fatal, "usr/bin/fatal")],
+        })
+    }
+
+    /// Starts a daemon for both guests and for this machine.
+    fn daemon(&self) -> Result<Backend> {
+        let guests = [
+            (self.sockets[0].as_path(), "10.0.0.1"),
+            (self.sockets[1].as_path(), "10.0.0.2"),
+        ];
+        let farlane = self.run.context.farlane()?;
+        farlane.daemon(self.run, &guests, Some(&self.host))
+    }
+
+    fn boot(&self, wire: &Wire) -> Result<Pair> {
+        let farlane = self.run.context.farlane()?;
+        let backend = self.daemon()?;
+        let [a, b] = self.run.boot_pair(wire, |config, end| {
+            let config = farlane.attach(config, end, &self.sockets);
+            config.files(self.files.clone())
+        })?;
+        wait_device(&a)?;
+        wait_device(&b)?;
+        Ok(Pair { a, b, backend })
+    }
+
+    /// Boots the second guest again, after it was ended.
+    fn boot_b(&self, wire: &Wire) -> Result<Guest> {
+        let farlane = self.run.context.farlane()?;
+        let config = VmConfig::new("b-again").wire(wire, End::B);
+        let config = farlane.attach(config, End::B, &self.sockets);
+        let [b] = self.run.boot([config.files(self.files.clone())])?;
+        wait_device(&b)?;
+        Ok(b)
+    }
+
+    fn host(&self) -> Result<Host> {
+        let programs = self.run.context.farlane()?.programs();
+        Ok(Host::new(programs, &self.host, self.run.logs()))
+    }
+}
+
+/// Both guests talk to each other, in both directions.
+fn talk_again(a: &Guest, b: &Guest) -> Result<()> {
+    between(Over::Farlane, PING_PONG, a, b)?;
+    between(Over::Farlane, PING_PONG, b, a)?;
+    Ok(())
+}
+
+/// Says what has been shown, at once and in the closing table.
+fn shown(report: &mut Report, what: &str, figure: &str) {
+    progress::note(&format!("{what}: {figure}"));
+    report.add("crash", what, figure);
+}

@@ -1,0 +1,133 @@
+//! kill -9 of one of two programs that talk, again and again, while two others go on.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_vmkit::report::Report;
+
+use super::facts::{Facts, Holdings, wait_until};
+use super::talk::{READS, Talk, WRITES, ends_in_error, was_killed};
+use super::watcher::Watcher;
+use super::{ENDLESS_WRITES, shown};
+use crate::farlane::Pair;
+use crate::place::{Host, Place};
+use crate::run::Run;
+
+/// How often.
+const ROUNDS: usize = 10;
+
+/// After so many rounds the daemon has all the memory that it will need.
+const WARM_ROUNDS: usize = 3;
+
+/// Reads for a while: what is read is counted apart from what those write that die.
+const SURVIVORS: &str = "ib_read_bw -F -s 65536 -D 15";
+
+/// Between the same two guests, others go on.
+pub fn guest_programs(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> Result<()> {
+    let slowest = rounds(run, pair, idle, [&pair.a, &pair.b], [&pair.a, &pair.b])?;
+    let figure = format!("peer ends after at most {:.1} s", slowest.as_secs_f64());
+    shown(report, "program in a VM killed, 10 times", &figure);
+    Ok(())
+}
+
+/// While it opens devices, registers memory and maps buffers: somewhere in there.
+pub fn starting(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> Result<()> {
+    let guests = [&pair.a, &pair.b];
+    for _ in 0..ROUNDS {
+        let job = pair.a.spawn(&Watcher::command())?;
+        let begun = || {
+            ensure!(!job.has_ended(), "It has ended:\n{}", job.so_far());
+            Ok(Facts::of(run, guests)? != *idle)
+        };
+        wait_until("it opens a device", begun)?;
+        job.signal(9)?;
+        was_killed(Box::new(job))?;
+        idle.wait(idle, run, guests)?;
+    }
+    shown(
+        report,
+        "program killed as it starts, 10 times",
+        "all is released",
+    );
+    Ok(())
+}
+
+/// Two processes of this machine, while two guests go on.
+pub fn host_programs(
+    run: &Run<'_>,
+    pair: &Pair,
+    host: &Host,
+    idle: &Facts,
+    report: &mut Report,
+) -> Result<()> {
+    let slowest = rounds(run, pair, idle, [host, host], [&pair.b, &pair.a])?;
+    let figure = format!("peer ends after at most {:.1} s", slowest.as_secs_f64());
+    shown(report, "process of the host killed, 10 times", &figure);
+    Ok(())
+}
+
+/// Kills in turns the one that writes and the one that is written to; returns how long a peer took at most to end.
+fn rounds(
+    run: &Run<'_>,
+    pair: &Pair,
+    idle: &Facts,
+    victims: [&dyn Place; 2],
+    survivors: [&dyn Place; 2],
+) -> Result<Duration> {
+    let mut slowest = Duration::ZERO;
+    let mut warm = Holdings::of(pair.backend.pid())?;
+    let mut others = None;
+    for round in 0..ROUNDS {
+        let mut going = match others.take() {
+            Some(going) => going,
+            None => Talk::flowing(run, READS, SURVIVORS, survivors[0], survivors[1])?,
+        };
+        let took = kill_one(run, pair, idle, victims, &mut going, round % 2 == 0);
+        slowest = slowest.max(took.with_context(|| format!("In round {round}"))?);
+        if going.runs()? {
+            others = Some(going);
+        } else {
+            going.succeed()?;
+        }
+        if round + 1 == WARM_ROUNDS {
+            warm = Holdings::of(pair.backend.pid())?;
+        }
+    }
+    if let Some(going) = others {
+        going.succeed()?;
+    }
+    idle.wait(idle, run, [&pair.a, &pair.b])?;
+    Holdings::of(pair.backend.pid())?.have_not_grown(&warm)?;
+    Ok(slowest)
+}
+
+fn kill_one(
+    run: &Run<'_>,
+    pair: &Pair,
+    idle: &Facts,
+    victims: [&dyn Place; 2],
+    going: &mut Talk<'_>,
+    client_dies: bool,
+) -> Result<Duration> {
+    let guests = [&pair.a, &pair.b];
+    let before = Facts::of(run, guests)?;
+    let talk = Talk::flowing(run, WRITES, ENDLESS_WRITES, victims[0], victims[1])?;
+    let (mut victim, peer) = if client_dies {
+        (talk.client, talk.server)
+    } else {
+        (talk.server, talk.client)
+    };
+    victim.kill()?;
+    let (took, output) = ends_in_error(peer)?;
+    was_killed(victim)?;
+    // The one that writes learns it from its queue pair, the other one from its socket.
+    ensure!(
+        client_dies || output.all().contains("Failed status"),
+        "No completion with an error:\n{}",
+        output.all()
+    );
+    going.wait_flow(run, READS)?;
+    // Those who go on may have come to their end in between.
+    before.wait(idle, run, guests)?;
+    Ok(took)
+}
