@@ -15,8 +15,8 @@ use crate::scenarios::rdma_perftest::perftests;
 use crate::scenarios::rdma_pingpong::{device_info, ping_pongs};
 
 const PING_PONGS: &[&str] = &[
-    "ibv_rc_pingpong -g 0",
-    "ibv_rc_pingpong -g 0 -e",
+    "ibv_rc_pingpong",
+    "ibv_rc_pingpong -e",
     "ibv_rc_pingpong -g 0 -c -s 65536",
 ];
 

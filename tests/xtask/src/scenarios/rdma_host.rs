@@ -21,8 +21,8 @@ pub const SCENARIO: Scenario = Scenario {
 const PACKAGES: &[&str] = &["ibverbs-utils", "perftest"];
 
 const PING_PONGS: &[&str] = &[
-    "ibv_rc_pingpong -g 0",
-    "ibv_rc_pingpong -g 0 -e",
+    "ibv_rc_pingpong",
+    "ibv_rc_pingpong -e",
     "ibv_rc_pingpong -g 0 -c -s 65536",
     "ibv_rc_pingpong -g 0 -c -e",
 ];

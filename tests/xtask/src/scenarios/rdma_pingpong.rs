@@ -19,8 +19,8 @@ pub const SCENARIO: Scenario = Scenario {
 
 /// The ping-pongs: polling, sleeping on completion events, with the received bytes checked, small, large and many.
 const LINES: &[&str] = &[
-    "ibv_rc_pingpong -g 0",
-    "ibv_rc_pingpong -g 0 -e",
+    "ibv_rc_pingpong",
+    "ibv_rc_pingpong -e",
     "ibv_rc_pingpong -g 0 -c",
     "ibv_rc_pingpong -g 0 -c -e -s 65536 -n 200",
     "ibv_rc_pingpong -g 0 -c -s 1 -n 5000",
