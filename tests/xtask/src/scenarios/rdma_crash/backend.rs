@@ -10,6 +10,7 @@ use super::talk::{EVENTS, Talk, WRITES, ended_at, ends_in_error};
 use super::watcher::Watcher;
 use super::{ENDLESS_WRITES, Stage, shown, talk_again};
 use crate::farlane::Pair;
+use crate::place::Host;
 
 /// Programs see the fatal event within this, by the guest's clock: the driver needs up to four ticks of a second.
 const FATAL_SECONDS: f64 = 5.0;
@@ -24,9 +25,10 @@ const REFUSAL_SECONDS: f64 = 1.0;
 const ENDLESS_EVENTS: &str = "ibv_rc_pingpong -g 0 -e -n 1000000000";
 
 /// Kills the backend in mid-transfer and starts another one, to which both guests are connected anew.
-pub fn killed(stage: &Stage<'_>, pair: &mut Pair, report: &mut Report) -> Result<()> {
+pub fn killed(stage: &Stage<'_>, pair: &mut Pair, host: &Host, report: &mut Report) -> Result<()> {
     let Pair { a, b, backend } = pair;
     let (a, b) = (&*a, &*b);
+    let on_host = Talk::flowing(stage.run, WRITES, ENDLESS_WRITES, host, host)?;
     let writes = Talk::flowing(stage.run, WRITES, ENDLESS_WRITES, a, b)?;
     let sleepers = Talk::flowing(stage.run, EVENTS, ENDLESS_EVENTS, b, a)?;
     let watchers = [Watcher::start(a)?, Watcher::start(b)?];
@@ -66,6 +68,8 @@ pub fn killed(stage: &Stage<'_>, pair: &mut Pair, report: &mut Report) -> Result
             output.all()
         );
     }
+    ends_in_error(on_host.server)?;
+    ends_in_error(on_host.client)?;
     for guest in [a, b] {
         let opened = guest.exec("cat /dev/farlane0")?;
         ensure!(
@@ -77,6 +81,7 @@ pub fn killed(stage: &Stage<'_>, pair: &mut Pair, report: &mut Report) -> Result
 
     replace(stage, [a, b], backend)?;
     talk_again(a, b)?;
+    talk_again(host, host)?;
     shown(report, "device unplugged and plugged", "talks again");
     for watcher in watchers {
         watcher.close()?;

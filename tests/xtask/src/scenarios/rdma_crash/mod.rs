@@ -24,7 +24,7 @@ use farlane_vmkit::wire::{End, Wire};
 use self::facts::Facts;
 use super::Scenario;
 use crate::farlane::{Pair, wait_device};
-use crate::place::{Host, Over};
+use crate::place::{Host, Over, Place};
 use crate::run::Run;
 use crate::tools::between;
 
@@ -58,7 +58,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     machine::killed(&stage, &wire, &mut pair, &host, &idle, report)?;
     machine::reset(run, &pair, &idle, report)?;
     machine::driver(run, &pair, &idle, report)?;
-    backend::killed(&stage, &mut pair, report)?;
+    backend::killed(&stage, &mut pair, &host, report)?;
 
     for guest in [&pair.a, &pair.b] {
         facts::no_complaint(guest)?;
@@ -138,8 +138,8 @@ impl<'r> Stage<'r> {
     }
 }
 
-/// Both guests talk to each other, in both directions.
-fn talk_again(a: &Guest, b: &Guest) -> Result<()> {
+/// Both talk to each other, in both directions.
+fn talk_again(a: &dyn Place, b: &dyn Place) -> Result<()> {
     between(Over::Farlane, PING_PONG, a, b)?;
     between(Over::Farlane, PING_PONG, b, a)?;
     Ok(())
