@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::agent::Agent;
 pub use crate::agent::Output;
+pub use crate::job::Job;
 use crate::kit::Kit;
 use crate::process::{Process, Setup, describe, tail};
 use crate::qemu::{Accelerator, Boot, FARLANE_DEVICE, VmConfig, farlane_chardev, farlane_device};
@@ -32,22 +33,13 @@ const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Guest {
     name: String,
-    agent: Agent,
+    pub(crate) agent: Agent,
     qmp: Qmp,
     qemu: Mutex<Process>,
     console: PathBuf,
     qemu_log: PathBuf,
     address: Option<&'static str>,
     plugged: AtomicU32,
-}
-
-/// A command that runs in a guest. It is killed when it is dropped.
-#[derive(Debug)]
-pub struct Job<'a> {
-    guest: &'a Guest,
-    id: u32,
-    command: String,
-    ended: bool,
 }
 
 impl Guest {
@@ -349,7 +341,7 @@ impl Guest {
     }
 
     /// Adds to an error what a person needs to look further.
-    fn failure(&self, error: anyhow::Error) -> anyhow::Error {
+    pub(crate) fn failure(&self, error: anyhow::Error) -> anyhow::Error {
         let last = |path: &Path| {
             let text = fs::read(path).unwrap_or_default();
             tail(&String::from_utf8_lossy(&text), 10)
@@ -368,86 +360,6 @@ impl Guest {
             }
         }
         error.context(message)
-    }
-}
-
-impl Job<'_> {
-    /// Waits for the command's end.
-    ///
-    /// # Errors
-    /// When it has not ended within `timeout`: it is killed then.
-    pub fn wait(mut self, timeout: Duration) -> Result<Output> {
-        match self.guest.agent.wait(self.id, timeout) {
-            Ok(Some(output)) => {
-                self.ended = true;
-                Ok(output)
-            }
-            Ok(None) => {
-                let alive = if self.guest.agent.answers(Duration::from_secs(5)) {
-                    "answers"
-                } else {
-                    "hangs too"
-                };
-                let error = anyhow!(
-                    "`{}` did not end within {} s (the agent {alive}); it said:\n{}",
-                    self.command,
-                    timeout.as_secs(),
-                    tail(&self.so_far(), 10)
-                );
-                Err(self.guest.failure(error))
-            }
-            Err(error) => {
-                self.ended = true;
-                Err(self
-                    .guest
-                    .failure(error.context(format!("`{}` was lost", self.command))))
-            }
-        }
-    }
-
-    /// Waits until what the command printed holds for `wanted`.
-    ///
-    /// # Errors
-    /// When that is not so within `timeout`, or the command ends before.
-    pub fn wait_output(&self, timeout: Duration, wanted: impl Fn(&str) -> bool) -> Result<()> {
-        let found = self.guest.agent.wait_output(self.id, timeout, wanted);
-        if !found.map_err(|error| self.guest.failure(error))? {
-            let error = anyhow!(
-                "`{}` did not say what was awaited, but:\n{}",
-                self.command,
-                tail(&self.so_far(), 10)
-            );
-            return Err(self.guest.failure(error));
-        }
-        Ok(())
-    }
-
-    /// Whether the command has ended; [`Job::wait`] returns at once then.
-    #[must_use]
-    pub fn has_ended(&self) -> bool {
-        self.guest.agent.has_ended(self.id)
-    }
-
-    /// What the command printed so far.
-    #[must_use]
-    pub fn so_far(&self) -> String {
-        self.guest.agent.so_far(self.id)
-    }
-
-    /// Sends a signal (9 is SIGKILL) to all processes of the command.
-    ///
-    /// # Errors
-    /// When it has ended.
-    pub fn signal(&self, signal: u8) -> Result<()> {
-        self.guest.agent.signal(self.id, signal)
-    }
-}
-
-impl Drop for Job<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.guest.agent.abandon(self.id);
-        }
     }
 }
 

@@ -13,6 +13,7 @@ pub mod driver;
 pub mod guest;
 pub mod guest_program;
 pub mod guest_root;
+mod job;
 pub mod kit;
 pub mod modules;
 pub mod packages;
