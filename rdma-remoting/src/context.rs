@@ -457,6 +457,13 @@ impl Context {
         self.events.raise(EVENT_WAKE);
     }
 
+    /// Has every queue pair stop, or go on. The context must not get turns meanwhile.
+    pub(crate) fn pause(&self, paused: bool) {
+        for qp in self.turn().iter() {
+            qp.engine.pause(paused);
+        }
+    }
+
     /// Releases everything, in this order: queue pairs (no new transfer begins, those under way
     /// end), memory keys, pins and segments, completion queues, buffers. When it returns nothing
     /// touches the process's memory.

@@ -104,6 +104,23 @@ impl Port {
         }
     }
 
+    /// The VM is stopped: its contexts get no turns, and nothing touches their memory when this
+    /// returns. To peers it is a port that does not answer.
+    pub fn pause(&self) {
+        for context in self.contexts().values() {
+            self.core.discharge(context);
+            context.pause(true);
+        }
+    }
+
+    /// The VM goes on after [`pause`](Self::pause).
+    pub fn resume(&self) {
+        for context in self.contexts().values() {
+            context.pause(false);
+            self.core.enlist(context);
+        }
+    }
+
     fn end(&self, context: &Arc<Context>) {
         self.core.discharge(context);
         context.teardown();

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
 use vhost_user_backend::{VringMutex, VringStateGuard, VringStateMutGuard, VringT};
 use virtio_queue::Error as QueueError;
@@ -24,6 +25,7 @@ type Divert = Box<dyn Fn(Option<OwnedFd>) + Send + Sync>;
 pub struct Vring {
     inner: VringMutex<VmMemory>,
     divert: Arc<OnceLock<Divert>>,
+    base: Arc<AtomicU16>,
 }
 
 impl std::fmt::Debug for Vring {
@@ -56,6 +58,13 @@ impl Vring {
         let _ = self.divert.set(Box::new(divert));
     }
 
+    /// Where the queue was last started: zero after a reset of the device, elsewhere after a pause
+    /// of the VM.
+    #[must_use]
+    pub fn base(&self) -> u16 {
+        self.base.load(Ordering::Acquire)
+    }
+
     /// Takes an eventfd of the front-end, or nothing where it is none.
     fn adopt(what: &str, file: Option<File>) -> Option<OwnedFd> {
         eventfd::adopt(file?.into())
@@ -77,6 +86,7 @@ impl VringT<VmMemory> for Vring {
         let vring = Self {
             inner: VringMutex::new(mem, max_queue_size)?,
             divert: Arc::default(),
+            base: Arc::default(),
         };
         MADE.with_borrow_mut(|made| made.push(vring.clone()));
         Ok(vring)
@@ -154,6 +164,7 @@ impl VringT<VmMemory> for Vring {
     }
 
     fn set_queue_next_avail(&self, base: u16) {
+        self.base.store(base, Ordering::Release);
         self.inner.set_queue_next_avail(base);
     }
 

@@ -74,6 +74,8 @@ pub struct Control {
 struct State {
     /// The VM is gone for good.
     ended: bool,
+    /// The queue is stopped: by a reset, or because the VM pauses. Its next start tells.
+    suspended: bool,
     /// Changed by each stop.
     generation: u64,
     contexts: HashMap<u32, ContextState>,
@@ -144,6 +146,35 @@ impl Control {
         self.stop_locked(&mut self.state());
     }
 
+    /// The queue stops: the guest has reset the device, or the VM pauses. Until it is started again
+    /// nothing touches the VM's memory.
+    pub fn suspend(&self) {
+        let mut state = self.state();
+        if !state.suspended && !state.ended {
+            state.suspended = true;
+            // A request that waits for the VMM must not answer into a queue that is stopped.
+            state.generation += 1;
+            self.port.pause();
+        }
+    }
+
+    /// The queue starts, at `base`: from its beginning after a reset, which ends what was, or where
+    /// it was after a pause of the VM, which goes on.
+    pub fn started(&self, base: u16) {
+        self.started_locked(&mut self.state(), base);
+    }
+
+    fn started_locked(&self, state: &mut State, base: u16) {
+        if !std::mem::take(&mut state.suspended) || state.ended {
+            return;
+        }
+        if base == 0 {
+            self.stop_locked(state);
+        } else {
+            self.port.resume();
+        }
+    }
+
     fn stop_locked(&self, state: &mut State) {
         state.generation += 1;
         self.port.close_all();
@@ -165,6 +196,7 @@ impl Control {
 
     /// Answers all requests in the queue.
     pub fn serve(&self, vring: &Vring, vmm: &impl MapWindow) {
+        self.started(vring.base());
         loop {
             // Fails where the queue's addresses are no memory, and then there is no request.
             let _ = vring.disable_notification();
@@ -182,7 +214,7 @@ impl Control {
 
     fn serve_one(&self, vring: &Vring, vmm: &impl MapWindow) -> bool {
         let mut state = self.state();
-        if state.ended {
+        if state.ended || state.suspended {
             return false;
         }
         let Some(chain) = self.next_chain(vring) else {

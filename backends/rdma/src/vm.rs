@@ -165,14 +165,21 @@ impl MapWindow for Device {
 
 impl VmDevice for Device {
     fn take_vrings(self: &Arc<Self>, vrings: Vec<Vring>) {
+        let control = vrings.first().cloned();
         for (index, vring) in (0u16..).zip(vrings) {
             match index {
                 QUEUE_EVENT => self.events.set_vring(Some(vring)),
                 QUEUE_DOORBELL => {
                     let device: Weak<Self> = Arc::downgrade(self);
+                    let control = control.clone();
                     vring.divert_kick(move |fd| {
                         if let Some(device) = device.upgrade() {
+                            let starts = fd.is_some();
                             device.set_doorbell(fd);
+                            // The last queue to start.
+                            if let (true, Some(control)) = (starts, &control) {
+                                device.control.started(control.base());
+                            }
                         }
                     });
                 }
@@ -273,10 +280,10 @@ impl VhostUserBackend for Device {
     }
 
     /// A queue stops: the guest has reset the device, its driver has gone, or the VM pauses. The
-    /// window cannot be unmapped from here, and need not be: the VMM forgets it.
+    /// window cannot be unmapped from here, and need not be: the VMM forgets it with a reset.
     fn stop_vring(&self, index: u32) -> io::Result<()> {
         if index == u32::from(QUEUE_CONTROL) {
-            self.control.stop();
+            self.control.suspend();
         } else if index == u32::from(QUEUE_EVENT) {
             self.events.settle();
         }

@@ -167,6 +167,37 @@ fn a_reset_releases_all_and_the_next_life_starts_afresh() {
 }
 
 #[test]
+fn a_vm_that_pauses_does_not_answer_and_then_goes_on() {
+    let backend = Backend::start();
+    let (one, two) = (backend.vm(0), backend.vm(1));
+    let (source, target) = (
+        one.allocate(1 << 20).unwrap(),
+        two.allocate(1 << 20).unwrap(),
+    );
+    let (a, b) = (End::in_vm(&one, &source), End::in_vm(&two, &target));
+    let lost = End::in_vm(&two, &target);
+    let peer = End::in_vm(&one, &source);
+    connect(&a, &b);
+    connect(&lost, &peer);
+    assert_eq!(transfer(&a, &b, OP_RDMA_WRITE, 1 << 20), WC_STATUS_SUCCESS);
+    for _ in 0..3 {
+        let bases = one.pause().unwrap();
+        one.resume(&bases).unwrap();
+        assert_eq!(transfer(&a, &b, OP_RDMA_WRITE, 1 << 20), WC_STATUS_SUCCESS);
+        assert_eq!(transfer(&b, &a, OP_RDMA_READ, 4096), WC_STATUS_SUCCESS);
+    }
+    let bases = one.pause().unwrap();
+    assert_eq!(
+        transfer(&lost, &peer, OP_RDMA_WRITE, 8),
+        WC_STATUS_RETRY_EXC_ERR
+    );
+    one.resume(&bases).unwrap();
+    assert_eq!(transfer(&b, &a, OP_RDMA_READ, 4096), WC_STATUS_SUCCESS);
+    assert!(!a.context.is_dead());
+    assert_eq!(backend.counter("contexts"), 4);
+}
+
+#[test]
 fn vms_that_come_and_go_cost_nothing() {
     let mut backend = Backend::start();
     let other = backend.vm(1);

@@ -96,6 +96,9 @@ pub trait EngineQp: Send + Sync {
     fn progress(&self, now: Instant) -> Progress;
     /// Whether a turn would find something to do: asked before sleeping.
     fn is_ready(&self) -> bool;
+    /// Stops or goes on: while paused it carries out nothing, answers no peer, and nothing touches
+    /// its queues and its memory. When it returns from pausing, what was under way has ended.
+    fn pause(&self, paused: bool);
     /// Ends it. When it returns, nothing touches its queues and completion queues any more.
     fn destroy(&self);
 }

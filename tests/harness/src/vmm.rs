@@ -215,10 +215,19 @@ impl Vm {
 
     /// Starts the queues: the driver has set DRIVER_OK.
     fn start(&self) -> Result<(), Error> {
+        for queue in self.driver.queues().iter_mut() {
+            queue.ring.reset();
+        }
+        self.start_at(&[0; QUEUES as usize])?;
+        self.driver.started();
+        Ok(())
+    }
+
+    /// Starts the queues, each at its base.
+    fn start_at(&self, bases: &[u16]) -> Result<(), Error> {
         let frontend = &mut *self.frontend();
         let mut queues = self.driver.queues();
-        for (index, queue) in queues.iter_mut().enumerate() {
-            queue.ring.reset();
+        for (index, (queue, base)) in queues.iter_mut().zip(bases).enumerate() {
             let [desc_table_addr, avail_ring_addr, used_ring_addr] = queue.ring.addresses();
             let addresses = VringConfigData {
                 queue_max_size: SIZE,
@@ -231,7 +240,7 @@ impl Vm {
             };
             let step = failed("Starting a queue");
             frontend.set_vring_num(index, SIZE).map_err(&step)?;
-            frontend.set_vring_base(index, 0).map_err(&step)?;
+            frontend.set_vring_base(index, *base).map_err(&step)?;
             frontend.set_vring_addr(index, &addresses).map_err(&step)?;
             frontend.set_vring_kick(index, &queue.kick).map_err(&step)?;
             frontend.set_vring_call(index, &queue.call).map_err(&step)?;
@@ -242,8 +251,37 @@ impl Vm {
                 .set_vring_enable(index, true)
                 .map_err(failed("SET_VRING_ENABLE"))?;
         }
-        self.driver.started();
         Ok(())
+    }
+
+    /// Stops the queues; returns where each is.
+    fn stop_queues(&self) -> Result<Vec<u16>, Error> {
+        let frontend = self.frontend();
+        (0..usize::from(QUEUES))
+            .map(|index| {
+                let base = frontend.get_vring_base(index);
+                let base = base.map_err(failed("GET_VRING_BASE"))?;
+                // A ring's index has 16 bits.
+                Ok(u16::try_from(base).unwrap_or(0))
+            })
+            .collect()
+    }
+
+    /// Pauses the VM, as a VMM does that is told to stop: the queues stop, and the device is not
+    /// reset. Returns what [`resume`](Self::resume) needs.
+    ///
+    /// # Errors
+    /// When the backend does not play along.
+    pub fn pause(&self) -> Result<Vec<u16>, Error> {
+        self.stop_queues()
+    }
+
+    /// Has a paused VM go on.
+    ///
+    /// # Errors
+    /// When the backend does not play along.
+    pub fn resume(&self, bases: &[u16]) -> Result<(), Error> {
+        self.start_at(bases)
     }
 
     /// Resets the device, as a guest does that reboots or takes its driver away, and starts it
@@ -253,14 +291,7 @@ impl Vm {
     /// When the backend does not play along.
     pub fn reset(&self) -> Result<(), Error> {
         self.driver.stop();
-        {
-            let frontend = self.frontend();
-            for index in 0..usize::from(QUEUES) {
-                frontend
-                    .get_vring_base(index)
-                    .map_err(failed("GET_VRING_BASE"))?;
-            }
-        }
+        self.stop_queues()?;
         self.driver.window().clear();
         self.start()
     }

@@ -164,6 +164,14 @@ impl EngineQp for SoftQp {
         }
     }
 
+    fn pause(&self, paused: bool) {
+        // In the order of locks; whoever moves bytes of this queue pair holds one of the two.
+        let mut requester = self.requester();
+        let mut responder = self.responder();
+        requester.pause(paused);
+        responder.pause(paused);
+    }
+
     fn destroy(&self) {
         self.fabric.remove(self.number);
         let mut requester = self.requester();

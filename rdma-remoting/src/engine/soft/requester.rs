@@ -73,6 +73,8 @@ pub struct Requester {
     drained: bool,
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
+    /// Carries out nothing.
+    paused: bool,
     attr: QpAttr,
 }
 
@@ -87,6 +89,7 @@ impl Requester {
             started: None,
             drained: false,
             dead: false,
+            paused: false,
             attr: QpAttr::default(),
         }
     }
@@ -95,6 +98,10 @@ impl Requester {
         self.attr = *attr;
         self.peer = Weak::new();
         self.drained = false;
+    }
+
+    pub fn pause(&mut self, paused: bool) {
+        self.paused = paused;
     }
 
     /// Back to the state of a new queue pair.
@@ -119,7 +126,7 @@ impl Requester {
 
     /// Whether a turn would get further without a timer.
     pub fn is_ready(&self, qp: &SoftQp, draining: bool) -> bool {
-        if self.dead {
+        if self.dead || self.paused {
             return false;
         }
         match &self.active {
@@ -148,7 +155,7 @@ impl Requester {
         let mut progress = Progress::default();
         let mut budget = BYTES_PER_TURN;
         for _ in 0..REQUESTS_PER_TURN {
-            if self.dead {
+            if self.dead || self.paused {
                 break;
             }
             if self.active.is_none() {

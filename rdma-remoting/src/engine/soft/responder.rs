@@ -31,6 +31,8 @@ pub struct Responder {
     dead: bool,
     /// Grows with each reset.
     life: u64,
+    /// Answers nobody.
+    paused: bool,
     attr: QpAttr,
 }
 
@@ -43,6 +45,7 @@ impl Responder {
             parts: Vec::new(),
             dead: false,
             life: 0,
+            paused: false,
             attr: QpAttr::default(),
         }
     }
@@ -61,9 +64,14 @@ impl Responder {
         self.attr = QpAttr::default();
     }
 
-    /// Whether it is connected to that peer.
+    pub fn pause(&mut self, paused: bool) {
+        self.paused = paused;
+    }
+
+    /// Whether it is connected to that peer, and answers it.
     pub fn is_connected_to(&self, peer: &SoftQp) -> bool {
-        self.attr.dest_qp_num.get() == peer.number
+        !self.paused
+            && self.attr.dest_qp_num.get() == peer.number
             && (self.attr.is_global == 0 || self.attr.dgid == peer.gid)
     }
 
