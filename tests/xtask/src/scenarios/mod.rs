@@ -4,6 +4,7 @@ mod driver_builds;
 mod rdma_buffers;
 mod rdma_crash;
 pub mod rdma_host;
+mod rdma_isolation;
 pub mod rdma_perftest;
 pub mod rdma_pingpong;
 mod rdma_vs_rxe;
@@ -38,6 +39,7 @@ pub const ALL: &[Scenario] = &[
     rdma_perftest::SCENARIO,
     rdma_host::SCENARIO,
     rdma_buffers::SCENARIO,
+    rdma_isolation::SCENARIO,
     rdma_crash::SCENARIO,
     rdma_vs_rxe::SCENARIO,
 ];

@@ -1,0 +1,309 @@
+//! A hostile process, in a VM and on this machine, beside victims: the process next to it, and unmodified programs
+//! between two VMs. It gets an error for everything that it tries, and they notice nothing.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use farlane_vmkit::backend::Backend;
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::guest_root::GuestFile;
+use farlane_vmkit::report::Report;
+use farlane_vmkit::wire::Wire;
+
+use super::Scenario;
+use crate::place::{Host, Over, Place, Running};
+use crate::run::Run;
+use crate::tools::{TOOL_TIMEOUT, between};
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "rdma-isolation",
+    about: "forged handles, keys, addresses, indices and packets each get an error and hurt nobody",
+    is_test: true,
+    run,
+};
+
+/// What the victims in the two VMs run meanwhile.
+const TRAFFIC: &[&str] = &[
+    "ib_write_bw -s 65536 -n 1000 -F",
+    "ibv_rc_pingpong -g 0 -c -s 65536 -n 200",
+    "ib_send_bw -s 65536 -n 500 -e -F",
+];
+
+/// Where a victim in a VM tells what it has.
+const FILE: &str = "/tmp/witness";
+
+/// How long a whole attack may take: thousands of calls on a machine that does much else.
+const ATTACK_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// What the daemon's own memory may grow by, in KiB.
+const GROWTH_KIB: u64 = 16 << 10;
+
+/// What the daemon says of those who break rules, in a VM and on this machine.
+const REFUSALS: &[&str] = &["is cut off", "queue given up", "Host process"];
+
+/// How long the daemon may take to let go of what programs had that have ended.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a kernel that was harmed says.
+const HARM: &str =
+    "WARNING:|BUG|Oops|Call Trace|general protection|refcount_t|use-after-free|RIP:|hung task";
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let farlane = run.context.farlane()?;
+    let workspace = run.context.workspace();
+    workspace.build_release(&["farlane-hostile"])?;
+    let hostile = workspace.built("farlane-hostile")?;
+    let files = [GuestFile::new(&hostile, "usr/bin/farlane-hostile")];
+    let socket = run.path("host");
+    let wire = Wire::new()?;
+    let mut pair = farlane.boot_pair_with(run, &wire, &files, Some(&socket))?;
+    let host = Host::new(farlane.programs(), &socket, run.logs());
+
+    // What the first programs cost once is no growth: the window, for one, becomes a part of the VM's memory when it is
+    // first used.
+    round(&pair.a, &pair.b)?;
+    for guest in [&pair.a, &pair.b] {
+        Witness::begin(guest, FILE)?.end()?;
+    }
+    let before = Vitals::of(&pair.backend)?;
+    let on_host = run.path("witness").display().to_string();
+    let rounds = beside(&pair.a, &pair.b, || {
+        // As a user without rights: beside the victim, and from the other VM.
+        let witness = Witness::begin(&pair.a, FILE)?;
+        attack("VM", &pair.a, FILE, "su user -c", report)?;
+        let known = pair.a.read_file(FILE)?;
+        pair.b.write_file(FILE, 0o644, known.as_bytes())?;
+        attack("other VM", &pair.b, FILE, "su user -c", report)?;
+        report.add("VM", "the victim of both", witness.end()?);
+
+        let witness = Witness::begin(&host, &on_host)?;
+        attack("host", &host, &on_host, "sh -c", report)?;
+        report.add("host", "the victim", witness.end()?);
+        Ok(())
+    })?;
+    let what = format!("{} beside it", TRAFFIC.join(", "));
+    report.add("two VMs", what, format!("{rounds} rounds, all right"));
+
+    ensure!(pair.backend.is_running()?, "The daemon has ended");
+    let after = before.settled(&pair.backend)?;
+    report.add(
+        "daemon",
+        "own memory and open files, before and after",
+        format!("{before}; {after}"),
+    );
+    let log = pair.backend.log();
+    for said in REFUSALS {
+        ensure!(log.contains(said), "The daemon has not logged: {said}");
+    }
+    ensure!(
+        !log.contains("panicked"),
+        "A thread of the daemon panicked:\n{log}"
+    );
+    let warnings = log.lines().filter(|line| line.contains(" WARN ")).count();
+    report.add(
+        "daemon",
+        "refusals logged, others counted",
+        format!("{warnings} lines"),
+    );
+    for guest in [&pair.a, &pair.b] {
+        unharmed(guest, report)?;
+    }
+    pair.backend.stop()
+}
+
+/// The victims' traffic once.
+fn round(a: &Guest, b: &Guest) -> Result<()> {
+    for line in TRAFFIC {
+        between(Over::Farlane, line, a, b).context("A victim was harmed")?;
+    }
+    Ok(())
+}
+
+/// Runs the victims' traffic as long as `attacks` runs; returns how often.
+fn beside(a: &Guest, b: &Guest, attacks: impl FnOnce() -> Result<()>) -> Result<u32> {
+    let going = AtomicBool::new(true);
+    thread::scope(|scope| {
+        let victims = scope.spawn(|| -> Result<u32> {
+            let mut rounds = 0;
+            while going.load(Ordering::Relaxed) || rounds == 0 {
+                round(a, b)?;
+                rounds += 1;
+            }
+            Ok(rounds)
+        });
+        let attacked = attacks();
+        going.store(false, Ordering::Relaxed);
+        let victims = victims
+            .join()
+            .map_err(|_| anyhow!("The victims' thread panicked"))?;
+        attacked?;
+        victims
+    })
+}
+
+/// Has a hostile process attack the device of a place, and the victim that `file` tells about.
+fn attack(
+    name: &str,
+    place: &dyn Place,
+    file: &str,
+    shell: &str,
+    report: &mut Report,
+) -> Result<()> {
+    let output = place
+        .spawn(&format!("{shell} 'farlane-hostile attack {file}'"))?
+        .wait(ATTACK_TIMEOUT)?;
+    let said = output.all();
+    let bad: Vec<&str> = said
+        .lines()
+        .filter(|line| line.starts_with("BAD "))
+        .collect();
+    ensure!(
+        output.success() && bad.is_empty(),
+        "Attacks in {name} had effects ({}):\n{}\nThe end of what it said:\n{}",
+        output.how(),
+        bad.join("\n"),
+        farlane_vmkit::process::tail(&said, 5)
+    );
+    for line in said.lines() {
+        let (what, got) = line.split_once(" -> ").unwrap_or(("in all", line));
+        report.add(name, what, got);
+    }
+    Ok(())
+}
+
+/// A process with memory that must not change.
+struct Witness<'a> {
+    place: &'a dyn Place,
+    file: &'a str,
+    running: Box<dyn Running + 'a>,
+}
+
+impl<'a> Witness<'a> {
+    /// Starts it and waits until it has said in `file` what it has.
+    fn begin(place: &'a dyn Place, file: &'a str) -> Result<Self> {
+        let mut running = place.spawn(&format!("farlane-hostile witness {file}"))?;
+        let deadline = Instant::now() + TOOL_TIMEOUT;
+        loop {
+            let there = place
+                .spawn(&format!("test -e {file}"))?
+                .wait(TOOL_TIMEOUT)?;
+            if there.success() {
+                return Ok(Self {
+                    place,
+                    file,
+                    running,
+                });
+            }
+            if running.wait_briefly()? || Instant::now() > deadline {
+                bail!("The witness does not begin:\n{}", running.so_far());
+            }
+        }
+    }
+
+    /// Tells it to end; returns what it says, which must be good.
+    fn end(self) -> Result<String> {
+        let removed = self.place.spawn(&format!("rm {}", self.file))?;
+        removed.wait(TOOL_TIMEOUT)?;
+        let watched = self.running.wait(TOOL_TIMEOUT)?;
+        ensure!(
+            watched.success(),
+            "The process beside the hostile one was harmed: {}\n{}",
+            watched.how(),
+            watched.all()
+        );
+        Ok(watched.all().trim().to_owned())
+    }
+}
+
+/// What the daemon holds of its own.
+#[derive(Debug, Clone)]
+struct Vitals {
+    /// Memory that is nobody else's, in KiB: what guests share with it is theirs.
+    own_kib: u64,
+    /// What its open files are.
+    files: Vec<String>,
+}
+
+impl Vitals {
+    fn of(backend: &Backend) -> Result<Self> {
+        let folder = format!("/proc/{}", backend.pid());
+        let status = fs::read_to_string(format!("{folder}/status"));
+        let status = status.context("Cannot see the daemon's memory")?;
+        let own = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"));
+        let own = own.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse().ok());
+        let mut files = Vec::new();
+        for file in fs::read_dir(format!("{folder}/fd")).context("Cannot see its files")? {
+            // One that is closed at this moment is none.
+            if let Ok(file) = fs::read_link(file?.path()) {
+                files.push(file.display().to_string());
+            }
+        }
+        Ok(Self {
+            own_kib: own.context("The kernel does not tell the daemon's own memory")?,
+            files,
+        })
+    }
+
+    /// What it holds when no more than this and what it may grow by.
+    fn settled(&self, backend: &Backend) -> Result<Self> {
+        let deadline = Instant::now() + SETTLE_TIMEOUT;
+        loop {
+            let now = Self::of(backend)?;
+            if now.own_kib <= self.own_kib + GROWTH_KIB && now.files.len() <= self.files.len() {
+                return Ok(now);
+            }
+            if Instant::now() > deadline {
+                let mut new = now.files.clone();
+                for old in &self.files {
+                    if let Some(at) = new.iter().position(|file| file == old) {
+                        new.swap_remove(at);
+                    }
+                }
+                bail!("The daemon holds {now}, which was {self} before; new are {new:?}");
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Vitals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} KiB, {} files", self.own_kib, self.files.len())
+    }
+}
+
+/// The guest's kernel complains of nothing, and holds no page that was pinned.
+fn unharmed(guest: &Guest, report: &mut Report) -> Result<()> {
+    let complaints = guest.run(&format!("dmesg | grep -E '{HARM}' || true"))?;
+    ensure!(
+        complaints.is_empty(),
+        "The kernel of guest {} complains:\n{complaints}",
+        guest.name()
+    );
+    // Each processor counts for itself, and adds up now and then, or when it is told to.
+    let counted = "echo 1 >/proc/sys/vm/stat_refresh && grep nr_foll_pin_ /proc/vmstat";
+    let pins = guest.run(counted)?;
+    let count = |name: &str| -> Result<u64> {
+        let line = pins.lines().find_map(|line| line.strip_prefix(name));
+        let count = line.and_then(|rest| rest.trim().parse().ok());
+        count.with_context(|| format!("No {name} in:\n{pins}"))
+    };
+    let acquired = count("nr_foll_pin_acquired")?;
+    let released = count("nr_foll_pin_released")?;
+    ensure!(
+        acquired == released && acquired > 0,
+        "Guest {} has pinned {acquired} pages and let go of {released}",
+        guest.name()
+    );
+    let pages = format!("{acquired} pinned, {released} let go");
+    report.add(
+        format!("VM {}", guest.name()),
+        "pages; kernel without complaint",
+        pages,
+    );
+    Ok(())
+}
