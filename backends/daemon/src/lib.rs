@@ -6,7 +6,7 @@
 //! * [`listener`]: UNIX sockets that belong to one daemon;
 //! * [`vhost`] and [`vring`]: one VM after the other on a vhost-user socket;
 //! * [`privileges`] and [`seccomp`]: what a running backend can no longer do;
-//! * [`metrics`] and [`log_limit`]: what it tells, and how often.
+//! * [`metrics`], [`logging`] and [`log_limit`]: what it tells, and how often.
 //!
 //! A daemon stays in the foreground. It starts in this order, so that each failure that its caller
 //! can mend ends it with a message and a code other than zero before anybody can connect:
@@ -17,6 +17,7 @@ pub mod eventfd;
 pub mod lifecycle;
 pub mod listener;
 pub mod log_limit;
+pub mod logging;
 pub mod metrics;
 pub mod options;
 pub mod privileges;

@@ -27,11 +27,12 @@ impl DaemonOptions {
     /// Starts logging to standard error.
     pub fn start_logging(&self) {
         let environment = env_logger::Env::default().default_filter_or(self.log_level.as_str());
-        let _ = env_logger::Builder::from_env(environment)
+        let logger = env_logger::Builder::from_env(environment)
             // Has a line for whatever a guest does wrong with its queues, as often as it does.
             .filter_module("virtio_queue", log::LevelFilter::Off)
-            // Fails only where a logger is already there, and then that one is meant.
-            .try_init();
+            .build();
+        // Fails only where a logger is already there, and then that one is meant.
+        let _ = crate::logging::init(logger);
     }
 }
 
