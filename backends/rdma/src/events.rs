@@ -9,16 +9,16 @@ use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_daemon::vring::{VmMemory, Vring};
 use farlane_rdma_remoting::EventSink;
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vhost_user_backend::{VringState, VringT as _};
 use virtio_queue::{QueueOwnedT as _, QueueT as _};
-use vm_memory::GuestAddressSpace as _;
+use vm_memory::{Bytes as _, GuestAddressSpace};
 
 /// Context and event index.
 type Key = (u32, u32);
+type Chain = virtio_queue::DescriptorChain<<VmMemory as GuestAddressSpace>::T>;
 
 /// The event queue of one connection of a VM.
 pub struct EventQueue {
@@ -173,10 +173,7 @@ impl EventQueue {
             if head >= queue.get_queue().size() {
                 continue;
             }
-            let bytes = event.as_bytes();
-            filled = chain.writer(&memory).is_ok_and(|mut writer| {
-                writer.available_bytes() >= bytes.len() && writer.write_all(bytes).is_ok()
-            });
+            filled = fill(chain, event);
             let length = if filled { size_of::<Event>() } else { 0 };
             if queue
                 .add_used(head, u32::try_from(length).unwrap_or(0))
@@ -195,6 +192,19 @@ impl EventQueue {
         }
         filled
     }
+}
+
+/// Writes an event into a buffer. Looks at its first descriptor only: a guest can make a chain of
+/// tens of thousands, and the engine's thread would go through them.
+fn fill(mut chain: Chain, event: &Event) -> bool {
+    let bytes = event.as_bytes();
+    let Some(buffer) = chain.next() else {
+        return false;
+    };
+    let room = usize::try_from(buffer.len()).unwrap_or(0);
+    buffer.is_write_only()
+        && room >= bytes.len()
+        && chain.memory().write_slice(bytes, buffer.addr()).is_ok()
 }
 
 /// Whether other events wait already.
@@ -218,7 +228,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
+    use vm_memory::{GuestAddress, GuestMemoryMmap};
 
     const SIZE: u16 = 8;
     const DESCRIPTORS: u64 = 0x1000;
@@ -262,12 +272,18 @@ mod tests {
 
         /// Posts a buffer of so many bytes, which the device may write or not.
         fn post(&mut self, length: u32, writable: bool) {
+            self.post_first(length, if writable { 2 } else { 0 });
+        }
+
+        /// Posts a buffer whose first descriptor has these flags; the next one is number 2.
+        fn post_first(&mut self, length: u32, flags: u8) {
             let head = self.posted % SIZE;
             let mut descriptor = [0; 16];
             let address = BUFFERS + u64::from(head) * 8;
             descriptor[..8].copy_from_slice(&address.to_le_bytes());
             descriptor[8..12].copy_from_slice(&length.to_le_bytes());
-            descriptor[12] = if writable { 2 } else { 0 };
+            descriptor[12] = flags;
+            descriptor[14] = 2;
             self.write(DESCRIPTORS + u64::from(head) * 16, &descriptor);
             self.write(AVAILABLE + 4 + u64::from(head) * 2, &head.to_le_bytes());
             self.posted = self.posted.wrapping_add(1);
@@ -329,6 +345,10 @@ mod tests {
         assert_eq!(guest.take(), [None, None, Some((1, 3))]);
         guest.post(4, true);
         one.raise(4);
+        assert_eq!(guest.take(), [None]);
+        // One in pieces, though the second one is good.
+        guest.post_first(4, 2 | 1);
+        events.flush();
         assert_eq!(guest.take(), [None]);
         // A buffer that is none.
         let slot = AVAILABLE + 4 + u64::from(guest.posted % SIZE) * 2;

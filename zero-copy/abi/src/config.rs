@@ -15,8 +15,8 @@ pub const ABI_VERSION: u32 = 1;
 
 /// Index of the control queue: requests of the driver, see [`crate::control`].
 pub const QUEUE_CONTROL: u16 = 0;
-/// Index of the event queue: buffers that the driver posts and the backend fills with
-/// [`crate::control::Event`].
+/// Index of the event queue: buffers that the driver posts, one descriptor each, and the backend
+/// fills with [`crate::control::Event`].
 pub const QUEUE_EVENT: u16 = 1;
 /// Index of the doorbell queue: never carries a buffer, its notification alone wakes a backend
 /// that has said in shared memory that it sleeps.
