@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 
 /// Time to poll without work while nobody else wants the CPU.
 const BOUND: Duration = Duration::from_micros(50);
-/// A `sched_yield`, or a few polls, that took longer than this: somebody else had the CPU.
-const TAKEN: Duration = Duration::from_micros(20);
+/// A `sched_yield` that took longer than this: somebody else had the CPU. It may be the very program
+/// that polls for the answer; a thread that sleeps is woken on a CPU of its own where there is one.
+const YIELD_TAKEN: Duration = Duration::from_micros(4);
+/// A group of polls that took longer than this: likewise.
+const POLLS_TAKEN: Duration = Duration::from_micros(40);
 /// Polls in vain between two looks at the clock.
 const POLLS_BETWEEN_LOOKS: u32 = 64;
 /// Time to poll without work, and without a yield, while others want the CPU.
@@ -65,7 +68,7 @@ impl Spin {
         }
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
-        if self.looked.is_some_and(|then| now - then > TAKEN) {
+        if self.looked.is_some_and(|then| now - then > POLLS_TAKEN) {
             self.taken();
             return true;
         }
@@ -76,7 +79,7 @@ impl Spin {
         std::thread::yield_now();
         let after = Instant::now();
         self.looked = Some(after);
-        if after - now > TAKEN {
+        if after - now > YIELD_TAKEN {
             self.taken();
             return true;
         }
