@@ -2,7 +2,7 @@
 
 use crate::daemon::Daemon;
 use crate::direct::Direct;
-use crate::plot::{Figure, Line};
+use crate::plot::{Axis, Figure, Line};
 use crate::reference;
 use crate::report::Report;
 use crate::rig::{ACCESS, BUFFER, End, connect};
@@ -98,7 +98,7 @@ impl Run<'_> {
         );
         Figure {
             title: "Synchronisation: spin against notify (paper fig. 9)".into(),
-            x: "percentile, as 1 B = 50 %, 2 B = 90 %, 4 B = 99 %",
+            x: Axis::Percentile,
             y: "round trip, us",
             log_y: true,
             lines: [
@@ -110,7 +110,7 @@ impl Run<'_> {
             .into_iter()
             .map(|(label, t)| Line {
                 label: label.into(),
-                points: vec![(1.0, t.p50_us), (2.0, t.p90_us), (4.0, t.p99_us)],
+                points: vec![(50.0, t.p50_us), (90.0, t.p90_us), (99.0, t.p99_us)],
             })
             .collect(),
         }
@@ -176,7 +176,7 @@ impl Run<'_> {
             .at_most("registering 8 MiB", eight, "ms", 1.0, "paper: tens of ms");
         Figure {
             title: "Allocation and registration (paper fig. 6)".into(),
-            x: "size",
+            x: Axis::Size,
             y: "ms",
             log_y: true,
             lines,
@@ -262,7 +262,7 @@ impl Run<'_> {
         }
         Figure {
             title: "Single transfer (paper fig. 7)".into(),
-            x: "size",
+            x: Axis::Size,
             y: "GiB/s",
             log_y: false,
             lines: vec![
@@ -276,7 +276,7 @@ impl Run<'_> {
         .write(&self.out.join("fig7-single-transfer.svg"))?;
         Figure {
             title: "1 GiB in bursts (paper fig. 8)".into(),
-            x: "size",
+            x: Axis::Size,
             y: "GiB/s",
             log_y: false,
             lines: vec![
@@ -327,7 +327,7 @@ impl Run<'_> {
         };
         Figure {
             title: "Write latency (paper fig. 10)".into(),
-            x: "size",
+            x: Axis::Size,
             y: "us",
             log_y: true,
             lines: pair(native, remoted),
@@ -352,7 +352,7 @@ impl Run<'_> {
         self.report.keep("throughput, remoted, MiB/s", &remoted)?;
         Figure {
             title: "Write throughput, 32 outstanding (paper fig. 11)".into(),
-            x: "size",
+            x: Axis::Size,
             y: "MiB/s",
             log_y: true,
             lines: pair(native, remoted),

@@ -12,12 +12,37 @@ pub struct Line {
     pub points: Vec<(f64, f64)>,
 }
 
+/// What the x axis shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// Sizes in bytes.
+    Size,
+    /// Percentiles.
+    Percentile,
+}
+
+impl Axis {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Size => "size",
+            Self::Percentile => "percentile",
+        }
+    }
+
+    fn label(self, x: f64) -> String {
+        match self {
+            Self::Size => bytes_label(x),
+            Self::Percentile => format!("{x:.0} %"),
+        }
+    }
+}
+
 /// A figure.
 pub struct Figure {
     /// Heading.
     pub title: String,
-    /// The x axis: message size in bytes, logarithmic.
-    pub x: &'static str,
+    /// The x axis, logarithmic.
+    pub x: Axis,
     /// The y axis.
     pub y: &'static str,
     /// The y axis is logarithmic.
@@ -66,9 +91,9 @@ impl Figure {
                 let mut chart = $chart;
                 chart
                     .configure_mesh()
-                    .x_desc(self.x)
+                    .x_desc(self.x.name())
                     .y_desc(self.y)
-                    .x_label_formatter(&|x| bytes_label(*x))
+                    .x_label_formatter(&|x| self.x.label(*x))
                     .draw()?;
                 for (index, line) in self.lines.iter().enumerate() {
                     let colour = Palette99::pick(index).to_rgba();
