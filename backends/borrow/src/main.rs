@@ -1,0 +1,3 @@
+//! `farlane-borrow`.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! `farlane-lend`.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! What a PCI function is.

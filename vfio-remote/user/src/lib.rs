@@ -1,0 +1,1 @@
+//! A vfio-user server.

@@ -1,0 +1,1 @@
+//! Physical functions through VFIO.
