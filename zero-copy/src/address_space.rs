@@ -2,8 +2,9 @@
 
 use crate::region::Inner;
 use crate::topology::{Node, Topology};
+use crate::view::{View, Views};
 use crate::{Mapping, MappingError};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use thiserror::Error;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -31,6 +32,30 @@ pub enum AddressSpaceError {
         /// Guest-physical address.
         address: u64,
         /// Bytes.
+        length: u64,
+    },
+    /// The range is not one of this address space.
+    #[error("No range of {length:#x} bytes begins at guest address {address:#x}")]
+    NotARange {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// A write to a range that is not writable.
+    #[error("The range at guest address {address:#x} is not writable")]
+    ReadOnly {
+        /// Guest-physical address.
+        address: u64,
+    },
+    /// The file is shorter than the range.
+    #[error("A file of {size:#x} bytes cannot hold {length:#x} bytes at {offset:#x}")]
+    File {
+        /// Bytes of the file.
+        size: u64,
+        /// Offset of the first byte of the range.
+        offset: u64,
+        /// Bytes of the range.
         length: u64,
     },
     /// The range went away meanwhile.
@@ -70,6 +95,7 @@ pub(crate) struct Range {
     start: u64,
     length: u64,
     kind: RangeKind,
+    pub writable: bool,
     pub mapping: Arc<Mapping>,
     pub file: Arc<OwnedFd>,
     pub file_offset: u64,
@@ -85,6 +111,11 @@ impl Range {
 
     fn is_same(&self, start: u64, length: u64, id: FileId, file_offset: u64) -> bool {
         (self.start, self.length, self.id, self.file_offset) == (start, length, id, file_offset)
+            && self.writable
+    }
+
+    fn end(&self) -> u64 {
+        self.start + (self.length - 1)
     }
 
     /// Ends all access to the range. When it returns, nothing touches it.
@@ -100,13 +131,12 @@ impl Range {
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     ranges: Vec<Arc<Range>>,
+    pub views: Views,
 }
 
 impl Snapshot {
     fn find(&self, address: u64) -> Option<&Arc<Range>> {
-        let index = self
-            .ranges
-            .partition_point(|r| r.start + (r.length - 1) < address);
+        let index = self.ranges.partition_point(|r| r.end() < address);
         self.ranges.get(index).filter(|r| r.start <= address)
     }
 
@@ -170,8 +200,8 @@ impl Snapshot {
 #[derive(Debug, Default)]
 pub struct AddressSpace {
     current: RwLock<Arc<Snapshot>>,
-    /// Held while the space is changed.
-    change: Mutex<()>,
+    /// Held while the space is changed: earlier states of which there may be views.
+    change: Mutex<Vec<Weak<Snapshot>>>,
 }
 
 impl AddressSpace {
@@ -192,7 +222,7 @@ impl AddressSpace {
     /// # Errors
     /// A range without a file, overlapping ranges, or what `mmap` says; nothing is changed then.
     pub fn replace_ram(&self, memory: &GuestMemoryMmap) -> Result<(), AddressSpaceError> {
-        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.snapshot();
         let mut ranges: Vec<Arc<Range>> = Vec::new();
         for region in memory.iter() {
@@ -206,12 +236,13 @@ impl AddressSpace {
                 region.len(),
                 file_offset.file().as_fd(),
                 file_offset.start(),
+                true,
             )?);
         }
         ranges.sort_by_key(|r| r.start);
         for pair in ranges.windows(2) {
             if let [a, b] = pair
-                && a.start + (a.length - 1) >= b.start
+                && a.end() >= b.start
             {
                 return Err(AddressSpaceError::Overlap {
                     address: b.start,
@@ -219,16 +250,85 @@ impl AddressSpace {
                 });
             }
         }
-        self.publish(&old, ranges);
+        self.publish(&mut earlier, &old, ranges);
         Ok(())
+    }
+
+    /// Adds a range of guest-physical addresses behind which the bytes of a file lie.
+    ///
+    /// # Errors
+    /// It overlaps another, the file is too short, or what `mmap` says; nothing is changed then.
+    pub fn map(
+        &self,
+        start: u64,
+        length: u64,
+        file: BorrowedFd<'_>,
+        file_offset: u64,
+        writable: bool,
+    ) -> Result<(), AddressSpaceError> {
+        let mut earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let stat = rustix::fs::fstat(file).map_err(std::io::Error::from)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        if file_offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(AddressSpaceError::File {
+                size,
+                offset: file_offset,
+                length,
+            });
+        }
+        let none = Snapshot::default();
+        let range = Self::keep_or_map(&none, start, length, file, file_offset, writable)?;
+        let old = self.snapshot();
+        let at = old.ranges.partition_point(|r| r.start < start);
+        let before = at.checked_sub(1).and_then(|i| old.ranges.get(i));
+        let after = old.ranges.get(at);
+        if before.is_some_and(|r| r.end() >= start) || after.is_some_and(|r| r.start <= range.end())
+        {
+            return Err(AddressSpaceError::Overlap {
+                address: start,
+                length,
+            });
+        }
+        let mut ranges = old.ranges.clone();
+        ranges.insert(at, range);
+        self.publish(&mut earlier, &old, ranges);
+        Ok(())
+    }
+
+    /// Takes away a range that [`map`](Self::map) has added. When this returns, nothing touches it.
+    ///
+    /// # Errors
+    /// There is no such range.
+    pub fn unmap(&self, start: u64, length: u64) -> Result<(), AddressSpaceError> {
+        let mut earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = self.snapshot();
+        let mut ranges = old.ranges.clone();
+        ranges.retain(|r| (r.start, r.length) != (start, length));
+        if ranges.len() == old.ranges.len() {
+            return Err(AddressSpaceError::NotARange {
+                address: start,
+                length,
+            });
+        }
+        self.publish(&mut earlier, &old, ranges);
+        Ok(())
+    }
+
+    /// The space as it is now, for transfers. Whoever takes a range away waits until all views
+    /// that have it are dropped.
+    #[must_use]
+    pub fn view(&self) -> View {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        View::new(&current)
     }
 
     fn keep_or_map(
         old: &Snapshot,
         start: u64,
         length: u64,
-        fd: std::os::fd::BorrowedFd<'_>,
+        fd: BorrowedFd<'_>,
         file_offset: u64,
+        writable: bool,
     ) -> Result<Arc<Range>, AddressSpaceError> {
         let stat = rustix::fs::fstat(fd).map_err(std::io::Error::from)?;
         let id = FileId {
@@ -252,7 +352,8 @@ impl AddressSpace {
             start,
             length,
             kind: RangeKind::Ram,
-            mapping: Arc::new(Mapping::new(file.as_fd(), file_offset, length, true)?),
+            writable,
+            mapping: Arc::new(Mapping::new(file.as_fd(), file_offset, length, writable)?),
             file: Arc::new(file),
             file_offset,
             id,
@@ -260,25 +361,42 @@ impl AddressSpace {
         }))
     }
 
-    fn publish(&self, old: &Snapshot, ranges: Vec<Arc<Range>>) {
+    /// Makes `ranges` the current state. When this returns, nothing touches a range of an earlier
+    /// state that is not among them.
+    fn publish(
+        &self,
+        earlier: &mut Vec<Weak<Snapshot>>,
+        old: &Arc<Snapshot>,
+        ranges: Vec<Arc<Range>>,
+    ) {
         let gone: Vec<_> = old
             .ranges
             .iter()
             .filter(|r| !ranges.iter().any(|n| Arc::ptr_eq(r, n)))
             .cloned()
             .collect();
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) =
-            Arc::new(Snapshot { ranges });
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Snapshot {
+            ranges,
+            views: Views::default(),
+        });
+        earlier.retain(|state| state.upgrade().is_some_and(|s| s.views.any()));
+        earlier.push(Arc::downgrade(old));
+        if gone.is_empty() {
+            return;
+        }
         for range in gone {
             range.drain();
+        }
+        for state in earlier.drain(..).filter_map(|state| state.upgrade()) {
+            state.views.wait();
         }
     }
 
     /// Takes all memory away.
     pub fn clear(&self) {
-        let _change = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.snapshot();
-        self.publish(&old, Vec::new());
+        self.publish(&mut earlier, &old, Vec::new());
     }
 
     /// The kind and the NUMA node of the memory at `address`.

@@ -2,6 +2,7 @@
 //!
 //! * [`AddressSpace`]: the memory of one VM as its backend sees it; the only place that turns a
 //!   guest-physical address into something that can be touched.
+//! * [`View`]: one consistent state of it, for transfers.
 //! * [`Region`]: a registered buffer of a guest application or host process: extents plus rights.
 //! * [`SharedMemory`]: a region as one contiguous mapping, for rings and queues.
 //! * [`Pool`]: buffers in host memory that a guest maps.
@@ -15,6 +16,7 @@ mod process;
 mod region;
 mod shared;
 pub mod topology;
+mod view;
 
 pub use address_space::{AddressSpace, AddressSpaceError, RangeKind};
 pub use copy::{CopyError, copy, copy_from_slice, copy_to_slice};
@@ -23,3 +25,4 @@ pub use pool::{Pool, PoolBuffer, PoolError};
 pub use process::Process;
 pub use region::{Region, RegionError, Stitched};
 pub use shared::{OutOfBounds, SharedMemory};
+pub use view::View;

@@ -1,1 +1,24 @@
-//! What a PCI function is.
+//! What a PCI function is to those who lend and borrow it.
+//!
+//! * [`Description`]: all that can be said of a function without using it.
+//! * [`Source`]: where functions come from at the lender; [`Function`]: one in use by one borrower.
+//! * [`DmaSpace`]: the memory that a function modelled in software reaches.
+//! * [`ConfigSpace`]: configuration space as a virtual machine sees it.
+
+mod config;
+mod description;
+mod dma;
+mod interrupt;
+mod source;
+mod template;
+
+pub use description::{
+    Area, BAR_COUNT, Description, Interrupts, REGION_COUNT, Region, RegionDescription,
+};
+pub use dma::{DmaError, DmaSpace, DmaView, RemoteMemory};
+pub use interrupt::{EventSignal, InterruptKind, Signal};
+pub use source::{
+    AccessError, Attachment, Counter, DmaMapping, DmaTarget, Function, SharedArea, Source,
+    SourceError,
+};
+pub use template::{ClassCode, Template};

@@ -1,0 +1,1 @@
+//! Configuration space as a virtual machine sees it.

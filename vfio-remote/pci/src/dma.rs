@@ -1,0 +1,373 @@
+//! The memory that a function modelled in software reaches.
+
+use crate::{AccessError, DmaMapping, DmaTarget};
+use farlane_zero_copy::{AddressSpace, AddressSpaceError, View};
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use thiserror::Error;
+
+/// Why memory could not be reached.
+#[derive(Debug, Error)]
+pub enum DmaError {
+    /// It is not mapped, or not writable.
+    #[error(transparent)]
+    Space(#[from] AddressSpaceError),
+    /// The range can be written by messages only.
+    #[error("{length:#x} bytes at {address:#x} are not writable")]
+    ReadOnly {
+        /// Address as the function sees it.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Its owner did not answer, or refused.
+    #[error("Memory at {address:#x} cannot be reached")]
+    Remote {
+        /// Address as the function sees it.
+        address: u64,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Memory that is reached by messages. Calls block until its owner has answered, for a bounded
+/// time.
+pub trait RemoteMemory: Send + Sync + std::fmt::Debug {
+    /// Reads guest-physical memory.
+    ///
+    /// # Errors
+    /// Its owner refuses, does not answer in time, or is gone.
+    fn read(&self, address: u64, data: &mut [u8]) -> std::io::Result<()>;
+
+    /// Writes guest-physical memory. It has been written when this returns.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn write(&self, address: u64, data: &[u8]) -> std::io::Result<()>;
+}
+
+#[derive(Clone, Debug)]
+struct RemoteRange {
+    address: u64,
+    length: u64,
+    writable: bool,
+    memory: Arc<dyn RemoteMemory>,
+}
+
+impl RemoteRange {
+    /// Bytes of it from `address` on, where it holds that.
+    fn bytes_from(&self, address: u64) -> Option<u64> {
+        let offset = address.checked_sub(self.address)?;
+        self.length.checked_sub(offset).filter(|&rest| rest > 0)
+    }
+
+    fn overlaps(&self, address: u64, length: u64) -> bool {
+        self.address < address.saturating_add(length)
+            && address < self.address.saturating_add(self.length)
+    }
+}
+
+/// What is mapped now: see [`View`]. Only memory that is mapped into this process.
+pub type DmaView = View;
+
+/// All memory that one function may reach, at the addresses that its driver uses.
+///
+/// Most of it is mapped into this process and reached through a [`DmaView`] without a system
+/// call. Ranges without a file behind them are reached by messages, through [`read`](Self::read)
+/// and [`write`](Self::write), which take both.
+#[derive(Debug, Default)]
+pub struct DmaSpace {
+    mapped: Arc<AddressSpace>,
+    /// Sorted by nothing: there are few.
+    remote: RwLock<Vec<RemoteRange>>,
+    generation: AtomicU64,
+}
+
+impl DmaSpace {
+    /// A space without memory.
+    #[must_use]
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Adds a range.
+    ///
+    /// # Errors
+    /// It overlaps another, or cannot be mapped.
+    pub fn map(&self, mapping: &DmaMapping) -> Result<(), AccessError> {
+        let DmaMapping {
+            address, length, ..
+        } = *mapping;
+        let refuse = |why: String| AccessError::Map {
+            address,
+            length,
+            why,
+        };
+        let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
+        if length == 0 || address.checked_add(length).is_none() {
+            return Err(refuse("The range is empty or wraps around".into()));
+        }
+        if remote.iter().any(|r| r.overlaps(address, length)) {
+            return Err(refuse("It overlaps another range".into()));
+        }
+        match &mapping.target {
+            DmaTarget::File { file, offset } => self
+                .mapped
+                .map(address, length, file.as_fd(), *offset, mapping.writable)
+                .map_err(|e| refuse(describe(&e)))?,
+            DmaTarget::Remote(memory) => {
+                let taken = self.mapped.ranges().iter().any(|&(start, bytes, _)| {
+                    start < address + length && address < start.saturating_add(bytes)
+                });
+                if taken {
+                    return Err(refuse("It overlaps another range".into()));
+                }
+                remote.push(RemoteRange {
+                    address,
+                    length,
+                    writable: mapping.writable,
+                    memory: Arc::clone(memory),
+                });
+            }
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes a range away, exactly as it was added. When this returns, nothing mapped is touched
+    /// any more; a message about remote memory that is under way may still arrive.
+    ///
+    /// # Errors
+    /// There is no such range.
+    pub fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
+        let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
+        // Before the wait for views, so that a thread that keeps one between its turns drops it.
+        self.generation.fetch_add(1, Ordering::Release);
+        let before = remote.len();
+        remote.retain(|r| (r.address, r.length) != (address, length));
+        let was_remote = remote.len() != before;
+        drop(remote);
+        if !was_remote {
+            self.mapped
+                .unmap(address, length)
+                .map_err(|e| AccessError::Map {
+                    address,
+                    length,
+                    why: describe(&e),
+                })?;
+        }
+        Ok(())
+    }
+
+    /// Takes everything away, as [`unmap`](Self::unmap).
+    pub fn clear(&self) {
+        self.generation.fetch_add(1, Ordering::Release);
+        self.remote
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clear();
+        self.mapped.clear();
+    }
+
+    /// Ranges there are: (address, length in bytes), in order.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<(u64, u64)> {
+        let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
+        let mapped = self.mapped.ranges();
+        let mut all: Vec<_> = mapped.iter().map(|&(a, l, _)| (a, l)).collect();
+        all.extend(remote.iter().map(|r| (r.address, r.length)));
+        all.sort_unstable();
+        all
+    }
+
+    /// Changes with every change of the space: a thread that keeps a view between its turns
+    /// compares it, and takes a new view where it has changed.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The mapped memory as it is now. Keep it for a transfer, or for a turn of a polling thread;
+    /// a thread that sleeps, or that calls [`read`](Self::read) or [`write`](Self::write), keeps
+    /// none of its own.
+    #[must_use]
+    pub fn view(&self) -> DmaView {
+        self.mapped.view()
+    }
+
+    /// Whether all of `length` bytes at `address` are mapped memory.
+    #[must_use]
+    pub fn is_mapped(&self, address: u64, length: u64, writable: bool) -> bool {
+        self.view()
+            .resolve(address, length, writable, |_, _| ())
+            .is_ok()
+    }
+
+    /// Reads memory of any kind.
+    ///
+    /// # Errors
+    /// See [`DmaError`].
+    pub fn read(&self, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
+        let mut at = address;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let (run, remote) = self.run(at, rest.len(), false)?;
+            let (part, after) = rest.split_at_mut(run);
+            match remote {
+                Some(memory) => memory.read(at, part).map_err(|source| DmaError::Remote {
+                    address: at,
+                    source,
+                })?,
+                None => self.view().read(at, part)?,
+            }
+            at = at.wrapping_add(u64::try_from(run).unwrap_or(0));
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Writes memory of any kind.
+    ///
+    /// # Errors
+    /// See [`DmaError`]. A part may have been written then.
+    pub fn write(&self, address: u64, data: &[u8]) -> Result<(), DmaError> {
+        let mut at = address;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let (run, remote) = self.run(at, rest.len(), true)?;
+            let (part, after) = rest.split_at(run);
+            match remote {
+                Some(memory) => memory.write(at, part).map_err(|source| DmaError::Remote {
+                    address: at,
+                    source,
+                })?,
+                None => self.view().write(at, part)?,
+            }
+            at = at.wrapping_add(u64::try_from(run).unwrap_or(0));
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// How many of `length` bytes at `address` are of one kind, and the remote memory if they are
+    /// remote. At least one.
+    fn run(
+        &self,
+        address: u64,
+        length: usize,
+        writable: bool,
+    ) -> Result<(usize, Option<Arc<dyn RemoteMemory>>), DmaError> {
+        let wanted = u64::try_from(length).unwrap_or(u64::MAX);
+        let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some((range, bytes)) = remote
+            .iter()
+            .find_map(|r| Some((r, r.bytes_from(address)?)))
+        {
+            if writable && !range.writable {
+                return Err(DmaError::ReadOnly {
+                    address,
+                    length: wanted,
+                });
+            }
+            let run = usize::try_from(bytes.min(wanted)).unwrap_or(length);
+            return Ok((run, Some(Arc::clone(&range.memory))));
+        }
+        let next = remote.iter().map(|r| r.address).filter(|&a| a > address);
+        let until = next.min().map_or(u64::MAX, |start| start - address);
+        let run = usize::try_from(until.min(wanted)).unwrap_or(length);
+        Ok((run, None))
+    }
+}
+
+fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::sync::Mutex;
+
+    #[derive(Debug)]
+    struct Messages(Mutex<Vec<u8>>);
+
+    impl RemoteMemory for Messages {
+        fn read(&self, address: u64, data: &mut [u8]) -> std::io::Result<()> {
+            let at = usize::try_from(address - 0x2000).unwrap();
+            data.copy_from_slice(&self.0.lock().unwrap()[at..at + data.len()]);
+            Ok(())
+        }
+
+        fn write(&self, address: u64, data: &[u8]) -> std::io::Result<()> {
+            let at = usize::try_from(address - 0x2000).unwrap();
+            self.0.lock().unwrap()[at..at + data.len()].copy_from_slice(data);
+            Ok(())
+        }
+    }
+
+    fn space() -> Arc<DmaSpace> {
+        let space = DmaSpace::new();
+        let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 0x2000).unwrap();
+        let file = Arc::new(file);
+        let mapping = |address, target| DmaMapping {
+            address,
+            length: 0x1000,
+            writable: true,
+            target,
+        };
+        let at = |offset| DmaTarget::File {
+            file: Arc::clone(&file),
+            offset,
+        };
+        space.map(&mapping(0x1000, at(0))).unwrap();
+        let remote = Arc::new(Messages(Mutex::new(vec![0; 0x1000])));
+        space
+            .map(&mapping(0x2000, DmaTarget::Remote(remote.clone())))
+            .unwrap();
+        space.map(&mapping(0x3000, at(0x1000))).unwrap();
+        assert!(space.map(&mapping(0x2000, at(0))).is_err());
+        assert!(
+            space
+                .map(&mapping(0x3000, DmaTarget::Remote(remote)))
+                .is_err()
+        );
+        space
+    }
+
+    #[test]
+    fn transfers_cross_mapped_and_remote_memory() {
+        let space = space();
+        let data: Vec<u8> = (0..0x1800_u32).map(|i| i.to_le_bytes()[0]).collect();
+        space.write(0x1c00, &data).unwrap();
+        let mut back = vec![0; data.len()];
+        space.read(0x1c00, &mut back).unwrap();
+        assert_eq!(data, back);
+        assert!(space.write(0x3fff, &[0, 0]).is_err());
+        assert!(space.read(0xfff, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn remote_memory_is_not_mapped_memory() {
+        let space = space();
+        assert!(space.is_mapped(0x1000, 0x1000, true));
+        assert!(!space.is_mapped(0x1000, 0x1001, true));
+        assert!(space.view().word(0x2000).is_err());
+        let before = space.generation();
+        space.unmap(0x2000, 0x1000).unwrap();
+        assert_ne!(before, space.generation());
+        assert_eq!(space.ranges(), [(0x1000, 0x1000), (0x3000, 0x1000)]);
+        space.clear();
+        assert!(space.ranges().is_empty());
+    }
+}

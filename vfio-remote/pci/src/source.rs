@@ -1,0 +1,196 @@
+//! Where functions come from at the lender.
+
+use crate::{Area, Description, InterruptKind, Region, Signal};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Why a source cannot hand out its function.
+#[derive(Debug, Error)]
+pub enum SourceError {
+    /// The system, or the device, failed.
+    #[error("Cannot {what}")]
+    Failed {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The function was taken already.
+    #[error("The function is in use")]
+    Busy,
+}
+
+/// Why an operation on a function was refused.
+#[derive(Debug, Error)]
+pub enum AccessError {
+    /// Outside of the region, or the region cannot be read or written so.
+    #[error("{length} bytes at {offset:#x} of {region:?} cannot be accessed")]
+    Region {
+        /// Which.
+        region: Region,
+        /// Offset in bytes.
+        offset: u64,
+        /// Bytes.
+        length: usize,
+    },
+    /// No such interrupt.
+    #[error("There is no {kind:?} vector {vector}")]
+    Interrupt {
+        /// Kind.
+        kind: InterruptKind,
+        /// Vector.
+        vector: u16,
+    },
+    /// Memory that cannot be mapped for it.
+    #[error("{length:#x} bytes at {address:#x} cannot be mapped for DMA: {why}")]
+    Map {
+        /// Address as the function sees it.
+        address: u64,
+        /// Bytes.
+        length: u64,
+        /// Why.
+        why: String,
+    },
+    /// The device failed, or is gone.
+    #[error("The device failed")]
+    Io(#[from] std::io::Error),
+}
+
+/// Memory of a function that a borrower may map before it uses the function, and that no other
+/// borrower ever sees.
+#[derive(Clone, Debug)]
+pub struct SharedArea {
+    /// The region that it belongs to.
+    pub region: Region,
+    /// Where in the region.
+    pub area: Area,
+    /// Where its bytes are.
+    pub file: Arc<OwnedFd>,
+    /// Offset of its first byte in the file.
+    pub file_offset: u64,
+}
+
+/// What one borrower has been given to map.
+#[derive(Clone, Debug, Default)]
+pub struct Attachment {
+    /// All areas; the rest of each region is forwarded.
+    pub areas: Vec<SharedArea>,
+}
+
+/// What lies behind a range of addresses that a function may reach.
+#[derive(Clone, Debug)]
+pub enum DmaTarget {
+    /// A file that can be mapped: memory of a VM on this host, or the window of an NTB.
+    File {
+        /// The file.
+        file: Arc<OwnedFd>,
+        /// Offset of the first byte.
+        offset: u64,
+    },
+    /// Memory that is reached by messages.
+    Remote(Arc<dyn crate::RemoteMemory>),
+}
+
+/// A range of addresses that a function may reach, as it sees them (guest-physical).
+#[derive(Clone, Debug)]
+pub struct DmaMapping {
+    /// First address; a multiple of the page size.
+    pub address: u64,
+    /// Bytes; a multiple of the page size, not zero. `address + length` does not wrap.
+    pub length: u64,
+    /// Whether the function may write there.
+    pub writable: bool,
+    /// What lies there.
+    pub target: DmaTarget,
+}
+
+/// A number that a function keeps about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// Its name, as a part of a Prometheus name.
+    pub name: &'static str,
+    /// What it counts, in a sentence.
+    pub help: &'static str,
+    /// The value.
+    pub value: u64,
+}
+
+/// A device of the lender: something that can be lent again and again.
+pub trait Source: Send + Sync {
+    /// What it is.
+    fn description(&self) -> &Description;
+
+    /// Memory for one more borrower to map. Cheap; does not touch the device.
+    ///
+    /// # Errors
+    /// Out of memory or descriptors.
+    fn attach(&self) -> Result<Attachment, SourceError>;
+
+    /// Takes the function for the borrower with this attachment: reset, without memory and
+    /// interrupts. Memory of `attachment` is as after a reset.
+    ///
+    /// # Errors
+    /// [`SourceError::Busy`] while an earlier [`Function`] of it lives; or the device fails.
+    fn take(&self, attachment: &Attachment) -> Result<Box<dyn Function>, SourceError>;
+
+    /// Counters over all users since the start.
+    fn counters(&self) -> Vec<Counter>;
+}
+
+/// A function in use by one borrower.
+///
+/// Calls may come from several threads; none may block for longer than the device takes for what
+/// it has begun. Dropping it ends the use: nothing is touched any more when the drop returns, no
+/// interrupt is raised, all mappings are gone and the device has been reset.
+pub trait Function: Send + Sync {
+    /// Reads a register or a stretch of a region. Never called for
+    /// [`Region::Config`] bytes that the borrower virtualises.
+    ///
+    /// # Errors
+    /// Out of bounds, or the device fails.
+    fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
+
+    /// Writes a register or a stretch of a region. Writes take effect in order.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), AccessError>;
+
+    /// Sends a vector's interrupts to `signal`, or nowhere.
+    ///
+    /// # Errors
+    /// No such vector; or the system refuses.
+    fn set_interrupt(
+        &self,
+        kind: InterruptKind,
+        vector: u16,
+        signal: Option<Arc<dyn Signal>>,
+    ) -> Result<(), AccessError>;
+
+    /// Masks or unmasks INTx, which masks itself whenever it is raised by a level.
+    ///
+    /// # Errors
+    /// There is no INTx; or the system refuses.
+    fn mask_intx(&self, masked: bool) -> Result<(), AccessError>;
+
+    /// Lets the function reach a range.
+    ///
+    /// # Errors
+    /// It overlaps another, or cannot be mapped.
+    fn map(&self, mapping: DmaMapping) -> Result<(), AccessError>;
+
+    /// Takes a range away, exactly as it was mapped. When this returns, the function does not
+    /// touch it.
+    ///
+    /// # Errors
+    /// There is none such.
+    fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError>;
+
+    /// Function-level reset. Mappings and interrupts stay.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn reset(&self) -> Result<(), AccessError>;
+}

@@ -1,0 +1,140 @@
+//! Configuration space of functions that are modelled in software.
+
+use crate::description::{BAR_COUNT, REGION_COUNT};
+use crate::{Description, Interrupts, Region, RegionDescription};
+
+/// Bytes of extended configuration space (PCI Express 3.0, 7.2).
+const CONFIG_BYTES: usize = 4096;
+const FIRST_CAPABILITY: usize = 0x40;
+
+/// Class, subclass and programming interface (PCI Code and ID Assignment).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassCode {
+    /// Base class.
+    pub base: u8,
+    /// Subclass.
+    pub sub: u8,
+    /// Programming interface.
+    pub interface: u8,
+}
+
+/// Makes the [`Description`] of a PCI Express endpoint.
+#[derive(Clone, Debug)]
+pub struct Template {
+    config: Vec<u8>,
+    regions: Vec<RegionDescription>,
+    interrupts: Interrupts,
+    last_capability: usize,
+    next_capability: usize,
+}
+
+impl Template {
+    /// A function without BARs; the PCI Express capability is there already.
+    #[must_use]
+    pub fn new(vendor: u16, device: u16, revision: u8, class: ClassCode) -> Self {
+        let mut template = Self {
+            config: vec![0; CONFIG_BYTES],
+            regions: vec![RegionDescription::default(); REGION_COUNT],
+            interrupts: Interrupts::default(),
+            last_capability: 0x34,
+            next_capability: FIRST_CAPABILITY,
+        };
+        template.put(0x00, &vendor.to_le_bytes());
+        template.put(0x02, &device.to_le_bytes());
+        // Status: a capability list (PCI 3.0, 6.2.3).
+        template.put(0x06, &0x0010_u16.to_le_bytes());
+        template.put(0x08, &[revision, class.interface, class.sub, class.base]);
+        template.put(0x2c, &vendor.to_le_bytes());
+        template.put(0x2e, &device.to_le_bytes());
+        template.regions[Region::Config.index()] = RegionDescription {
+            size: 4096,
+            readable: true,
+            writable: true,
+        };
+        template.power_management();
+        template.express();
+        template
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.config[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Appends a capability: its identity, then `body`.
+    fn capability(&mut self, id: u8, body: &[u8]) -> usize {
+        let at = self.next_capability;
+        let pointer = u8::try_from(at).unwrap_or_default();
+        self.put(self.last_capability, &[pointer]);
+        self.put(at, &[id, 0]);
+        self.put(at + 2, body);
+        self.last_capability = at + 1;
+        self.next_capability = (at + 2 + body.len()).next_multiple_of(4);
+        at
+    }
+
+    /// Power management 1.2, version 3: D0 and D3hot, no reset between them.
+    fn power_management(&mut self) {
+        self.capability(0x01, &[0x03, 0x00, 0x08, 0x00, 0x00, 0x00]);
+    }
+
+    /// PCI Express capability, version 2, endpoint, with function-level reset
+    /// (PCI Express 3.0, 7.8).
+    fn express(&mut self) {
+        let mut body = [0_u8; 0x3a];
+        // Capabilities register: version 2, type 0 (endpoint).
+        body[0] = 0x02;
+        // Device capabilities: role-based error reporting, function-level reset.
+        body[2..6].copy_from_slice(&0x1000_8000_u32.to_le_bytes());
+        // Link capabilities and status: 8 GT/s, x4.
+        body[0x0a..0x0e].copy_from_slice(&0x0000_0043_u32.to_le_bytes());
+        body[0x10..0x12].copy_from_slice(&0x0043_u16.to_le_bytes());
+        self.capability(0x10, &body);
+    }
+
+    /// A 64-bit memory BAR at register `bar` (and the next). `size` in bytes is a power of two of
+    /// at least 4096.
+    #[must_use]
+    pub fn memory_bar(mut self, bar: usize, size: u64, prefetchable: bool) -> Self {
+        debug_assert!(bar + 1 < BAR_COUNT && size.is_power_of_two() && size >= 4096);
+        let kind = if prefetchable { 0x0c } else { 0x04 };
+        self.put(0x10 + 4 * bar, &[kind]);
+        self.regions[bar] = RegionDescription {
+            size,
+            readable: true,
+            writable: true,
+        };
+        self
+    }
+
+    /// MSI-X with `vectors` entries; table and pending bits at these offsets of `bar`
+    /// (PCI 3.0, 6.8.2).
+    #[must_use]
+    pub fn msix(mut self, vectors: u16, bar: u8, table: u32, pending: u32) -> Self {
+        let mut body = [0; 10];
+        body[0..2].copy_from_slice(&(vectors.saturating_sub(1) & 0x7ff).to_le_bytes());
+        body[2..6].copy_from_slice(&(table | u32::from(bar)).to_le_bytes());
+        body[6..10].copy_from_slice(&(pending | u32::from(bar)).to_le_bytes());
+        self.capability(0x11, &body);
+        self.interrupts.msix = vectors;
+        self
+    }
+
+    /// INTx on pin A.
+    #[must_use]
+    pub fn intx(mut self) -> Self {
+        self.put(0x3d, &[1]);
+        self.interrupts.intx = 1;
+        self
+    }
+
+    /// The description, called `name` for people.
+    #[must_use]
+    pub fn describe(self, name: String) -> Description {
+        Description {
+            config: self.config,
+            regions: self.regions,
+            interrupts: self.interrupts,
+            name,
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! One consistent state of an address space, kept as it is while transfers use it.
+
+use crate::AddressSpaceError;
+use crate::address_space::Snapshot;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+/// Counts the views of a state.
+#[derive(Debug, Default)]
+pub(crate) struct Views {
+    count: AtomicUsize,
+    /// Somebody waits for the last view to go.
+    awaited: AtomicBool,
+    /// Guards nothing; orders the last view's notice after the wait for it.
+    lock: Mutex<()>,
+    idle: Condvar,
+}
+
+impl Views {
+    fn enter(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn leave(&self) {
+        let was_last = self.count.fetch_sub(1, Ordering::SeqCst) == 1;
+        if was_last && self.awaited.load(Ordering::SeqCst) {
+            let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            self.idle.notify_all();
+        }
+    }
+
+    /// Whether there are views.
+    pub fn any(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
+    }
+
+    /// Waits until there are none. New ones must not be taken meanwhile, but from others.
+    pub fn wait(&self) {
+        self.awaited.store(true, Ordering::SeqCst);
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.any() {
+            guard = self
+                .idle
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// One state of an [`AddressSpace`](crate::AddressSpace). While it lives, the memory that it
+/// resolves stays mapped, and whoever takes a range of it away waits: a transfer keeps it from
+/// begin to end, a thread that sleeps keeps none.
+#[derive(Debug)]
+pub struct View {
+    state: Arc<Snapshot>,
+}
+
+impl View {
+    /// A view of `state`, which is the current one: its lock is held.
+    pub(crate) fn new(state: &Arc<Snapshot>) -> Self {
+        state.views.enter();
+        Self {
+            state: Arc::clone(state),
+        }
+    }
+
+    /// Calls `each(first byte, bytes)` for every mapped run of `length` bytes at guest-physical
+    /// `address`, in order. The bytes stay mapped as long as this view, or a clone of it, lives;
+    /// others write them at any time.
+    ///
+    /// # Errors
+    /// Not all of it is memory, or it is to be written and is not writable. `each` may have been
+    /// called for a part then.
+    pub fn resolve(
+        &self,
+        address: u64,
+        length: u64,
+        writable: bool,
+        mut each: impl FnMut(*mut u8, usize),
+    ) -> Result<(), AddressSpaceError> {
+        let mut refused = false;
+        self.state.resolve(address, length, |range, offset, run| {
+            refused |= writable && !range.writable;
+            if let Ok(run) = usize::try_from(run)
+                && !refused
+            {
+                each(range.mapping.base().wrapping_add(offset), run);
+            }
+        })?;
+        if refused {
+            return Err(AddressSpaceError::ReadOnly { address });
+        }
+        Ok(())
+    }
+
+    /// The four bytes at `address`, a multiple of four, which can be written.
+    ///
+    /// # Errors
+    /// They are not memory, or not writable.
+    pub fn word(&self, address: u64) -> Result<&AtomicU32, AddressSpaceError> {
+        let mut found = None;
+        self.resolve(address, 4, true, |base, run| {
+            if run == 4 && base.addr().is_multiple_of(align_of::<AtomicU32>()) {
+                found = Some(base.cast::<AtomicU32>());
+            }
+        })?;
+        let word = found.ok_or(AddressSpaceError::Unmapped { address, length: 4 })?;
+        // SAFETY: `resolve` gave four bytes, aligned as checked, in a writable mapping that lives
+        // as long as this view, from which the reference is borrowed. Others write them, which
+        // atomics allow.
+        Ok(unsafe { &*word })
+    }
+
+    /// Copies from guest-physical `address`.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub fn read(&self, address: u64, data: &mut [u8]) -> Result<(), AddressSpaceError> {
+        let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let mut rest = data;
+        self.resolve(address, length, false, |base, run| {
+            if let Some((part, after)) = std::mem::take(&mut rest).split_at_mut_checked(run) {
+                // SAFETY: `run` bytes at `base` are mapped while this view lives; `part` is ours
+                // and as long.
+                unsafe { std::ptr::copy_nonoverlapping(base, part.as_mut_ptr(), run) };
+                rest = after;
+            }
+        })
+    }
+
+    /// Copies to guest-physical `address`.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve). A part may have been written then.
+    pub fn write(&self, address: u64, data: &[u8]) -> Result<(), AddressSpaceError> {
+        let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let mut rest = data;
+        self.resolve(address, length, true, |base, run| {
+            if let Some((part, after)) = rest.split_at_checked(run) {
+                // SAFETY: as in `read`; the mapping is writable.
+                unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), base, run) };
+                rest = after;
+            }
+        })
+    }
+}
+
+impl Clone for View {
+    fn clone(&self) -> Self {
+        Self::new(&self.state)
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.state.views.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{AddressSpace, AddressSpaceError};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::{AsFd as _, OwnedFd};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn memory(bytes: u64) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, bytes).unwrap();
+        fd
+    }
+
+    #[test]
+    fn ranges_come_and_go_and_transfers_cross_them() {
+        let space = AddressSpace::new();
+        let fd = memory(0x4000);
+        // Two neighbours, in the other order in the file.
+        space.map(0x1000, 0x1000, fd.as_fd(), 0x2000, true).unwrap();
+        space.map(0x2000, 0x1000, fd.as_fd(), 0x1000, true).unwrap();
+        space
+            .map(0x8000, 0x1000, fd.as_fd(), 0x1000, false)
+            .unwrap();
+        let view = space.view();
+        view.write(0x1ffe, &[1, 2, 3, 4]).unwrap();
+        let mut read = [0; 2];
+        view.read(0x8000, &mut read).unwrap();
+        assert_eq!(read, [3, 4]);
+        assert!(matches!(
+            view.write(0x8000, &[0]),
+            Err(AddressSpaceError::ReadOnly { address: 0x8000 })
+        ));
+        assert!(view.read(0x2fff, &mut read).is_err());
+        assert!(view.read(u64::MAX, &mut read).is_err());
+        drop(view);
+        space.unmap(0x2000, 0x1000).unwrap();
+        assert!(space.unmap(0x2000, 0x1000).is_err());
+        assert!(space.view().read(0x2000, &mut read).is_err());
+        space.view().read(0x1000, &mut read).unwrap();
+    }
+
+    #[test]
+    fn overlaps_and_short_files_are_refused() {
+        let space = AddressSpace::new();
+        let fd = memory(0x4000);
+        space.map(0x4000, 0x2000, fd.as_fd(), 0, true).unwrap();
+        for (start, length) in [
+            (0x3000, 0x2000),
+            (0x5000, 0x1000),
+            (0x4000, 0x2000),
+            (0, 0x4000_u64),
+        ] {
+            let result = space.map(start, length, fd.as_fd(), 0, true);
+            assert_eq!(result.is_err(), start != 0, "{start:#x}");
+        }
+        for (offset, length) in [(0x3000, 0x2000), (u64::MAX, 0x1000), (0, 0)] {
+            assert!(
+                space
+                    .map(0x10_0000, length, fd.as_fd(), offset, true)
+                    .is_err()
+            );
+        }
+    }
+
+    #[test]
+    fn unmapping_waits_for_the_views_that_have_the_range() {
+        let space = AddressSpace::new();
+        let fd = memory(0x2000);
+        space.map(0, 0x1000, fd.as_fd(), 0, true).unwrap();
+        let oldest = space.view();
+        space.map(0x1000, 0x1000, fd.as_fd(), 0x1000, true).unwrap();
+        let older = space.view().clone();
+        let done = Arc::new(AtomicBool::new(false));
+        let unmapping = std::thread::spawn({
+            let (space, done) = (Arc::clone(&space), Arc::clone(&done));
+            move || {
+                space.unmap(0, 0x1000).unwrap();
+                done.store(true, Ordering::SeqCst);
+            }
+        });
+        while space.view().word(0).is_ok() {
+            std::thread::yield_now();
+        }
+        // Whoever looks now no longer sees it; who has seen it goes on.
+        drop(older);
+        oldest.write(0, &[7]).unwrap();
+        assert!(!done.load(Ordering::SeqCst));
+        drop(oldest);
+        unmapping.join().unwrap();
+    }
+
+    #[test]
+    fn words_are_aligned_and_writable() {
+        let space = AddressSpace::new();
+        let fd = memory(0x1000);
+        space.map(0x1000, 0x1000, fd.as_fd(), 0, true).unwrap();
+        let view = space.view();
+        view.word(0x1004).unwrap().store(9, Ordering::Relaxed);
+        assert!(view.word(0x1002).is_err());
+        assert!(view.word(0x1ffe).is_err());
+        let mut read = [0; 4];
+        view.read(0x1004, &mut read).unwrap();
+        assert_eq!(read, [9, 0, 0, 0]);
+    }
+}
