@@ -31,6 +31,8 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
     suite: "trixie",
     packages: &[
         "busybox-static",
+        "e2fsprogs",
+        "fio",
         "gcc-14",
         "ibverbs-providers",
         "ibverbs-utils",
@@ -38,6 +40,8 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
         "kmod",
         "libibverbs-dev",
         "make",
+        "nvme-cli",
+        "pciutils",
         "perftest",
         "rdma-core",
         "rdmacm-utils",

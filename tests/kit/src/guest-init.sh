@@ -23,6 +23,12 @@ if [ -n "$address" ]; then
     ip link set eth0 up
     ip address add "$address" dev eth0
 fi
+user=$(parameter user)
+if [ -n "$user" ]; then
+    modprobe virtio_net
+    ip link set "${user%%:*}" up
+    ip address add "${user#*:}" dev "${user%%:*}"
+fi
 if [ -e /usr/lib/farlane/farlane.ko ]; then
     insmod /usr/lib/farlane/farlane.ko
 fi

@@ -1,6 +1,7 @@
 //! A guest that runs: commands, files, devices, and its end.
 
 use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use serde_json::json;
 
 use crate::agent::Agent;
 pub use crate::agent::Output;
+use crate::attachments::vfio_user_device;
 pub use crate::job::Job;
 use crate::kit::Kit;
 use crate::process::{Process, Setup, describe, tail};
@@ -304,6 +306,42 @@ impl Guest {
         self.qmp.device_add(farlane_device(generation))
     }
 
+    /// Plugs a vfio-user device into its own port of the running guest: see [`VmConfig::vfio_user_port`]. Its server
+    /// listens already. The guest's driver probes it some time after this returns.
+    ///
+    /// # Errors
+    /// When QEMU refuses: the port is taken, or the server does not serve.
+    pub fn plug_vfio_user(&self, id: &str, socket: &Path) -> Result<()> {
+        self.qmp
+            .device_add(vfio_user_device(id, socket)?)
+            .map_err(|error| self.failure(error))
+    }
+
+    /// Takes a device out of the running guest and waits until the guest has let go of it (`DEVICE_DELETED`).
+    ///
+    /// # Errors
+    /// When QEMU refuses or the guest keeps the device.
+    pub fn unplug(&self, id: &str) -> Result<()> {
+        self.qmp
+            .device_del(id, UNPLUG_TIMEOUT)
+            .map_err(|error| self.failure(error))
+    }
+
+    /// Where this machine can connect to a TCP port of the guest: see [`VmConfig::forward`].
+    ///
+    /// # Errors
+    /// When the port is not forwarded.
+    pub fn forwarded(&self, guest_port: u16) -> Result<SocketAddr> {
+        let table = self.qmp.human_command("info usernet")?;
+        let port = forwarded_port(&table, guest_port).with_context(|| {
+            format!(
+                "Port {guest_port} of guest {} is not forwarded:\n{table}",
+                self.name
+            )
+        })?;
+        Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    }
+
     /// Resets the machine, as its reset button does, and waits until the guest takes commands again. What ran in it is
     /// lost.
     ///
@@ -375,9 +413,32 @@ pub fn listens(table: &str, port: u16) -> bool {
     })
 }
 
+/// Finds in QEMU's table of connections the port of this machine that leads to a guest's port.
+fn forwarded_port(table: &str, guest_port: u16) -> Option<u16> {
+    // Protocol[State] FD Source-address Port Dest-address Port RecvQ SendQ
+    table.lines().find_map(|line| {
+        let mut fields = line.split_whitespace();
+        fields
+            .next()
+            .filter(|state| *state == "TCP[HOST_FORWARD]")?;
+        let port = fields.nth(2)?;
+        let to: u16 = fields.nth(1)?.parse().ok()?;
+        (to == guest_port).then(|| port.parse().ok())?
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_port_that_qemu_chose_is_found() {
+        let table = "Hub -1 (user):\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\n  \
+            TCP[HOST_FORWARD]  14       127.0.0.1 40321       10.0.2.15  4420     0     0\n  \
+            TCP[HOST_FORWARD]  15       127.0.0.1 40322       10.0.2.15  4421     0     0\n";
+        assert_eq!(forwarded_port(table, 4421), Some(40322));
+        assert_eq!(forwarded_port(table, 40321), None);
+    }
 
     const TABLE: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n\
         0: 00000000:4855 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0\n\

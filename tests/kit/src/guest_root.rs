@@ -1,11 +1,13 @@
 //! The guests' root file system: an uncompressed archive (unpacking a compressed one is slow under emulation) with
-//! busybox, the RDMA programs and the kernel modules of the tree, and, laid over it at every boot, this run's files.
+//! busybox, the RDMA programs and the kernel modules of the tree; where a guest wants it, a second one with the
+//! programs for disks, whose libraries are many; and, laid over them at every boot, this run's files.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::hash::{Hash, Hasher};
 use std::io::{self, BufWriter, Write};
+use std::iter;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,9 +23,12 @@ use crate::tree::Tree;
 use crate::workspace::Workspace;
 
 /// Counts up when the way the archive is made changes.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
-/// The programs that scenarios run, besides busybox.
+/// What the archives' names begin with.
+const PREFIX: &str = "guest-root-";
+
+/// The programs that every guest has, besides busybox.
 const PROGRAMS: &[&str] = &[
     "usr/bin/ib_atomic_bw",
     "usr/bin/ib_atomic_lat",
@@ -41,20 +46,58 @@ const PROGRAMS: &[&str] = &[
     "usr/bin/ibv_uc_pingpong",
     "usr/bin/ibv_ud_pingpong",
     "usr/bin/kmod",
+    "usr/bin/lspci",
     "usr/bin/rdma",
     "usr/bin/rping",
+    "usr/bin/setpci",
     "usr/bin/ucmatose",
     "usr/sbin/ip",
 ];
+
+/// The programs of guests that work with disks. `fio` alone needs 60 MB of libraries for the engines that it knows.
+const STORAGE_PROGRAMS: &[&str] = &[
+    "usr/bin/fio",
+    "usr/sbin/e2fsck",
+    "usr/sbin/mke2fs",
+    "usr/sbin/nvme",
+];
+
+/// Other names of programs of the storage archive: they act by the name that they are called by.
+const STORAGE_LINKS: &[(&str, &str)] = &[
+    ("usr/sbin/fsck.ext4", "e2fsck"),
+    ("usr/sbin/mkfs.ext4", "mke2fs"),
+];
+
+/// Files that the programs of the storage archive read.
+const STORAGE_FILES: &[&str] = &["etc/mke2fs.conf"];
 
 /// Libraries that are not found by following what programs link: opened at run time, or needed by Rust programs.
 const LIBRARIES: &[&str] = &["libibverbs/librxe-rdmav34.so", "libgcc_s.so.1", "libm.so.6"];
 
 /// Kernel modules, to which those they depend on are added.
-const MODULES: &[&str] = &["virtio_net", "rdma_rxe", "rdma_ucm", "ib_uverbs", "rdma_cm"];
+const MODULES: &[&str] = &[
+    "virtio_net",
+    "rdma_rxe",
+    "rdma_ucm",
+    "ib_uverbs",
+    "rdma_cm",
+    "ext4",
+    "loop",
+    "null_blk",
+    "nvme",
+    "nvme_tcp",
+    "nvmet",
+    "nvmet_tcp",
+    "vfio_iommu_type1",
+    "vfio_pci",
+    "virtio_blk",
+];
 
 /// Where the guests' libraries lie.
 const LIBRARY_FOLDER: &str = "usr/lib/x86_64-linux-gnu";
+
+/// Where the tree has further libraries; guests have them beside the others.
+const OTHER_LIBRARIES: &[&str] = &["ceph"];
 
 /// One file that a run lays over the guest's root.
 #[derive(Debug, Clone)]
@@ -75,53 +118,73 @@ impl GuestFile {
     }
 }
 
-/// The archive that all guests share.
+/// The archives that guests share.
 #[derive(Debug, Clone)]
 pub struct GuestRoot {
-    archive: PathBuf,
+    base: PathBuf,
+    storage: PathBuf,
 }
 
 impl GuestRoot {
-    /// Finds the archive in the cache or makes it.
+    /// Finds the archives in the cache or makes them.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When they cannot be made.
     pub fn ensure(workspace: &Workspace, tree: &Tree) -> Result<Self> {
         let kernel = tree.kernel_release()?;
         let mut hash = DefaultHasher::new();
         (
             FORMAT,
             &kernel,
-            PROGRAMS,
-            LIBRARIES,
-            MODULES,
+            (PROGRAMS, LIBRARIES, MODULES),
+            (STORAGE_PROGRAMS, STORAGE_LINKS, STORAGE_FILES),
             include_str!("guest-init.sh"),
         )
             .hash(&mut hash);
         tree.made_at()?.hash(&mut hash);
-        let name = format!("guest-root-{:016x}.cpio", hash.finish());
-        let archive = workspace.cache().join(name);
-        if !archive.exists() {
+        let hash = hash.finish();
+        let archive = |part: &str| {
+            workspace
+                .cache()
+                .join(format!("{PREFIX}{hash:016x}{part}.cpio"))
+        };
+        let root = Self {
+            base: archive(""),
+            storage: archive("-storage"),
+        };
+        let exists = || root.base.exists() && root.storage.exists();
+        if !exists() {
             let _lock = workspace.lock_cache()?;
-            progress::step("Making the guests' root file system", || {
-                remove_old(&workspace.cache())?;
-                make(tree, &kernel, &archive)
-            })?;
+            if !exists() {
+                progress::step("Making the guests' root file system", || {
+                    remove_old(&workspace.cache())?;
+                    root.make(tree, &kernel)
+                })?;
+            }
         }
-        Ok(Self { archive })
+        Ok(root)
     }
 
-    /// Writes the first file system of one guest: the shared archive, then the files of this run.
+    fn make(&self, tree: &Tree, kernel: &str) -> Result<()> {
+        let (base, libraries) = base_contents(tree, kernel)?;
+        base.write_archive(&self.base)?;
+        storage_contents(tree, &libraries)?.write_archive(&self.storage)
+    }
+
+    /// Writes the first file system of one guest: the shared archives, then the files of this run.
     ///
     /// # Errors
     /// When a file cannot be read or written.
-    pub fn write_with(&self, files: &[GuestFile], path: &Path) -> Result<()> {
+    pub fn write_with(&self, with_storage: bool, files: &[GuestFile], path: &Path) -> Result<()> {
         let mut out =
             File::create(path).with_context(|| format!("Cannot create {}", path.display()))?;
-        let mut base = File::open(&self.archive)
-            .with_context(|| format!("Cannot open {}", self.archive.display()))?;
-        io::copy(&mut base, &mut out)
-            .with_context(|| format!("Cannot write {}", path.display()))?;
+        let storage = with_storage.then_some(&self.storage);
+        for archive in iter::once(&self.base).chain(storage) {
+            let mut archive = File::open(archive)
+                .with_context(|| format!("Cannot open {}", archive.display()))?;
+            io::copy(&mut archive, &mut out)
+                .with_context(|| format!("Cannot write {}", path.display()))?;
+        }
         let mut contents = Contents::default();
         for file in files {
             contents.copy(&file.path, &file.source)?;
@@ -136,11 +199,7 @@ impl GuestRoot {
 fn remove_old(cache: &Path) -> Result<()> {
     for entry in fs::read_dir(cache).with_context(|| format!("Cannot read {}", cache.display()))? {
         let entry = entry?;
-        if entry
-            .file_name()
-            .to_string_lossy()
-            .starts_with("guest-root-")
-        {
+        if entry.file_name().to_string_lossy().starts_with(PREFIX) {
             fs::remove_file(entry.path())
                 .with_context(|| format!("Cannot remove {}", entry.path().display()))?;
         }
@@ -148,10 +207,11 @@ fn remove_old(cache: &Path) -> Result<()> {
     Ok(())
 }
 
-fn make(tree: &Tree, kernel: &str, archive: &Path) -> Result<()> {
+/// What every guest has, and the libraries among it.
+fn base_contents(tree: &Tree, kernel: &str) -> Result<(Contents, BTreeSet<PathBuf>)> {
     let mut contents = Contents::default();
     for folder in [
-        "bin", "dev", "proc", "root", "run", "sbin", "sys", "tmp", "usr/sbin", "etc",
+        "bin", "dev", "mnt", "proc", "root", "run", "sbin", "sys", "tmp", "usr/sbin", "etc",
     ] {
         contents.folder(folder);
     }
@@ -171,26 +231,48 @@ fn make(tree: &Tree, kernel: &str, archive: &Path) -> Result<()> {
         b"driver rxe\n".to_vec(),
     );
     contents.copy("bin/busybox", &tree.join("usr/bin/busybox"))?;
-    add_programs(tree, &mut contents)?;
+    let mut libraries = add_programs(tree, PROGRAMS, &mut contents)?;
+    for library in LIBRARIES {
+        let source = tree.libraries().join(library);
+        libraries.extend(linked_libraries(tree, &source)?);
+        contents.copy(&format!("{LIBRARY_FOLDER}/{library}"), &source)?;
+    }
+    libraries.insert(tree.libraries().join("ld-linux-x86-64.so.2"));
+    contents.copy_libraries(&libraries)?;
     for tool in ["modprobe", "insmod", "rmmod", "lsmod", "modinfo"] {
         contents
             .links
             .insert(format!("sbin/{tool}"), "../usr/bin/kmod".into());
     }
     add_modules(tree, kernel, &mut contents)?;
-
-    let part = archive.with_extension("part");
-    let out = File::create(&part).with_context(|| format!("Cannot create {}", part.display()))?;
-    contents
-        .write(out)
-        .with_context(|| format!("Cannot write {}", part.display()))?;
-    fs::rename(&part, archive)
-        .with_context(|| format!("Cannot put {} in its place", archive.display()))
+    Ok((contents, libraries))
 }
 
-fn add_programs(tree: &Tree, contents: &mut Contents) -> Result<()> {
+/// What guests that work with disks have besides.
+fn storage_contents(tree: &Tree, there_already: &BTreeSet<PathBuf>) -> Result<Contents> {
+    let mut contents = Contents::default();
+    let libraries = add_programs(tree, STORAGE_PROGRAMS, &mut contents)?;
+    contents.copy_libraries(libraries.difference(there_already))?;
+    for file in STORAGE_FILES {
+        contents.copy(file, &tree.join(file))?;
+    }
+    for (name, target) in STORAGE_LINKS {
+        contents.folder("usr/sbin");
+        contents
+            .links
+            .insert((*name).to_owned(), (*target).to_owned());
+    }
+    Ok(contents)
+}
+
+/// Adds programs; returns the libraries that they need.
+fn add_programs(
+    tree: &Tree,
+    programs: &[&str],
+    contents: &mut Contents,
+) -> Result<BTreeSet<PathBuf>> {
     let mut needed = BTreeSet::new();
-    for program in PROGRAMS {
+    for program in programs {
         // `rdma` moved between folders with iproute2's releases.
         let elsewhere = program.replace("/bin/", "/sbin/");
         let found = [*program, &elsewhere]
@@ -200,25 +282,12 @@ fn add_programs(tree: &Tree, contents: &mut Contents) -> Result<()> {
         needed.extend(linked_libraries(tree, &source)?);
         contents.copy(program, &source)?;
     }
-    for library in LIBRARIES {
-        let source = tree.libraries().join(library);
-        needed.extend(linked_libraries(tree, &source)?);
-        contents.copy(&format!("{LIBRARY_FOLDER}/{library}"), &source)?;
-    }
-    needed.insert(tree.libraries().join("ld-linux-x86-64.so.2"));
-    for library in needed {
-        let name = library
-            .file_name()
-            .context("A library has no name")?
-            .to_string_lossy();
-        contents.copy(&format!("{LIBRARY_FOLDER}/{name}"), &library)?;
-    }
-    Ok(())
+    Ok(needed)
 }
 
 /// What the loader would load: its `--list` is ldd for a program of another root.
 fn linked_libraries(tree: &Tree, program: &Path) -> Result<Vec<PathBuf>> {
-    let mut command = tree.loader();
+    let mut command = tree.loader_with(OTHER_LIBRARIES);
     command.arg("--list").arg(program);
     let list = check_output("the tree's loader", command, Duration::from_secs(60))
         .with_context(|| format!("Cannot list the libraries of {}", program.display()))?;
@@ -325,6 +394,17 @@ impl Contents {
         Ok(())
     }
 
+    fn copy_libraries<'l>(
+        &mut self,
+        libraries: impl IntoIterator<Item = &'l PathBuf>,
+    ) -> Result<()> {
+        for library in libraries {
+            let name = library.file_name().context("A library has no name")?;
+            self.copy(&format!("{LIBRARY_FOLDER}/{}", name.display()), library)?;
+        }
+        Ok(())
+    }
+
     fn copy_folder(&mut self, path: &str, source: &Path) -> Result<()> {
         for entry in
             fs::read_dir(source).with_context(|| format!("Cannot read {}", source.display()))?
@@ -338,6 +418,17 @@ impl Contents {
             }
         }
         Ok(())
+    }
+
+    /// Writes an archive of its own; it is there as a whole or not at all.
+    fn write_archive(&self, archive: &Path) -> Result<()> {
+        let part = archive.with_extension("part");
+        let out =
+            File::create(&part).with_context(|| format!("Cannot create {}", part.display()))?;
+        self.write(out)
+            .with_context(|| format!("Cannot write {}", part.display()))?;
+        fs::rename(&part, archive)
+            .with_context(|| format!("Cannot put {} in its place", archive.display()))
     }
 
     fn write(&self, out: impl Write) -> Result<()> {

@@ -6,6 +6,7 @@
 //! told to end, and when it dies.
 
 mod agent;
+pub mod attachments;
 pub mod backend;
 pub mod cpio;
 pub mod debian;

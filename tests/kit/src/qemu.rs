@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use farlane_vm_agent::PORT_NAME;
 use serde_json::{Value, json};
 
+use crate::attachments::{Disk, DiskKind, Ram, VfioUser, Window, option_value};
 use crate::guest_root::GuestFile;
 use crate::process::check_output;
 use crate::tree::Tree;
@@ -28,6 +29,12 @@ pub const FARLANE_DEVICE: &str = "farlane";
 
 /// The PCIe port that the Farlane device is plugged into.
 const FARLANE_PORT: &str = "farlane-port";
+
+/// The slots and chassis of PCIe ports that belong to one device; free ports have those before.
+const FIRST_OWN_SLOT: u32 = 64;
+
+/// The address of a guest with [`VmConfig::forwarded_ports`].
+pub const USER_ADDRESS: &str = "10.0.2.15";
 
 /// A QEMU that can be run.
 #[derive(Debug, Clone)]
@@ -49,8 +56,10 @@ pub enum Accelerator {
 pub struct VmConfig<'a> {
     /// Its name: of its log files, its host name, and in messages.
     pub name: String,
-    /// Its memory, shared with vhost-user backends.
+    /// How much memory it has.
     pub memory_mib: u32,
+    /// Where its memory comes from: a shared memfd where nothing else is said, as vhost-user backends need it.
+    pub ram: Ram,
     /// How many processors it has.
     pub cpus: u32,
     /// The socket of the backend of its Farlane device; the backend listens already.
@@ -59,6 +68,19 @@ pub struct VmConfig<'a> {
     pub wire: Option<(&'a Wire, End)>,
     /// How many empty PCIe ports it has: `port0`, `port1` ..., for devices plugged in later.
     pub free_ports: u32,
+    /// Devices that other processes serve over vfio-user.
+    pub vfio_user: Vec<VfioUser>,
+    /// Disks that QEMU itself serves.
+    pub disks: Vec<Disk>,
+    /// Windows of shared memory.
+    pub windows: Vec<Window>,
+    /// Whether it has an IOMMU that restricts its devices' DMA, and `vfio-pci` can give devices to its processes.
+    pub iommu: bool,
+    /// TCP ports of the guest, at [`USER_ADDRESS`], that this machine can connect to: see
+    /// [`crate::guest::Guest::forwarded`].
+    pub forwarded_ports: Vec<u16>,
+    /// Whether it has the programs for disks: fio, nvme, mkfs.ext4, fsck.ext4. They cost boot time.
+    pub storage: bool,
     /// Files laid over its root.
     pub files: Vec<GuestFile>,
     /// Further words on QEMU's command line.
@@ -75,10 +97,17 @@ impl<'a> VmConfig<'a> {
         Self {
             name: name.into(),
             memory_mib: 1024,
+            ram: Ram::default(),
             cpus: 1,
             farlane: None,
             wire: None,
             free_ports: 0,
+            vfio_user: Vec::new(),
+            disks: Vec::new(),
+            windows: Vec::new(),
+            iommu: false,
+            forwarded_ports: Vec::new(),
+            storage: false,
             files: Vec::new(),
             qemu_arguments: Vec::new(),
             kernel_arguments: Vec::new(),
@@ -97,6 +126,102 @@ impl<'a> VmConfig<'a> {
     #[must_use]
     pub fn wire(mut self, wire: &'a Wire, end: End) -> Self {
         self.wire = Some((wire, end));
+        self
+    }
+
+    /// With its memory from elsewhere.
+    #[must_use]
+    pub fn ram(mut self, ram: Ram) -> Self {
+        self.ram = ram;
+        self
+    }
+
+    /// With a device that the server behind `socket`, which listens already, serves over vfio-user. It is in a PCIe
+    /// port of its own.
+    #[must_use]
+    pub fn vfio_user(mut self, id: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
+        self.vfio_user.push(VfioUser {
+            id: id.into(),
+            socket: Some(socket.into()),
+        });
+        self
+    }
+
+    /// With an empty PCIe port, for a vfio-user device of this id that is plugged in later.
+    #[must_use]
+    pub fn vfio_user_port(mut self, id: impl Into<String>) -> Self {
+        self.vfio_user.push(VfioUser {
+            id: id.into(),
+            socket: None,
+        });
+        self
+    }
+
+    /// With an NVMe that QEMU emulates over a raw file.
+    #[must_use]
+    pub fn nvme(self, id: impl Into<String>, file: impl Into<PathBuf>) -> Self {
+        self.disk(DiskKind::Nvme, id, file)
+    }
+
+    /// With a disk that QEMU serves from a raw file.
+    #[must_use]
+    pub fn disk(mut self, kind: DiskKind, id: impl Into<String>, file: impl Into<PathBuf>) -> Self {
+        self.disks.push(Disk {
+            id: id.into(),
+            kind,
+            file: file.into(),
+        });
+        self
+    }
+
+    /// With an ivshmem function whose BAR 2 is a file of this machine, for instance another guest's [`Ram::File`].
+    #[must_use]
+    pub fn window(
+        mut self,
+        id: impl Into<String>,
+        file: impl Into<PathBuf>,
+        size_mib: u32,
+    ) -> Self {
+        self.windows.push(Window {
+            id: id.into(),
+            file: file.into(),
+            size_mib,
+        });
+        self
+    }
+
+    /// With an emulated Intel IOMMU, on, so that processes of the guest can be given devices through vfio-pci (type 1).
+    ///
+    /// A second kernel that lends a device is a guest with this, with [`VmConfig::nvme`], and with a
+    /// [`VmConfig::window`] onto the memory of the guest that borrows. In it: `modprobe vfio-pci`, unbind the NVMe's
+    /// function from its driver if one has it, write `vfio-pci` to its `driver_override` and its address to
+    /// `/sys/bus/pci/drivers_probe`; write 1 to the window function's `enable`, and map its `resource2`.
+    #[must_use]
+    pub fn iommu(mut self) -> Self {
+        self.iommu = true;
+        self
+    }
+
+    /// With a TCP port of the guest that this machine can connect to; [`crate::guest::Guest::forwarded`] tells where.
+    /// What listens must be bound to [`USER_ADDRESS`] or to all addresses.
+    #[must_use]
+    pub fn forward(mut self, guest_port: u16) -> Self {
+        self.forwarded_ports.push(guest_port);
+        self
+    }
+
+    /// With fio, nvme, mkfs.ext4 and fsck.ext4.
+    #[must_use]
+    pub fn storage(mut self) -> Self {
+        self.storage = true;
+        self
+    }
+
+    /// With further words on the kernel's command line.
+    #[must_use]
+    pub fn kernel_arguments<S: Into<String>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
+        self.kernel_arguments
+            .extend(words.into_iter().map(Into::into));
         self
     }
 
@@ -163,27 +288,23 @@ impl Qemu {
             Accelerator::Tcg => ("tcg,thread=multi", "max"),
             Accelerator::Kvm => ("kvm", "host"),
         };
-        command.args([
-            "-accel",
-            accelerator,
-            "-cpu",
-            cpu,
-            "-machine",
-            "q35,memory-backend=ram",
-        ]);
+        let machine = if config.iommu {
+            "q35,memory-backend=ram,kernel-irqchip=split"
+        } else {
+            "q35,memory-backend=ram"
+        };
+        command.args(["-accel", accelerator, "-cpu", cpu, "-machine", machine]);
         command.args([
             "-smp",
             &config.cpus.to_string(),
             "-m",
             &format!("{}M", config.memory_mib),
         ]);
-        command.args([
-            "-object",
-            &format!(
-                "memory-backend-memfd,id=ram,size={}M,share=on",
-                config.memory_mib
-            ),
-        ]);
+        command.args(["-object", &config.ram.object(config.memory_mib)?]);
+        if config.iommu {
+            // Before the devices behind it.
+            command.args(["-device", "intel-iommu,caching-mode=on,intremap=on"]);
+        }
         command
             .arg("-kernel")
             .arg(boot.kernel)
@@ -220,6 +341,15 @@ impl Qemu {
                 &format!("virtio-net-pci,netdev=wire,romfile=,mac={}", end.mac()),
             ]);
         }
+        if !config.forwarded_ports.is_empty() {
+            // QEMU chooses the ports of this machine: nobody can take them before it does.
+            let rules = config.forwarded_ports.iter();
+            let rules: String = rules
+                .map(|port| format!(",hostfwd=tcp:127.0.0.1:0-{USER_ADDRESS}:{port}"))
+                .collect();
+            command.args(["-netdev", &format!("user,id=user,restrict=on{rules}")]);
+            command.args(["-device", "virtio-net-pci,netdev=user,romfile="]);
+        }
         for port in 0..config.free_ports {
             command.args([
                 "-device",
@@ -242,6 +372,16 @@ impl Qemu {
                 ),
             ]);
             command.args(["-device", &farlane_device(0).to_string()]);
+        }
+        let mut slots = FIRST_OWN_SLOT..;
+        for (device, slot) in config.vfio_user.iter().zip(&mut slots) {
+            command.args(device.words(slot)?);
+        }
+        for (disk, slot) in config.disks.iter().zip(&mut slots) {
+            command.args(disk.words(slot)?);
+        }
+        for window in &config.windows {
+            command.args(window.words()?);
         }
         command.args(&config.qemu_arguments);
         Ok(command)
@@ -284,19 +424,23 @@ fn kernel_command_line(config: &VmConfig<'_>) -> String {
     if let Some((_, end)) = config.wire {
         words.push(format!("farlane.address={}/24", end.address()));
     }
+    if !config.forwarded_ports.is_empty() {
+        // Interfaces have the order of their devices.
+        let interface = if config.wire.is_some() {
+            "eth1"
+        } else {
+            "eth0"
+        };
+        words.push(format!("farlane.user={interface}:{USER_ADDRESS}/24"));
+    }
+    if config.iommu {
+        words.extend(["intel_iommu=on".to_owned(), "iommu=pt".to_owned()]);
+    }
     if config.interactive {
         words.push("farlane.shell=1".into());
     }
     words.extend(config.kernel_arguments.iter().cloned());
     words.join(" ")
-}
-
-/// A path as part of a comma-separated option of QEMU.
-fn option_value(path: &Path) -> Result<String> {
-    let text = path
-        .to_str()
-        .with_context(|| format!("{} is not UTF-8", path.display()))?;
-    Ok(text.replace(',', ",,"))
 }
 
 fn system_version() -> Option<(u32, u32)> {
@@ -328,10 +472,5 @@ mod tests {
             Some((11, 1))
         );
         assert_eq!(parse_version("something else"), None);
-    }
-
-    #[test]
-    fn a_comma_in_a_path_is_doubled() {
-        assert_eq!(option_value(Path::new("/tmp/a,b")).unwrap(), "/tmp/a,,b");
     }
 }

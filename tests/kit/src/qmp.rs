@@ -141,6 +141,16 @@ impl Qmp {
         Ok(())
     }
 
+    /// Runs a command of the monitor for people, for what has no other, and returns its text.
+    ///
+    /// # Errors
+    /// When QEMU refuses it.
+    pub fn human_command(&self, line: &str) -> Result<String> {
+        let text = self.execute("human-monitor-command", json!({ "command-line": line }))?;
+        let text = text.as_str().context("QEMU returned no text")?;
+        Ok(text.to_owned())
+    }
+
     /// Stops the guest's processors.
     ///
     /// # Errors

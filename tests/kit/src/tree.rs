@@ -90,9 +90,20 @@ impl Tree {
     /// A command that runs the tree's loader with its library path, ready for more options and a program.
     #[must_use]
     pub fn loader(&self) -> Command {
+        self.loader_with(&[])
+    }
+
+    /// Like [`Tree::loader`], for programs that find some of their libraries in folders within that of the others.
+    #[must_use]
+    pub fn loader_with(&self, folders: &[&str]) -> Command {
         // Not lib64/ld-linux-x86-64.so.2: `lib64` and that link may be absolute, and lead out of the tree.
         let mut command = Command::new(self.libraries().join("ld-linux-x86-64.so.2"));
-        command.arg("--library-path").arg(self.libraries());
+        let mut path = self.libraries().into_os_string();
+        for folder in folders {
+            path.push(":");
+            path.push(self.libraries().join(folder));
+        }
+        command.arg("--library-path").arg(path);
         command
     }
 

@@ -1,11 +1,15 @@
 //! The VM kit itself: guests boot, run commands side by side, reach each other over the wire, lose and get devices,
 //! and a guest that hangs is ended.
 
+use std::fs::File;
+use std::io::Read as _;
+use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use farlane_vm_agent::protocol::Ending;
 use farlane_vmkit::guest::Guest;
+use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::report::Report;
 use farlane_vmkit::wire::Wire;
 use serde_json::json;
@@ -44,6 +48,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     software_roce(&a, &b, report)?;
     hot_plug(&a)?;
     stopped_guest(&b)?;
+    disks(run, report)?;
 
     b.kill()?;
     let error = b
@@ -167,6 +172,53 @@ fn hot_plug(guest: &Guest) -> Result<()> {
     ensure!(devices(guest)? != before, "no device appeared");
     guest.qmp().device_del("extra", Duration::from_secs(60))?;
     ensure!(devices(guest)? == before, "the device did not go");
+    Ok(())
+}
+
+/// A guest with an IOMMU, an NVMe, a window and a port that this machine can connect to.
+fn disks(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let (blocks, window) = (run.path("blocks"), run.path("window"));
+    File::create(&blocks)?.set_len(16 << 20)?;
+    let start = Instant::now();
+    let config = VmConfig::new("disks").storage().iommu();
+    let config = config.nvme("disk", &blocks).window("window", &window, 1);
+    let [guest] = run.boot([config.forward(4000)])?;
+    let took = format!("{:.1} s", start.elapsed().as_secs_f64());
+    report.add("VM kit", "boot of a guest with programs for disks", took);
+
+    let serving = guest.spawn("echo hello | nc -l -p 4000")?;
+    guest.wait_listening(4000, Duration::from_secs(30))?;
+    let mut heard = String::new();
+    let mut stream = TcpStream::connect(guest.forwarded(4000)?)?;
+    stream.shutdown(Shutdown::Write)?;
+    stream.read_to_string(&mut heard)?;
+    ensure!(heard == "hello\n", "this machine heard {heard:?}");
+    ensure!(
+        serving.wait(Duration::from_secs(30))?.success(),
+        "the server failed"
+    );
+
+    let functions = guest.run("lspci -n -v -d 1af4:1110")?;
+    ensure!(
+        functions.contains("[size=1M]"),
+        "there is no window:\n{functions}"
+    );
+    ensure!(
+        window.metadata()?.len() == 1 << 20,
+        "the window is not the file"
+    );
+    guest.run(
+        "modprobe nvme; i=0; until [ -e /dev/nvme0n1 ]; do i=$((i+1)); [ $i -lt 600 ] || exit 1; usleep 50000; done; \
+         nvme id-ctrl /dev/nvme0 | grep 'sn *: disk' && mkfs.ext4 -q /dev/nvme0n1 && mount -t ext4 /dev/nvme0n1 /mnt && \
+         fio --name=x --filename=/mnt/file --size=1m --rw=randwrite --ioengine=libaio --direct=1 --verify=crc32c && \
+         umount /mnt && fsck.ext4 -fn /dev/nvme0n1",
+    )?;
+    // A process of the guest gets the whole device, behind the IOMMU.
+    guest.run(
+        "modprobe vfio-pci && d=$(basename $(readlink /sys/class/nvme/nvme0/device)) && cd /sys/bus/pci && \
+         echo vfio-pci >devices/$d/driver_override && echo $d >devices/$d/driver/unbind && echo $d >drivers_probe && \
+         test -c /dev/vfio/$(basename $(readlink devices/$d/iommu_group))",
+    )?;
     Ok(())
 }
 
