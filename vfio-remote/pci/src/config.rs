@@ -1,1 +1,422 @@
 //! Configuration space as a virtual machine sees it.
+//!
+//! Virtual is what belongs to the place of the function in the VM: the header with its BARs and
+//! command register, and the MSI and MSI-X capabilities (whose effect goes through interrupts'
+//! eventfds). The power state is virtual too, because a lender keeps its devices running. All else
+//! is the function's own.
+
+use crate::description::BAR_COUNT;
+use crate::{Description, Region};
+
+const COMMAND: usize = 0x04;
+const STATUS: usize = 0x06;
+const BARS: usize = 0x10;
+const ROM: usize = 0x30;
+const CAPABILITIES: usize = 0x34;
+const HEADER_BYTES: usize = 0x40;
+const FIRST_CAPABILITY: usize = 0x40;
+/// End of the space that the capability list lies in (PCI 3.0, 6.7).
+const CONVENTIONAL_BYTES: usize = 0x100;
+
+/// Command register, PCI 3.0, 6.2.2.
+const COMMAND_MEMORY: u16 = 1 << 1;
+const COMMAND_MASTER: u16 = 1 << 2;
+const COMMAND_INTX_DISABLE: u16 = 1 << 10;
+/// I/O, memory, bus master, parity, SERR, INTx disable.
+const COMMAND_WRITABLE: u16 = 0x0547;
+
+const CAP_POWER: u8 = 0x01;
+const CAP_MSI: u8 = 0x05;
+const CAP_EXPRESS: u8 = 0x10;
+const CAP_MSIX: u8 = 0x11;
+
+/// What a write to configuration space asks for beyond itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Effects {
+    /// The function may begin, or must end, to access memory.
+    pub bus_master: Option<bool>,
+    /// Whether INTx is to be silent.
+    pub intx_disable: Option<bool>,
+    /// A function-level reset was asked for.
+    pub reset: bool,
+    /// Bytes that belong to the function: (offset, bytes).
+    pub forward: Vec<(u64, Vec<u8>)>,
+}
+
+/// Configuration space of one function in a VM.
+#[derive(Clone, Debug)]
+pub struct ConfigSpace {
+    initial: Vec<u8>,
+    bytes: Vec<u8>,
+    /// Bits that a write changes, of virtual bytes.
+    writable: Vec<u8>,
+    /// Whether a byte is kept here; else it is the function's.
+    kept: Vec<bool>,
+    /// Where the Device Control register's upper byte lies, whose top bit starts a reset
+    /// (PCI Express 3.0, 7.8.4).
+    reset_byte: Option<usize>,
+}
+
+impl ConfigSpace {
+    /// The space of a function as after a reset.
+    #[must_use]
+    pub fn new(description: &Description) -> Self {
+        let length = description.config.len().max(CONVENTIONAL_BYTES);
+        let mut initial = description.config.clone();
+        initial.resize(length, 0);
+        let mut space = Self {
+            bytes: Vec::new(),
+            writable: vec![0; length],
+            kept: vec![false; length],
+            initial,
+            reset_byte: None,
+        };
+        space.header(description);
+        space.capabilities();
+        space.bytes = space.initial.clone();
+        space
+    }
+
+    fn keep(&mut self, at: usize, length: usize) {
+        let end = (at + length).min(self.kept.len());
+        self.kept[at.min(end)..end].fill(true);
+    }
+
+    fn allow(&mut self, at: usize, bits: &[u8]) {
+        if let Some(bytes) = self.writable.get_mut(at..at + bits.len()) {
+            bytes.copy_from_slice(bits);
+        }
+    }
+
+    fn clear_initial(&mut self, at: usize, length: usize) {
+        let end = (at + length).min(self.initial.len());
+        self.initial[at.min(end)..end].fill(0);
+    }
+
+    fn header(&mut self, description: &Description) {
+        self.keep(0, HEADER_BYTES);
+        self.clear_initial(COMMAND, 2);
+        self.allow(COMMAND, &COMMAND_WRITABLE.to_le_bytes());
+        // Cache line size, latency timer: of no meaning, but drivers write them.
+        self.allow(0x0c, &[0xff, 0xff]);
+        // Interrupt line: for software alone.
+        self.allow(0x3c, &[0xff]);
+        self.clear_initial(ROM, 4);
+        let mut bar = 0;
+        while bar < BAR_COUNT {
+            let at = BARS + 4 * bar;
+            let kind = self.initial[at];
+            let size = description.regions.get(bar).map_or(0, |r| r.size);
+            let is_io = kind & 1 != 0;
+            let is_wide = !is_io && kind & 0x06 == 0x04 && bar + 1 < BAR_COUNT;
+            let bits = if is_io { kind & 0x03 } else { kind & 0x0f };
+            self.clear_initial(at, if is_wide { 8 } else { 4 });
+            if size == 0 {
+                bar += 1;
+                continue;
+            }
+            self.initial[at] = bits;
+            let floor = if is_io { 4 } else { 16 };
+            let mask = (!(size.max(floor) - 1)).to_le_bytes();
+            self.allow(at, &mask[..if is_wide { 8 } else { 4 }]);
+            bar += if is_wide { 2 } else { 1 };
+        }
+    }
+
+    /// Follows the capability list, which may be a peer's: each place is visited once.
+    fn capabilities(&mut self) {
+        if self.initial[STATUS] & 0x10 == 0 {
+            return;
+        }
+        let mut at = usize::from(self.initial[CAPABILITIES] & 0xfc);
+        let mut left = (CONVENTIONAL_BYTES - FIRST_CAPABILITY) / 4;
+        while at >= FIRST_CAPABILITY && at + 4 <= CONVENTIONAL_BYTES && left > 0 {
+            left -= 1;
+            self.keep(at, 2);
+            match self.initial[at] {
+                CAP_POWER => {
+                    self.keep(at, 8);
+                    // The power state alone (PCI Power Management 1.2, 3.2.4).
+                    self.allow(at + 4, &[0x03]);
+                }
+                CAP_MSI => self.msi(at),
+                CAP_MSIX => {
+                    self.keep(at, 12);
+                    self.clear_control(at + 3, 0xc0);
+                    // Enable, function mask.
+                    self.allow(at + 3, &[0xc0]);
+                }
+                CAP_EXPRESS if at + 0x0a <= CONVENTIONAL_BYTES => self.reset_byte = Some(at + 9),
+                _ => {}
+            }
+            at = usize::from(self.initial[at + 1] & 0xfc);
+        }
+    }
+
+    fn clear_control(&mut self, at: usize, bits: u8) {
+        if let Some(byte) = self.initial.get_mut(at) {
+            *byte &= !bits;
+        }
+    }
+
+    /// PCI 3.0, 6.8.1.
+    fn msi(&mut self, at: usize) {
+        let control = self.initial.get(at + 2).copied().unwrap_or(0);
+        let (is_wide, has_mask) = (control & 0x80 != 0, control_has_mask(&self.initial, at));
+        let length = 10 + if is_wide { 4 } else { 0 } + if has_mask { 10 } else { 0 };
+        self.keep(at, length);
+        // Enable, and how many of the vectors.
+        self.clear_control(at + 2, 0x71);
+        self.allow(at + 2, &[0x71]);
+        self.allow(at + 4, &[0xfc, 0xff, 0xff, 0xff]);
+        let mut next = at + 8;
+        if is_wide {
+            self.allow(next, &[0xff; 4]);
+            next += 4;
+        }
+        self.allow(next, &[0xff; 2]);
+        if has_mask {
+            self.allow(next + 4, &[0xff; 4]);
+        }
+    }
+
+    /// Bytes of the space.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Never: it has at least 256 bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Reads what is kept here, and what the function's bytes were after its reset. Bytes beyond
+    /// the end read as ones.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (i, byte) in data.iter_mut().enumerate() {
+            let place = at.checked_add(i);
+            *byte = place
+                .and_then(|p| self.bytes.get(p))
+                .copied()
+                .unwrap_or(0xff);
+        }
+    }
+
+    /// Stretches of `length` bytes at `offset` that are the function's own: (offset, bytes).
+    #[must_use]
+    pub fn foreign(&self, offset: u64, length: usize) -> Vec<(u64, usize)> {
+        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let mut runs: Vec<(u64, usize)> = Vec::new();
+        let mut inside = false;
+        for place in at..at.saturating_add(length) {
+            let foreign = self.kept.get(place).is_some_and(|&kept| !kept);
+            if foreign && inside {
+                if let Some(last) = runs.last_mut() {
+                    last.1 += 1;
+                }
+            } else if foreign {
+                runs.push((u64::try_from(place).unwrap_or(u64::MAX), 1));
+            }
+            inside = foreign;
+        }
+        runs
+    }
+
+    fn command(&self) -> u16 {
+        u16::from_le_bytes([self.bytes[COMMAND], self.bytes[COMMAND + 1]])
+    }
+
+    /// Whether the function may access memory.
+    #[must_use]
+    pub fn is_bus_master(&self) -> bool {
+        self.command() & COMMAND_MASTER != 0
+    }
+
+    /// Whether the function answers at its memory BARs.
+    #[must_use]
+    pub fn has_memory_space(&self) -> bool {
+        self.command() & COMMAND_MEMORY != 0
+    }
+
+    /// The address that the VM has given to a BAR.
+    #[must_use]
+    pub fn bar_address(&self, region: Region) -> Option<u64> {
+        let at = BARS + 4 * region.bar()?;
+        let low = u64::from(u32::from_le_bytes(
+            self.bytes.get(at..at + 4)?.try_into().ok()?,
+        ));
+        if low & 0x07 != 0x04 {
+            return Some(low & !0x0f);
+        }
+        let high = u64::from(u32::from_le_bytes(
+            self.bytes.get(at + 4..at + 8)?.try_into().ok()?,
+        ));
+        Some(high << 32 | low & !0x0f)
+    }
+
+    /// Writes, and says what follows from it.
+    #[must_use = "what a write asks for must be done"]
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
+        let before = self.command();
+        let mut effects = Effects::default();
+        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (i, &byte) in data.iter().enumerate() {
+            let Some(place) = at.checked_add(i).filter(|&p| p < self.bytes.len()) else {
+                break;
+            };
+            if self.kept[place] {
+                let mask = self.writable[place];
+                self.bytes[place] = self.bytes[place] & !mask | byte & mask;
+            }
+        }
+        for (run, length) in self.foreign(offset, data.len()) {
+            let skip = usize::try_from(run - offset).unwrap_or(usize::MAX);
+            let Some(bytes) = data.get(skip..skip.saturating_add(length)) else {
+                continue;
+            };
+            let mut bytes = bytes.to_vec();
+            let first = usize::try_from(run).unwrap_or(usize::MAX);
+            if let Some(control) = self
+                .reset_byte
+                .and_then(|place| place.checked_sub(first))
+                .and_then(|i| bytes.get_mut(i))
+                && *control & 0x80 != 0
+            {
+                // It is the borrower's to do, so that nobody misses it.
+                *control &= 0x7f;
+                effects.reset = true;
+            }
+            effects.forward.push((run, bytes));
+        }
+        let after = self.command();
+        let changed = before ^ after;
+        let now = |bit: u16| (changed & bit != 0).then_some(after & bit != 0);
+        effects.bus_master = now(COMMAND_MASTER);
+        effects.intx_disable = now(COMMAND_INTX_DISABLE);
+        effects
+    }
+
+    /// Everything as after a reset.
+    pub fn reset(&mut self) {
+        self.bytes.copy_from_slice(&self.initial);
+    }
+}
+
+fn control_has_mask(bytes: &[u8], at: usize) -> bool {
+    bytes.get(at + 3).is_some_and(|high| high & 0x01 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ClassCode, Template};
+    use proptest::prelude::*;
+
+    fn nvme() -> ConfigSpace {
+        let class = ClassCode {
+            base: 1,
+            sub: 8,
+            interface: 2,
+        };
+        let description = Template::new(0x1b36, 0x10, 2, class)
+            .memory_bar(0, 0x4000, false)
+            .msix(9, 0, 0x2000, 0x3000)
+            .describe("test".into());
+        assert!(description.is_valid());
+        ConfigSpace::new(&description)
+    }
+
+    fn word(space: &ConfigSpace, at: u64) -> u32 {
+        let mut bytes = [0; 4];
+        space.read(at, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    fn capability(space: &ConfigSpace, id: u8) -> u64 {
+        let mut at = u64::from(space.bytes[CAPABILITIES]);
+        while at != 0 {
+            let bytes = word(space, at).to_le_bytes();
+            if bytes[0] == id {
+                return at;
+            }
+            at = u64::from(bytes[1]);
+        }
+        panic!("no capability {id:#x}");
+    }
+
+    #[test]
+    fn bars_tell_their_size_and_keep_their_type() {
+        let mut space = nvme();
+        let _ = space.write(0x10, &[0xff; 8]);
+        assert_eq!(word(&space, 0x10), 0xffff_c004);
+        assert_eq!(word(&space, 0x14), 0xffff_ffff);
+        let _ = space.write(0x10, &0x3_8000_0000_u64.to_le_bytes());
+        assert_eq!(space.bar_address(Region::Bar0), Some(0x3_8000_0000));
+        // There is no BAR 2.
+        let _ = space.write(0x18, &[0xff; 4]);
+        assert_eq!(word(&space, 0x18), 0);
+        space.reset();
+        assert_eq!(space.bar_address(Region::Bar0), Some(0));
+    }
+
+    #[test]
+    fn bus_mastering_is_told_when_it_changes() {
+        let mut space = nvme();
+        assert_eq!(space.write(4, &[0x06, 0]).bus_master, Some(true));
+        assert!(space.is_bus_master() && space.has_memory_space());
+        assert_eq!(space.write(4, &[0x06, 0x04]).bus_master, None);
+        let effects = space.write(2, &[0, 0, 0x02, 0x00]);
+        assert_eq!(effects.bus_master, Some(false));
+        assert_eq!(effects.intx_disable, Some(false));
+    }
+
+    #[test]
+    fn identity_and_capability_list_cannot_be_written() {
+        let mut space = nvme();
+        let before = space.bytes.clone();
+        let _ = space.write(0, &[0xff; 4]);
+        let _ = space.write(8, &[0xff; 4]);
+        let _ = space.write(0x34, &[0xff; 4]);
+        let msix = capability(&space, CAP_MSIX);
+        let _ = space.write(msix, &[0xff, 0xff, 0xff, 0x3f, 0xff, 0xff, 0xff, 0xff]);
+        assert_eq!(before, space.bytes);
+        let _ = space.write(msix + 2, &[0xff, 0xff]);
+        assert_eq!(word(&space, msix) >> 16, 0xc008);
+    }
+
+    #[test]
+    fn a_function_level_reset_is_asked_for_and_not_forwarded() {
+        let mut space = nvme();
+        let express = capability(&space, CAP_EXPRESS);
+        let effects = space.write(express + 8, &0x8010_u16.to_le_bytes());
+        assert!(effects.reset);
+        assert_eq!(effects.forward, [(express + 8, vec![0x10, 0x00])]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_access_and_no_description_is_too_absurd(
+            config in prop::collection::vec(any::<u8>(), 256),
+            accesses in prop::collection::vec((any::<u16>(), prop::collection::vec(any::<u8>(), 0..9)), 0..20),
+        ) {
+            let mut description = Template::new(1, 2, 3, ClassCode { base: 0, sub: 0, interface: 0 })
+                .memory_bar(0, 0x1000, true)
+                .describe(String::new());
+            description.config = config;
+            let mut space = ConfigSpace::new(&description);
+            for (offset, data) in accesses {
+                let offset = u64::from(offset) & 0x1ff;
+                let effects = space.write(offset, &data);
+                for (at, bytes) in effects.forward {
+                    prop_assert!(at >= offset && bytes.len() <= data.len());
+                }
+                space.read(offset, &mut [0; 9]);
+            }
+            space.reset();
+            prop_assert!(!space.is_bus_master());
+        }
+    }
+}

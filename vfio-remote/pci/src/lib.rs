@@ -12,6 +12,7 @@ mod interrupt;
 mod source;
 mod template;
 
+pub use config::{ConfigSpace, Effects};
 pub use description::{
     Area, BAR_COUNT, Description, Interrupts, REGION_COUNT, Region, RegionDescription,
 };
