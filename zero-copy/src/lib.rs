@@ -6,10 +6,12 @@
 //! * [`Region`]: a registered buffer of a guest application or host process: extents plus rights.
 //! * [`SharedMemory`]: a region as one contiguous mapping, for rings and queues.
 //! * [`Pool`]: buffers in host memory that a guest maps.
+//! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`topology`]: on which NUMA node memory lies.
 
 mod address_space;
 mod copy;
+pub mod eventfd;
 mod mapping;
 mod pool;
 mod process;

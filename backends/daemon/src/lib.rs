@@ -13,7 +13,6 @@
 //! [`lifecycle::Lifecycle::begin`], arguments, sockets, [`privileges::give_up`], threads,
 //! [`seccomp::confine`].
 
-pub mod eventfd;
 pub mod lifecycle;
 pub mod listener;
 pub mod log_limit;
@@ -24,3 +23,5 @@ pub mod privileges;
 pub mod seccomp;
 pub mod vhost;
 pub mod vring;
+
+pub use farlane_zero_copy::eventfd;
