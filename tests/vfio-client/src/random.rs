@@ -1,0 +1,38 @@
+//! Numbers that look random and are the same in every run.
+
+/// A generator (Vigna's splitmix64).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Numbers that belong to `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number.
+    pub fn word(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `limit`, which is not zero.
+    pub fn below(&mut self, limit: usize) -> usize {
+        let limit = u64::try_from(limit).unwrap_or(1);
+        usize::try_from(self.word() % limit).unwrap_or(0)
+    }
+
+    /// One of `choices`, which are not none.
+    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+
+    /// Random bytes.
+    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
+        let words = std::iter::repeat_with(|| self.word().to_le_bytes());
+        words.flatten().take(length).collect()
+    }
+}

@@ -1,0 +1,152 @@
+//! Serves a device on a socket, client after client.
+
+use crate::client::Client;
+use crate::reply::Reply;
+use crate::session::{Next, Session};
+use crate::socket::{Socket, SocketError};
+use crate::wire::{self, HEADER_BYTES};
+use crate::{Counters, Device, MAX_TRANSFER_BYTES};
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+/// Most bytes after the header of a message: a transfer, and what describes it.
+const MAX_BODY_BYTES: usize = MAX_TRANSFER_BYTES as usize + size_of::<wire::RegionAccess>();
+
+/// How long to wait where the system has run out of something.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves a device.
+#[derive(Debug)]
+pub struct Server;
+
+impl Server {
+    /// Serves `device` on the listening UNIX stream socket `listener`, on this thread. `name` is for
+    /// logs.
+    ///
+    /// A device has one client at a time; the next one is served when it has gone. Until then it
+    /// waits: a virtual machine monitor that restarts must not be refused because its predecessor's
+    /// end has not been noticed yet.
+    ///
+    /// Returns when the listener fails. Shutting it down (`shutdown(2)`) makes it fail.
+    pub fn serve(name: &str, listener: OwnedFd, device: impl Device) -> io::Error {
+        Self::serve_counted(name, listener, device, &Counters::default())
+    }
+
+    /// As [`serve`](Self::serve), and counts messages in `counters`.
+    pub fn serve_counted(
+        name: &str,
+        listener: OwnedFd,
+        mut device: impl Device,
+        counters: &Counters,
+    ) -> io::Error {
+        let listener = UnixListener::from(listener);
+        if let Err(error) = listener.set_nonblocking(false) {
+            return error;
+        }
+        let mut buffers = Buffers::default();
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    log::info!("{name}: a client has connected");
+                    let end = serve_client(stream.into(), &mut device, counters, &mut buffers);
+                    match end {
+                        SocketError::Closed => log::info!("{name}: the client has gone"),
+                        error => log::warn!("{name}: the client is dropped: {}", chain(&error)),
+                    }
+                    buffers.shrink();
+                }
+                Err(error) if is_passing(&error) => {}
+                Err(error) if is_shortage(&error) => {
+                    log::warn!("{name}: a client has to wait: {error}");
+                    std::thread::sleep(SHORTAGE_PAUSE);
+                }
+                Err(error) => return error,
+            }
+        }
+    }
+}
+
+/// Errors of a connection that was not to be, accept(2).
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+    matches!(error.kind(), Interrupted | ConnectionAborted | WouldBlock)
+}
+
+fn is_shortage(error: &io::Error) -> bool {
+    let shortages = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+    error
+        .raw_os_error()
+        .is_some_and(|errno| shortages.contains(&errno))
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+/// What a connection needs for its messages.
+#[derive(Default)]
+struct Buffers {
+    body: Vec<u8>,
+    reply: Reply,
+}
+
+impl Buffers {
+    /// Gives back what a client with large messages has needed.
+    fn shrink(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// Returns why the connection has ended.
+fn serve_client(
+    stream: OwnedFd,
+    device: &mut impl Device,
+    counters: &Counters,
+    buffers: &mut Buffers,
+) -> SocketError {
+    let client = Client::new(Socket::new(stream), counters.clone());
+    // Ended before the device is told: no thread of it waits for an answer that cannot come.
+    let mut session = Session::new(device, client.clone());
+    let end = loop {
+        match serve_message(&client, &mut session, buffers) {
+            Ok(Next::Continue) => {}
+            Ok(Next::End) => break SocketError::Closed,
+            Err(error) => break error,
+        }
+    };
+    client.end();
+    drop(session);
+    end
+}
+
+fn serve_message(
+    client: &Client,
+    session: &mut Session<'_, impl Device>,
+    buffers: &mut Buffers,
+) -> Result<Next, SocketError> {
+    let Buffers { body, reply } = buffers;
+    let message = client.socket().receive(body, MAX_BODY_BYTES)?;
+    let header = message.header;
+    if header.flags & wire::FLAGS_TYPE == wire::TYPE_REPLY {
+        client.answered(&header, body);
+        return Ok(Next::Continue);
+    }
+    let next = session.handle(&header, body, message.fds, message.fds_lost, reply);
+    if header.flags & wire::FLAG_NO_REPLY == 0 || next == Next::End {
+        let fds: Vec<_> = reply.fds.iter().map(|fd| fd.as_fd()).collect();
+        let (head, body) = reply.bytes.split_at(HEADER_BYTES);
+        client.send(head, body, &fds)?;
+    }
+    // The device's files are not kept open for longer than needed.
+    reply.fds.clear();
+    Ok(next)
+}

@@ -1,0 +1,203 @@
+//! Messages on a UNIX stream socket.
+
+use crate::MAX_RECEIVED_FDS;
+use crate::wire::{HEADER_BYTES, Header};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+use zerocopy::FromBytes as _;
+
+/// How long the other side may take for the rest of a message that it has begun, or to make room
+/// for one that is sent to it.
+pub const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why there is no next message.
+#[derive(Debug, Error)]
+pub enum SocketError {
+    /// The other side has closed the connection.
+    #[error("The connection was closed")]
+    Closed,
+    /// It closed it within a message.
+    #[error("The connection was closed within a message")]
+    Torn,
+    /// A header that says that it is shorter than itself, or longer than a message can be. Where the
+    /// next message begins cannot be known.
+    #[error("A message of {0} bytes cannot be")]
+    Size(u32),
+    /// More descriptors than one message can have.
+    #[error("A message with more than {MAX_RECEIVED_FDS} descriptors")]
+    Descriptors,
+    /// The other side stopped in the middle of a message.
+    #[error("The other side is stuck")]
+    Stuck,
+    /// The system failed.
+    #[error("The socket failed")]
+    Io(#[from] Errno),
+}
+
+/// A message that has arrived; its body lies in the buffer that was given.
+#[derive(Debug)]
+pub struct Received {
+    /// The header.
+    pub header: Header,
+    /// All descriptors that came with it.
+    pub fds: Vec<OwnedFd>,
+    /// Some more have been lost because this process cannot have more open.
+    pub fds_lost: bool,
+}
+
+/// One end of a connection. It blocks.
+#[derive(Debug)]
+pub struct Socket(OwnedFd);
+
+impl Socket {
+    /// Takes a connected stream.
+    #[must_use]
+    pub fn new(stream: OwnedFd) -> Self {
+        Self(stream)
+    }
+
+    /// Ends the connection, for whoever waits on it too.
+    pub fn shutdown(&self) {
+        // It fails where the connection has ended already.
+        let _ = shutdown(&self.0, Shutdown::Both);
+    }
+
+    /// Waits for a message, whose body of at most `max_body` bytes replaces what is in `body`.
+    ///
+    /// Descriptors are taken where the header is: senders send them with the first byte. Those that
+    /// come later are closed by the kernel.
+    ///
+    /// # Errors
+    /// See [`SocketError`]; the connection is of no more use then.
+    pub fn receive(&self, body: &mut Vec<u8>, max_body: usize) -> Result<Received, SocketError> {
+        let mut bytes = [0; HEADER_BYTES];
+        let mut have = 0;
+        let mut fds = Vec::new();
+        let mut fds_lost = false;
+        let mut deadline = None;
+        while have < HEADER_BYTES {
+            if let Some(deadline) = deadline {
+                self.wait(PollFlags::IN, deadline)?;
+            }
+            let (count, lost) = match self.receive_with_fds(&mut bytes[have..], &mut fds) {
+                Ok(received) => received,
+                Err(Errno::INTR | Errno::AGAIN) => continue,
+                Err(Errno::CONNRESET) => (0, false),
+                Err(error) => return Err(error.into()),
+            };
+            if fds.len() > MAX_RECEIVED_FDS {
+                return Err(SocketError::Descriptors);
+            }
+            fds_lost |= lost;
+            match (count, have) {
+                (0, 0) => return Err(SocketError::Closed),
+                (0, _) => return Err(SocketError::Torn),
+                _ => have += count,
+            }
+            deadline.get_or_insert_with(|| Instant::now() + MESSAGE_TIMEOUT);
+        }
+        let deadline = deadline.unwrap_or_else(Instant::now);
+        let header = Header::read_from_bytes(&bytes).map_err(|_| SocketError::Torn)?;
+        let length = usize::try_from(header.size).unwrap_or(usize::MAX);
+        let length = length
+            .checked_sub(HEADER_BYTES)
+            .filter(|&length| length <= max_body)
+            .ok_or(SocketError::Size(header.size))?;
+        body.resize(length, 0);
+        self.receive_body(body, deadline)?;
+        Ok(Received {
+            header,
+            fds,
+            fds_lost,
+        })
+    }
+
+    fn receive_with_fds(
+        &self,
+        bytes: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<(usize, bool), Errno> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = recvmsg(&self.0, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                fds.extend(more);
+            }
+        }
+        Ok((received.bytes, received.flags.contains(ReturnFlags::CTRUNC)))
+    }
+
+    fn receive_body(&self, body: &mut [u8], deadline: Instant) -> Result<(), SocketError> {
+        let mut have = 0;
+        while have < body.len() {
+            match rustix::net::recv(&self.0, &mut body[have..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) | Err(Errno::CONNRESET) => return Err(SocketError::Torn),
+                Ok((count, _)) => have += count,
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline)?,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message of two parts, with descriptors.
+    ///
+    /// # Errors
+    /// See [`SocketError`]. Where a part has been sent, the connection is of no more use.
+    pub fn send(
+        &self,
+        first: &[u8],
+        second: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), SocketError> {
+        let deadline = Instant::now() + MESSAGE_TIMEOUT;
+        let total = first.len() + second.len();
+        let mut sent = 0;
+        while sent < total {
+            let rest = [
+                IoSlice::new(first.get(sent..).unwrap_or_default()),
+                IoSlice::new(&second[sent.saturating_sub(first.len())..]),
+            ];
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED_FDS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            // With the first byte, and only then.
+            let with_fds = sent == 0 && !fds.is_empty();
+            if with_fds && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+                return Err(SocketError::Descriptors);
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.0, &rest, &mut control, flags) {
+                Ok(count) => sent += count,
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(SocketError::Closed),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&self, events: PollFlags, deadline: Instant) -> Result<(), SocketError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).map_err(|_| SocketError::Stuck)?;
+        let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), events)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => Err(SocketError::Stuck),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
