@@ -18,6 +18,10 @@
 //!
 //! [`WindowSpace`] divides the windows of a bridge among those who need memory shown.
 
+/// System calls that bridges make while they are in use, beyond those that every daemon makes.
+/// [`IvshmemNtb`] and [`PciNtb`] open files when they are made, and none later.
+pub const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_preadv2, libc::SYS_fstatfs];
+
 mod control;
 mod error;
 mod event;

@@ -249,7 +249,9 @@ impl Shared {
         if !area.is_formatted() {
             return Err(NtbError::Protocol("its control page has another version"));
         }
-        let doorbell = Arc::new(event::check(doorbell)?);
+        let doorbell = event::check(doorbell)
+            .map_err(|_| NtbError::Protocol("its doorbell is not an eventfd"))?;
+        let doorbell = Arc::new(doorbell);
         let mut state = self.state();
         if state.ended {
             return Ok(());

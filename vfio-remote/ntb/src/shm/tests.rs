@@ -229,6 +229,19 @@ fn a_control_page_that_can_shrink_is_not_mapped() {
 }
 
 #[test]
+fn a_doorbell_that_is_no_eventfd_ends_the_link() {
+    let (ntb, mut hostile) = Hostile::new();
+    hostile.doorbell = std::fs::File::open("/dev/null").unwrap().into();
+    hostile.hello();
+    assert!(is_readable(hostile.socket.as_fd(), true));
+    assert!(matches!(
+        message::receive(hostile.socket.as_fd()),
+        Ok(Incoming::End)
+    ));
+    assert_eq!(ntb.link(), LinkState::Down);
+}
+
+#[test]
 fn nonsense_ends_the_link_and_nothing_else() {
     for nonsense in [&[0_u8; 5][..], &[0xff; 40], &[3; 200]] {
         let (ntb, hostile) = Hostile::new();
