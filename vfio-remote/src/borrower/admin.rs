@@ -1,0 +1,48 @@
+//! What people ask a lender.
+
+use super::session::{SessionError, greet};
+use crate::link::message::{DeviceStatus, Reply, Request, ToBorrower, ToLender};
+use crate::link::{Connector, Received};
+use std::time::{Duration, Instant};
+
+/// A revocation takes as long as the lender gives its borrowers, and a reset.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn ask(connector: &Connector, name: &str, request: Request) -> Result<Reply, SessionError> {
+    let (sender, mut receiver, _) = greet(connector, name)?;
+    sender.send(&ToLender::Request { id: 1, request }, &[])?;
+    match receiver.receive::<ToBorrower>(Some(Instant::now() + PATIENCE))? {
+        Some(Received {
+            message: ToBorrower::Reply { id: 1, result },
+            ..
+        }) => Ok(result?),
+        Some(_) => Err(SessionError::Nonsense),
+        None => Err(SessionError::Lost),
+    }
+}
+
+/// What a lender offers to `name`.
+///
+/// # Errors
+/// See [`SessionError`].
+pub fn list(connector: &Connector, name: &str) -> Result<Vec<DeviceStatus>, SessionError> {
+    match ask(connector, name, Request::List)? {
+        Reply::Devices(devices) => Ok(devices),
+        _ => Err(SessionError::Nonsense),
+    }
+}
+
+/// Takes a device from its holder: asks it to give it back, and takes it when the lender's grace
+/// is over. The device is on offer when this returns.
+///
+/// # Errors
+/// See [`SessionError`].
+pub fn revoke(connector: &Connector, name: &str, device: &str) -> Result<(), SessionError> {
+    let request = Request::Revoke {
+        device: device.to_owned(),
+    };
+    match ask(connector, name, request)? {
+        Reply::Done => Ok(()),
+        _ => Err(SessionError::Nonsense),
+    }
+}

@@ -1,0 +1,490 @@
+//! The borrower's end of a link: asks the lender, keeps the lease, answers about memory.
+
+use super::signals::Signals;
+use crate::lender::chain;
+use crate::link::message::{
+    Attached, Fence, MAX_DATA_BYTES, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
+};
+use crate::link::{Connector, LinkError, Received, Receiver, Sender};
+use farlane_pci::{DmaSpace, Region};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How long the lender may take to answer. A virtual machine monitor waits five seconds for us.
+const PATIENCE: Duration = Duration::from_millis(4500);
+/// Accesses to memory that wait to be done; a lender that asks for more waits.
+const MEMORY_QUEUE: usize = 64;
+
+/// Why something could not be done at the lender.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    /// The link does not work.
+    #[error("The link to the lender does not work")]
+    Link(#[from] LinkError),
+    /// The lender speaks another version of the protocol.
+    #[error("The lender speaks version {0} of the protocol, not {VERSION}")]
+    Version(u32),
+    /// It refuses.
+    #[error("The lender refuses: {0}")]
+    Refused(#[from] Refusal),
+    /// It says something that is no answer to what was asked.
+    #[error("The lender's answer makes no sense")]
+    Nonsense,
+    /// The link has ended, or the lender does not answer.
+    #[error("The lender is gone")]
+    Lost,
+    /// The system failed.
+    #[error("The link cannot be served")]
+    Io(#[from] std::io::Error),
+}
+
+/// What came under a number, and its descriptors.
+type Answer = (Result<Reply, Refusal>, Vec<OwnedFd>);
+
+#[derive(Default)]
+struct Answers {
+    next: u32,
+    /// Requests that wait, and answers that wait to be taken.
+    waiting: HashMap<u32, Option<Answer>>,
+    closed: bool,
+}
+
+/// What the threads of a session share.
+struct Shared {
+    sender: Sender,
+    answers: Mutex<Answers>,
+    changed: Condvar,
+    /// The lease has ended without our doing, or the link has.
+    lost: AtomicBool,
+    signals: Arc<Signals>,
+}
+
+impl Shared {
+    fn answers(&self) -> MutexGuard<'_, Answers> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device is gone for the VM.
+    fn lose(&self) {
+        if !self.lost.swap(true, Ordering::AcqRel) {
+            self.signals.want_back();
+        }
+    }
+
+    fn close(&self) {
+        self.sender.close();
+        self.answers().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn ask(
+        &self,
+        request: Request,
+        descriptors: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<(Reply, Vec<OwnedFd>), SessionError> {
+        let until = Instant::now() + patience;
+        let id = {
+            let mut answers = self.answers();
+            if answers.closed {
+                return Err(SessionError::Lost);
+            }
+            answers.next = answers.next.wrapping_add(1);
+            let id = answers.next;
+            answers.waiting.insert(id, None);
+            id
+        };
+        let sent = self
+            .sender
+            .send(&ToLender::Request { id, request }, descriptors);
+        if let Err(e) = sent {
+            self.answers().waiting.remove(&id);
+            self.close();
+            return Err(e.into());
+        }
+        let mut answers = self.answers();
+        loop {
+            if matches!(answers.waiting.get(&id), Some(Some(_)))
+                && let Some(Some((result, fds))) = answers.waiting.remove(&id)
+            {
+                return Ok((result?, fds));
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if answers.closed || left.is_zero() {
+                answers.waiting.remove(&id);
+                drop(answers);
+                // A lender that does not answer is one that is not there.
+                self.close();
+                return Err(SessionError::Lost);
+            }
+            answers = self
+                .changed
+                .wait_timeout(answers, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+/// A lender's access to memory, to be done by a thread that may wait for the monitor.
+enum Access {
+    Read {
+        id: u32,
+        address: u64,
+        length: usize,
+    },
+    Write {
+        id: u32,
+        address: u64,
+        data: Vec<u8>,
+    },
+}
+
+/// A link that is attached to a device.
+pub(crate) struct Session {
+    shared: Arc<Shared>,
+    /// What was attached.
+    pub attached: Attached,
+    /// Its descriptors.
+    pub descriptors: Vec<OwnedFd>,
+    heart: Option<Heart>,
+}
+
+/// Renews a lease until it is dropped.
+struct Heart {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Heart {
+    fn drop(&mut self) {
+        *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.stop.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.heart = None;
+        self.shared.close();
+    }
+}
+
+/// Connects and says hello.
+///
+/// # Errors
+/// See [`SessionError`].
+pub(crate) fn greet(
+    connector: &Connector,
+    name: &str,
+) -> Result<(Sender, Receiver, String), SessionError> {
+    let (sender, mut receiver) = connector.connect()?;
+    let hello = ToLender::Hello {
+        version: VERSION,
+        name: name.to_owned(),
+    };
+    sender.send(&hello, &[])?;
+    match receiver.receive::<ToBorrower>(Some(Instant::now() + PATIENCE))? {
+        Some(Received {
+            message: ToBorrower::Welcome { version, name },
+            ..
+        }) if version == VERSION => Ok((sender, receiver, name)),
+        Some(Received {
+            message: ToBorrower::Welcome { version, .. },
+            ..
+        }) => Err(SessionError::Version(version)),
+        Some(_) => Err(SessionError::Nonsense),
+        None => Err(SessionError::Lost),
+    }
+}
+
+impl Session {
+    /// Connects and attaches to `device`. `memory` is what the lender may reach by messages.
+    pub fn open(
+        connector: &Connector,
+        name: &str,
+        device: &str,
+        signals: &Arc<Signals>,
+        memory: Arc<DmaSpace>,
+    ) -> Result<Self, SessionError> {
+        let (sender, receiver, lender) = greet(connector, name)?;
+        let shared = Arc::new(Shared {
+            sender,
+            answers: Mutex::default(),
+            changed: Condvar::new(),
+            lost: AtomicBool::new(false),
+            signals: Arc::clone(signals),
+        });
+        let (queue, accesses) = sync_channel::<Access>(MEMORY_QUEUE);
+        let for_memory = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("memory".to_owned())
+            .spawn(move || {
+                while let Ok(access) = accesses.recv() {
+                    reach(&for_memory, &memory, access);
+                }
+            })?;
+        let for_receiver = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("lender".to_owned())
+            .spawn(move || {
+                let result = receive(&for_receiver, receiver, &queue);
+                // Whoever ended it first says so.
+                if !for_receiver.answers().closed {
+                    match result {
+                        Ok(()) | Err(LinkError::Closed) => log::warn!("The lender has hung up"),
+                        Err(e) => log::warn!("The link has failed: {}", chain(&e)),
+                    }
+                }
+                for_receiver.close();
+                for_receiver.lose();
+            })?;
+        let request = Request::Attach {
+            device: device.to_owned(),
+        };
+        let mut session = Self {
+            attached: Attached {
+                description: farlane_pci::Description {
+                    config: Vec::new(),
+                    regions: Vec::new(),
+                    interrupts: farlane_pci::Interrupts::default(),
+                    name: String::new(),
+                },
+                bridges: Vec::new(),
+                areas: Vec::new(),
+            },
+            shared,
+            descriptors: Vec::new(),
+            heart: None,
+        };
+        let (Reply::Attached(attached), descriptors) =
+            session.shared.ask(request, &[], PATIENCE)?
+        else {
+            return Err(SessionError::Nonsense);
+        };
+        if !attached.description.is_valid() {
+            return Err(SessionError::Nonsense);
+        }
+        log::info!(
+            "Attached to {device} of {lender}: {}",
+            attached.description.name
+        );
+        session.attached = *attached;
+        session.descriptors = descriptors;
+        Ok(session)
+    }
+
+    /// Asks for something whose answer is that it is done.
+    pub fn ask(
+        &self,
+        request: Request,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), SessionError> {
+        match self.shared.ask(request, descriptors, PATIENCE)? {
+            (Reply::Done, _) => Ok(()),
+            _ => Err(SessionError::Nonsense),
+        }
+    }
+
+    /// Takes the device, and goes on renewing the lease.
+    pub fn take(&mut self) -> Result<Fence, SessionError> {
+        let (Reply::Taken { fence, term_ms }, _) = self.shared.ask(Request::Take, &[], PATIENCE)?
+        else {
+            return Err(SessionError::Nonsense);
+        };
+        self.heart = Some(Heart::start(
+            Arc::clone(&self.shared),
+            fence,
+            Duration::from_millis(u64::from(term_ms).max(100)),
+        )?);
+        Ok(fence)
+    }
+
+    /// Gives the device back.
+    pub fn give_back(&mut self, fence: Fence) -> Result<(), SessionError> {
+        self.heart = None;
+        self.ask(Request::Return { fence }, &[])
+    }
+
+    /// Reads registers.
+    pub fn read(
+        &self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        data: &mut [u8],
+    ) -> Result<(), SessionError> {
+        let mut at = offset;
+        for part in data.chunks_mut(MAX_DATA_BYTES) {
+            let length = u32::try_from(part.len()).unwrap_or(0);
+            let request = Request::Read {
+                fence,
+                region,
+                offset: at,
+                length,
+            };
+            match self.shared.ask(request, &[], PATIENCE)? {
+                (Reply::Data(bytes), _) if bytes.len() == part.len() => {
+                    part.copy_from_slice(&bytes);
+                }
+                _ => return Err(SessionError::Nonsense),
+            }
+            at += u64::from(length);
+        }
+        Ok(())
+    }
+
+    /// Writes registers, without waiting.
+    pub fn post(
+        &self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), SessionError> {
+        let mut at = offset;
+        for part in data.chunks(MAX_DATA_BYTES) {
+            let message = ToLender::Post {
+                fence,
+                region,
+                offset: at,
+                data: part.to_vec(),
+            };
+            self.shared.sender.send(&message, &[])?;
+            at += u64::try_from(part.len()).unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// Whether interrupts can be eventfds of the monitor.
+    pub fn carries_descriptors(&self) -> bool {
+        self.shared.sender.carries_descriptors()
+    }
+
+    /// Whether the device, or the lender, is gone.
+    pub fn is_lost(&self) -> bool {
+        self.shared.lost.load(Ordering::Acquire)
+    }
+}
+
+impl Heart {
+    fn start(shared: Arc<Shared>, fence: Fence, term: Duration) -> Result<Self, SessionError> {
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let theirs = Arc::clone(&stop);
+        let thread = std::thread::Builder::new()
+            .name("lease".to_owned())
+            .spawn(move || beat(&shared, fence, term, &theirs))?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+/// Renews three times in a term.
+fn beat(shared: &Shared, fence: Fence, term: Duration, stop: &(Mutex<bool>, Condvar)) {
+    let interval = term / 3;
+    loop {
+        let stopped = stop.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (stopped, _) = stop
+            .1
+            .wait_timeout_while(stopped, interval, |stopped| !*stopped)
+            .unwrap_or_else(PoisonError::into_inner);
+        if *stopped {
+            return;
+        }
+        drop(stopped);
+        // Without an answer the lease is over when the term is: two intervals are left of it.
+        if let Err(e) = shared.ask(Request::Renew { fence }, &[], interval * 2) {
+            log::warn!("The lease cannot be renewed: {}", chain(&e));
+            shared.lose();
+            return;
+        }
+    }
+}
+
+fn receive(
+    shared: &Shared,
+    mut receiver: Receiver,
+    queue: &SyncSender<Access>,
+) -> Result<(), LinkError> {
+    loop {
+        let Some(Received {
+            message,
+            descriptors,
+        }) = receiver.receive::<ToBorrower>(None)?
+        else {
+            continue;
+        };
+        match message {
+            ToBorrower::Reply { id, result } => {
+                let mut answers = shared.answers();
+                // One that came too late has nobody who waits for it.
+                if let Some(slot) = answers.waiting.get_mut(&id) {
+                    *slot = Some((result, descriptors));
+                    shared.changed.notify_all();
+                }
+            }
+            ToBorrower::Interrupt { kind, vector, .. } => shared.signals.raise(kind, vector),
+            ToBorrower::Revoking { grace_ms, .. } => {
+                log::info!("The lender wants the device back within {grace_ms} ms");
+                shared.signals.want_back();
+            }
+            ToBorrower::Ended { fence } => {
+                log::warn!("The lender has ended lease {fence}");
+                shared.lose();
+            }
+            ToBorrower::MemoryRead {
+                id,
+                address,
+                length,
+            } => {
+                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                if length > MAX_DATA_BYTES {
+                    return Err(LinkError::Unexpected("a read that is too long"));
+                }
+                let access = Access::Read {
+                    id,
+                    address,
+                    length,
+                };
+                let _ = queue.send(access);
+            }
+            ToBorrower::MemoryWrite { id, address, data } => {
+                let _ = queue.send(Access::Write { id, address, data });
+            }
+            ToBorrower::Welcome { .. } => return Err(LinkError::Unexpected("a second welcome")),
+        }
+    }
+}
+
+/// Does an access to memory and answers.
+fn reach(shared: &Shared, memory: &DmaSpace, access: Access) {
+    let (id, result) = match access {
+        Access::Read {
+            id,
+            address,
+            length,
+        } => {
+            let mut data = vec![0; length];
+            (id, memory.read(address, &mut data).map(|()| data))
+        }
+        Access::Write { id, address, data } => {
+            (id, memory.write(address, &data).map(|()| Vec::new()))
+        }
+    };
+    let result = result.map_err(|e| {
+        log::debug!("The device cannot reach memory: {}", chain(&e));
+        Errno::FAULT.raw_os_error()
+    });
+    let _ = shared.sender.send(&ToLender::Memory { id, result }, &[]);
+}

@@ -1,0 +1,112 @@
+//! The eventfds by which the virtual machine monitor is interrupted.
+
+use farlane_pci::{EventSignal, InterruptKind, Interrupts, Signal as _};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug, Default)]
+struct Bound {
+    /// By kind and vector.
+    vectors: BTreeMap<(u8, u16), Arc<OwnedFd>>,
+    request: Option<EventSignal>,
+    /// The device is wanted back, or gone: told as soon as somebody can be told.
+    wanted: bool,
+}
+
+/// What is bound, and how it is raised. Used by the thread that serves the monitor and by the one
+/// that receives from the lender.
+#[derive(Debug, Default)]
+pub(crate) struct Signals(Mutex<Bound>);
+
+/// The order of kinds is VFIO's (`VFIO_PCI_INTX_IRQ_INDEX` and so on).
+fn number(kind: InterruptKind) -> u8 {
+    match kind {
+        InterruptKind::Intx => 0,
+        InterruptKind::Msi => 1,
+        InterruptKind::Msix => 2,
+    }
+}
+
+/// The kind of a VFIO interrupt index.
+pub(crate) fn kind_of(index: u32) -> Option<InterruptKind> {
+    match index {
+        0 => Some(InterruptKind::Intx),
+        1 => Some(InterruptKind::Msi),
+        2 => Some(InterruptKind::Msix),
+        _ => None,
+    }
+}
+
+/// How many vectors of a kind there are.
+pub(crate) fn count_of(interrupts: Interrupts, kind: InterruptKind) -> u16 {
+    match kind {
+        InterruptKind::Intx => interrupts.intx,
+        InterruptKind::Msi => interrupts.msi,
+        InterruptKind::Msix => interrupts.msix,
+    }
+}
+
+impl Signals {
+    fn bound(&self) -> MutexGuard<'_, Bound> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Binds a vector, or unbinds it.
+    pub fn bind(&self, kind: InterruptKind, vector: u16, eventfd: Option<Arc<OwnedFd>>) {
+        let mut bound = self.bound();
+        let key = (number(kind), vector);
+        match eventfd {
+            Some(fd) => drop(bound.vectors.insert(key, fd)),
+            None => drop(bound.vectors.remove(&key)),
+        }
+    }
+
+    /// All vectors of a kind that are bound.
+    pub fn bound_vectors(&self, kind: InterruptKind) -> Vec<(u16, Arc<OwnedFd>)> {
+        let number = number(kind);
+        self.bound()
+            .vectors
+            .range((number, 0)..=(number, u16::MAX))
+            .map(|(&(_, vector), fd)| (vector, Arc::clone(fd)))
+            .collect()
+    }
+
+    /// Raises a vector, if it is bound.
+    pub fn raise(&self, kind: InterruptKind, vector: u16) {
+        if let Some(fd) = self.bound().vectors.get(&(number(kind), vector)) {
+            farlane_zero_copy::eventfd::signal(fd.as_fd());
+        }
+    }
+
+    /// Binds the request for the device (`VFIO_PCI_REQ_IRQ_INDEX`), upon which the monitor
+    /// unplugs it.
+    pub fn bind_request(&self, eventfd: Option<OwnedFd>) {
+        let mut bound = self.bound();
+        bound.request = eventfd.map(EventSignal::new);
+        if bound.wanted
+            && let Some(request) = &bound.request
+        {
+            request.raise();
+        }
+    }
+
+    /// Asks the monitor to unplug the device.
+    pub fn want_back(&self) {
+        let mut bound = self.bound();
+        bound.wanted = true;
+        if let Some(request) = &bound.request {
+            request.raise();
+        }
+    }
+
+    /// As for a new device.
+    pub fn clear(&self) {
+        *self.bound() = Bound::default();
+    }
+
+    /// The device is there (again).
+    pub fn be_content(&self) {
+        self.bound().wanted = false;
+    }
+}

@@ -1,0 +1,163 @@
+//! A device on offer.
+
+use super::lease::{Lease, NotNow};
+use super::session::Control;
+use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, Refusal};
+use farlane_pci::Source;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How long one who wants a device waits for one who is just returning it.
+const RETURN_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What is offered, and to whom.
+pub struct Offer {
+    /// Its name.
+    pub name: String,
+    /// Where it comes from.
+    pub source: Box<dyn Source>,
+    /// Who may borrow it; empty for everybody who can connect.
+    pub borrowers: Vec<String>,
+}
+
+struct State {
+    lease: Lease,
+    /// The holder's link.
+    control: Weak<Control>,
+    mappings: Vec<MappingStatus>,
+    hops: Option<u32>,
+}
+
+/// A device and its lease.
+pub(crate) struct Device {
+    pub offer: Offer,
+    state: Mutex<State>,
+    /// The lease has changed.
+    changed: Condvar,
+    attached: AtomicU32,
+}
+
+impl Device {
+    pub fn new(offer: Offer, term: Duration) -> Self {
+        Self {
+            offer,
+            state: Mutex::new(State {
+                lease: Lease::new(term),
+                control: Weak::new(),
+                mappings: Vec::new(),
+                hops: None,
+            }),
+            changed: Condvar::new(),
+            attached: AtomicU32::new(0),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_for(&self, borrower: &str) -> bool {
+        self.offer.borrowers.is_empty() || self.offer.borrowers.iter().any(|b| b == borrower)
+    }
+
+    pub fn attach(&self) {
+        self.attached.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn detach(&self) {
+        self.attached.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Makes `holder` the one who holds it. Waits for one who is returning it.
+    pub fn take(&self, holder: &str, control: &Arc<Control>) -> Result<Fence, Refusal> {
+        let until = Instant::now() + RETURN_PATIENCE;
+        let mut state = self.state();
+        loop {
+            let now = Instant::now();
+            match state.lease.take(holder, now) {
+                Ok(fence) => {
+                    state.control = Arc::downgrade(control);
+                    return Ok(fence);
+                }
+                Err(NotNow::Held(holder)) => return Err(Refusal::Busy { holder }),
+                Err(NotNow::Returning) if now < until => {
+                    state = self
+                        .changed
+                        .wait_timeout(state, until - now)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0;
+                }
+                Err(NotNow::Returning) => {
+                    return Err(Refusal::Busy {
+                        holder: "somebody who is returning it".to_owned(),
+                    });
+                }
+            }
+        }
+    }
+
+    pub fn renew(&self, fence: Fence) -> Result<(), Refusal> {
+        self.state().lease.renew(fence, Instant::now())
+    }
+
+    /// When the lease ends unless it is renewed.
+    pub fn until(&self, fence: Fence) -> Option<Instant> {
+        self.state().lease.until(fence)
+    }
+
+    /// Ends a lease; `reset` makes the device as new.
+    pub fn give_back(&self, fence: Fence, reset: impl FnOnce()) {
+        self.state().lease.begin_return(fence);
+        reset();
+        let mut state = self.state();
+        state.lease.finish_return(fence);
+        state.control = Weak::new();
+        state.mappings.clear();
+        state.hops = None;
+        self.changed.notify_all();
+    }
+
+    /// What the holder has mapped now.
+    pub fn report(&self, mappings: Vec<MappingStatus>, hops: Option<u32>) {
+        let mut state = self.state();
+        state.mappings = mappings;
+        state.hops = hops;
+    }
+
+    /// The link of whoever holds it.
+    pub fn holder(&self) -> Option<Arc<Control>> {
+        self.state().control.upgrade()
+    }
+
+    /// Waits until nobody holds it; false when the time is over.
+    pub fn wait_offered(&self, patience: Duration) -> bool {
+        let state = self.state();
+        let (state, _) = self
+            .changed
+            .wait_timeout_while(state, patience, |s| !s.lease.is_offered())
+            .unwrap_or_else(PoisonError::into_inner);
+        state.lease.is_offered()
+    }
+
+    pub fn status(&self) -> DeviceStatus {
+        let state = self.state();
+        let holder = state
+            .lease
+            .holder(Instant::now())
+            .map(|(name, fence, held)| Holder {
+                name,
+                fence: fence.0,
+                held_seconds: held.as_secs(),
+                mappings: state.mappings.clone(),
+                hops: state.hops,
+            });
+        DeviceStatus {
+            name: self.offer.name.clone(),
+            about: self.offer.source.description().name.clone(),
+            holder,
+            attached: self.attached.load(Ordering::Relaxed),
+            borrowers: self.offer.borrowers.clone(),
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Who holds a device: at most one, for as long as it renews.
+//!
+//! offered -> held -> returning -> offered. While a device is returning nobody can take it: its
+//! mappings go and it is reset. Times are handed in, so that all of it can be tested.
+
+use crate::link::message::{Fence, Refusal};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Numbers of leases: each is greater than all before, also before a restart of the lender, as
+/// long as the host's clock does not go back further than the lender was away.
+#[derive(Debug)]
+pub(crate) struct Fences {
+    last: u64,
+}
+
+impl Fences {
+    pub fn new() -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let micros = now.map_or(0, |since| since.as_micros());
+        Self {
+            last: u64::try_from(micros).unwrap_or(0),
+        }
+    }
+
+    fn next(&mut self) -> Fence {
+        self.last += 1;
+        Fence(self.last)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    Offered,
+    Held {
+        fence: Fence,
+        holder: String,
+        since: Instant,
+        until: Instant,
+    },
+    Returning {
+        fence: Fence,
+        holder: String,
+    },
+}
+
+/// The lease of one device.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    state: State,
+    fences: Fences,
+    term: Duration,
+}
+
+/// Why a device cannot be taken now.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NotNow {
+    /// Somebody holds it.
+    Held(String),
+    /// It is being returned: a moment.
+    Returning,
+}
+
+impl Lease {
+    /// An offered device, leases of which end `term` after they were renewed last.
+    pub fn new(term: Duration) -> Self {
+        Self {
+            state: State::Offered,
+            fences: Fences::new(),
+            term,
+        }
+    }
+
+    pub fn take(&mut self, holder: &str, now: Instant) -> Result<Fence, NotNow> {
+        match &self.state {
+            State::Held { holder, .. } => Err(NotNow::Held(holder.clone())),
+            State::Returning { .. } => Err(NotNow::Returning),
+            State::Offered => {
+                let fence = self.fences.next();
+                self.state = State::Held {
+                    fence,
+                    holder: holder.to_owned(),
+                    since: now,
+                    until: now + self.term,
+                };
+                Ok(fence)
+            }
+        }
+    }
+
+    /// Goes on holding.
+    pub fn renew(&mut self, named: Fence, now: Instant) -> Result<(), Refusal> {
+        let term = self.term;
+        match &mut self.state {
+            State::Held { fence, until, .. } if *fence == named && now < *until => {
+                *until = now + term;
+                Ok(())
+            }
+            _ => Err(Refusal::Ended(named)),
+        }
+    }
+
+    /// When it ends unless it is renewed.
+    pub fn until(&self, named: Fence) -> Option<Instant> {
+        match &self.state {
+            State::Held { fence, until, .. } if *fence == named => Some(*until),
+            _ => None,
+        }
+    }
+
+    /// Nobody may use the device under this lease any more. True if it was held until now.
+    pub fn begin_return(&mut self, named: Fence) -> bool {
+        if let State::Held { fence, holder, .. } = &self.state
+            && *fence == named
+        {
+            self.state = State::Returning {
+                fence: *fence,
+                holder: holder.clone(),
+            };
+            return true;
+        }
+        false
+    }
+
+    /// The device is as new.
+    pub fn finish_return(&mut self, named: Fence) {
+        if matches!(&self.state, State::Returning { fence, .. } if *fence == named) {
+            self.state = State::Offered;
+        }
+    }
+
+    pub fn is_offered(&self) -> bool {
+        self.state == State::Offered
+    }
+
+    /// Holder, number of the lease, and for how long it has been held.
+    pub fn holder(&self, now: Instant) -> Option<(String, Fence, Duration)> {
+        match &self.state {
+            State::Offered => None,
+            State::Held {
+                fence,
+                holder,
+                since,
+                ..
+            } => Some((
+                holder.clone(),
+                *fence,
+                now.saturating_duration_since(*since),
+            )),
+            State::Returning { fence, holder } => {
+                Some((format!("{holder} (returning)"), *fence, Duration::ZERO))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TERM: Duration = Duration::from_secs(3);
+
+    #[test]
+    fn a_lease_that_is_not_renewed_ends() {
+        let start = Instant::now();
+        let mut lease = Lease::new(TERM);
+        let fence = lease.take("a", start).unwrap();
+        assert_eq!(
+            lease.take("b", start).unwrap_err(),
+            NotNow::Held("a".into())
+        );
+        lease.renew(fence, start + Duration::from_secs(2)).unwrap();
+        assert_eq!(lease.until(fence), Some(start + Duration::from_secs(5)));
+        assert_eq!(
+            lease.renew(fence, start + Duration::from_secs(5)),
+            Err(Refusal::Ended(fence))
+        );
+    }
+
+    #[test]
+    fn a_device_is_offered_again_only_when_it_is_as_new() {
+        let now = Instant::now();
+        let mut lease = Lease::new(TERM);
+        let first = lease.take("a", now).unwrap();
+        assert!(lease.begin_return(first));
+        assert_eq!(lease.take("b", now).unwrap_err(), NotNow::Returning);
+        assert_eq!(lease.renew(first, now), Err(Refusal::Ended(first)));
+        lease.finish_return(first);
+        let second = lease.take("b", now).unwrap();
+        assert!(second > first);
+        // What belongs to the first lease does nothing to the second.
+        assert!(!lease.begin_return(first));
+        lease.finish_return(first);
+        assert_eq!(lease.until(second), Some(now + TERM));
+    }
+
+    proptest! {
+        #[test]
+        fn there_is_never_more_than_one_holder_and_fences_grow(
+            steps in prop::collection::vec((0..4_u8, 0..3_usize, 0..4000_u64), 0..60),
+        ) {
+            let mut now = Instant::now();
+            let mut lease = Lease::new(TERM);
+            let mut last = Fence(0);
+            let mut fences = [None; 3];
+            for (step, who, wait) in steps {
+                now += Duration::from_millis(wait);
+                match (step, fences[who]) {
+                    (0, _) => if let Ok(fence) = lease.take("x", now) {
+                        prop_assert!(fence > last);
+                        last = fence;
+                        fences[who] = Some(fence);
+                    },
+                    (1, Some(fence)) => if lease.renew(fence, now).is_ok() {
+                        prop_assert_eq!(fence, last);
+                    },
+                    (2, Some(fence)) => prop_assert!(!lease.begin_return(fence) || fence == last),
+                    (3, Some(fence)) => lease.finish_return(fence),
+                    _ => {}
+                }
+                prop_assert!(lease.is_offered() == lease.holder(now).is_none());
+            }
+        }
+    }
+}

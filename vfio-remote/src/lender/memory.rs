@@ -1,0 +1,170 @@
+//! Memory of a VM that a device reaches by messages.
+
+use crate::link::Sender;
+use crate::link::message::{MAX_DATA_BYTES, ToBorrower};
+use farlane_pci::RemoteMemory;
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a borrower may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Default)]
+struct State {
+    next: u32,
+    /// Messages that wait for an answer, and answers that wait to be taken.
+    answers: HashMap<u32, Option<Result<Vec<u8>, i32>>>,
+    closed: bool,
+}
+
+/// The memory behind one link.
+#[derive(Debug)]
+pub(crate) struct LinkMemory {
+    sender: Sender,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl LinkMemory {
+    pub fn new(sender: Sender) -> Self {
+        Self {
+            sender,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an answer. False where nobody waits for it.
+    pub fn answer(&self, id: u32, result: Result<Vec<u8>, i32>) -> bool {
+        let mut state = self.state();
+        match state.answers.get_mut(&id) {
+            Some(slot @ None) => {
+                *slot = Some(result);
+                self.changed.notify_all();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Nothing will be answered any more: whoever waits fails.
+    pub fn close(&self) {
+        self.state().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn ask(&self, message: impl FnOnce(u32) -> ToBorrower) -> io::Result<u32> {
+        let id = {
+            let mut state = self.state();
+            if state.closed {
+                return Err(io::ErrorKind::NotConnected.into());
+            }
+            state.next = state.next.wrapping_add(1);
+            let id = state.next;
+            state.answers.insert(id, None);
+            id
+        };
+        self.sender.send(&message(id), &[]).map_err(|e| {
+            self.state().answers.remove(&id);
+            io::Error::other(e)
+        })?;
+        Ok(id)
+    }
+
+    fn wait(&self, id: u32) -> io::Result<Vec<u8>> {
+        let until = Instant::now() + PATIENCE;
+        let mut state = self.state();
+        loop {
+            if matches!(state.answers.get(&id), Some(Some(_)))
+                && let Some(Some(result)) = state.answers.remove(&id)
+            {
+                return result.map_err(io::Error::from_raw_os_error);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if state.closed || left.is_zero() {
+                state.answers.remove(&id);
+                let kind = if state.closed {
+                    io::ErrorKind::NotConnected
+                } else {
+                    io::ErrorKind::TimedOut
+                };
+                return Err(kind.into());
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    /// Asks for all parts at once, then takes their answers.
+    fn each_part(
+        &self,
+        address: u64,
+        length: usize,
+        message: impl Fn(u32, u64, std::ops::Range<usize>) -> ToBorrower,
+        mut done: impl FnMut(std::ops::Range<usize>, Vec<u8>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut asked = Vec::new();
+        let mut result = Ok(());
+        for start in (0..length).step_by(MAX_DATA_BYTES) {
+            let range = start..(start + MAX_DATA_BYTES).min(length);
+            let at = address.wrapping_add(u64::try_from(start).unwrap_or(0));
+            match self.ask(|id| message(id, at, range.clone())) {
+                Ok(id) => asked.push((id, range)),
+                Err(e) => {
+                    result = Err(e);
+                    break;
+                }
+            }
+        }
+        for (id, range) in asked {
+            let answer = self.wait(id).and_then(|bytes| done(range, bytes));
+            if result.is_ok() {
+                result = answer;
+            }
+        }
+        result
+    }
+}
+
+impl RemoteMemory for LinkMemory {
+    fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
+        self.each_part(
+            address,
+            data.len(),
+            |id, address, range| ToBorrower::MemoryRead {
+                id,
+                address,
+                length: u32::try_from(range.len()).unwrap_or(0),
+            },
+            |range, bytes| {
+                if bytes.len() != range.len() {
+                    return Err(io::ErrorKind::InvalidData.into());
+                }
+                data[range].copy_from_slice(&bytes);
+                Ok(())
+            },
+        )
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
+        self.each_part(
+            address,
+            data.len(),
+            |id, address, range| ToBorrower::MemoryWrite {
+                id,
+                address,
+                data: data[range].to_vec(),
+            },
+            |_, _| Ok(()),
+        )
+    }
+}

@@ -1,0 +1,191 @@
+//! Offers functions, one borrower at a time.
+
+mod device;
+mod lease;
+mod memory;
+mod session;
+mod worker;
+
+pub use device::Offer;
+
+use crate::link::message::DeviceStatus;
+use crate::link::{Acceptor, LinkError, Receiver, Sender};
+use device::Device;
+use farlane_ntb::Ntb;
+use farlane_pci::Counter;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use thiserror::Error;
+
+/// Links at the same time.
+const MAX_LINKS: usize = 256;
+/// How long nothing is accepted when the system has no more descriptors.
+const RECOVERY: Duration = Duration::from_millis(100);
+
+/// How a lender is set up.
+pub struct LenderConfig {
+    /// Its name.
+    pub name: String,
+    /// What it offers.
+    pub offers: Vec<Offer>,
+    /// Bridges that it is configured with, by name, besides memory shared on its own host.
+    pub bridges: BTreeMap<String, Arc<dyn Ntb>>,
+    /// A lease ends when it has not been renewed for so long.
+    pub term: Duration,
+    /// How long a borrower has to give a device back that is revoked.
+    pub grace: Duration,
+}
+
+/// Why a lender cannot be set up.
+#[derive(Debug, Error)]
+pub enum LenderError {
+    /// Two devices with one name.
+    #[error("There are two devices {0}")]
+    Twice(String),
+    /// A name that is empty or too long.
+    #[error("{0:?} is not a name: 1 to 64 letters, digits, '-', '_' and '.'")]
+    Name(String),
+    /// Times that make no sense.
+    #[error("A term of {0:?} is not between 1 s and 1 h")]
+    Term(Duration),
+}
+
+/// Whether hosts and devices can be called so.
+#[must_use]
+pub fn is_name(name: &str) -> bool {
+    (1..=crate::link::message::MAX_NAME_BYTES).contains(&name.len())
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
+}
+
+/// A lender.
+pub struct Lender {
+    name: String,
+    devices: BTreeMap<String, Arc<Device>>,
+    bridges: BTreeMap<String, Arc<dyn Ntb>>,
+    term: Duration,
+    grace: Duration,
+    links: AtomicUsize,
+}
+
+impl Lender {
+    /// A lender that serves nobody yet.
+    ///
+    /// # Errors
+    /// See [`LenderError`].
+    pub fn new(config: LenderConfig) -> Result<Arc<Self>, LenderError> {
+        let LenderConfig {
+            name,
+            offers,
+            bridges,
+            term,
+            grace,
+        } = config;
+        if !is_name(&name) {
+            return Err(LenderError::Name(name));
+        }
+        if !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&term) {
+            return Err(LenderError::Term(term));
+        }
+        let mut devices = BTreeMap::new();
+        for offer in offers {
+            let name = offer.name.clone();
+            if !is_name(&name) {
+                return Err(LenderError::Name(name));
+            }
+            let device = Arc::new(Device::new(offer, term));
+            if devices.insert(name.clone(), device).is_some() {
+                return Err(LenderError::Twice(name));
+            }
+        }
+        Ok(Arc::new(Self {
+            name,
+            devices,
+            bridges,
+            term,
+            grace,
+            links: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Serves whoever connects. Each link has threads of its own.
+    pub fn serve(self: &Arc<Self>, acceptor: &Acceptor) {
+        loop {
+            let incoming = match acceptor.accept() {
+                Ok(incoming) => incoming,
+                Err(e) => {
+                    log::warn!("Cannot accept a connection: {e}");
+                    std::thread::sleep(RECOVERY);
+                    continue;
+                }
+            };
+            if self.links.fetch_add(1, Ordering::Relaxed) >= MAX_LINKS {
+                self.links.fetch_sub(1, Ordering::Relaxed);
+                log::warn!("{MAX_LINKS} links are open: a connection is refused");
+                continue;
+            }
+            let lender = Arc::clone(self);
+            let started = std::thread::Builder::new()
+                .name("link".to_owned())
+                .spawn(move || {
+                    match incoming.finish() {
+                        Ok((sender, receiver)) => lender.serve_link(sender, receiver),
+                        Err(e) => log::warn!("A connection is refused: {e}"),
+                    }
+                    lender.links.fetch_sub(1, Ordering::Relaxed);
+                });
+            if let Err(e) = started {
+                self.links.fetch_sub(1, Ordering::Relaxed);
+                log::warn!("Cannot start a thread for a connection: {e}");
+            }
+        }
+    }
+
+    /// Serves one link until it ends.
+    pub fn serve_link(self: &Arc<Self>, sender: Sender, receiver: Receiver) {
+        match session::serve(self, sender, receiver) {
+            Ok(()) | Err(LinkError::Closed) => {}
+            Err(e) => log::warn!("A link has ended: {}", chain(&e)),
+        }
+    }
+
+    /// All devices that `borrower` may see; everything for nobody in particular.
+    #[must_use]
+    pub fn status(&self, borrower: Option<&str>) -> Vec<DeviceStatus> {
+        self.devices
+            .values()
+            .filter(|d| borrower.is_none_or(|name| d.is_for(name)))
+            .map(|d| d.status())
+            .collect()
+    }
+
+    /// What all devices count: (name of the device, counters).
+    #[must_use]
+    pub fn counters(&self) -> Vec<(String, Vec<Counter>)> {
+        self.devices
+            .iter()
+            .map(|(name, device)| (name.clone(), device.offer.source.counters()))
+            .collect()
+    }
+
+    /// Links that are open.
+    #[must_use]
+    pub fn links(&self) -> usize {
+        self.links.load(Ordering::Relaxed)
+    }
+}
+
+/// An error with all its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

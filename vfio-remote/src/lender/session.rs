@@ -1,0 +1,285 @@
+//! One link at the lender: the thread that receives.
+//!
+//! It answers what must not wait (renewals, answers about memory), watches the time of the lease,
+//! and hands everything else to the link's worker, in order. So a device that waits for memory of
+//! the borrower never keeps the answer from arriving.
+
+use super::device::Device;
+use super::memory::LinkMemory;
+use super::worker::{Work, Worker};
+use super::{Lender, is_name};
+use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
+use crate::link::{LinkError, Received, Receiver, Sender};
+use farlane_pci::{InterruptKind, Signal};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a borrower may take to say who it is.
+const HELLO: Duration = Duration::from_secs(5);
+/// Work that waits for the worker; who sends more waits.
+const QUEUE: usize = 256;
+/// How often the time is looked at, at least.
+const TICK: Duration = Duration::from_secs(1);
+/// How soon interrupts are tried again that a slow link did not take.
+const RETRY: Duration = Duration::from_millis(5);
+/// Bytes that may wait in a link before interrupts are kept back and put together.
+const BACKLOG_BYTES: usize = 16 << 10;
+
+/// Why a lease ends without the borrower's doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It was not renewed.
+    Expired,
+    /// The device was wanted back.
+    Revoked,
+}
+
+#[derive(Default)]
+struct State {
+    lease: Option<(Arc<Device>, Fence)>,
+    revoke_at: Option<Instant>,
+    ending: Option<Ending>,
+    /// Interrupts that are to be told, each once.
+    raised: Vec<(Fence, InterruptKind, u16)>,
+}
+
+/// What others know of a link.
+pub(crate) struct Control {
+    pub sender: Sender,
+    pub memory: Arc<LinkMemory>,
+    queue: SyncSender<Work>,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The link holds a lease, or none any more.
+    pub fn set_lease(&self, lease: Option<(Arc<Device>, Fence)>) {
+        let mut state = self.state();
+        state.lease = lease;
+        state.revoke_at = None;
+        state.ending = None;
+        state.raised.clear();
+    }
+
+    /// Asks for the device and takes it when `grace` is over.
+    pub fn revoke(&self, grace: Duration) {
+        let mut state = self.state();
+        let Some((_, fence)) = &state.lease else {
+            return;
+        };
+        let message = ToBorrower::Revoking {
+            fence: *fence,
+            grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
+        };
+        state.revoke_at.get_or_insert(Instant::now() + grace);
+        drop(state);
+        if let Err(e) = self.sender.send(&message, &[]) {
+            log::debug!("A borrower cannot be asked to return: {e}");
+        }
+    }
+
+    /// Why the worker has to end the lease.
+    pub fn ending(&self) -> Option<Ending> {
+        self.state().ending
+    }
+
+    /// Ends the lease if its time is over.
+    fn look_at_the_time(&self) {
+        let now = Instant::now();
+        let mut state = self.state();
+        let Some((device, fence)) = &state.lease else {
+            return;
+        };
+        let ending = if device.until(*fence).is_none_or(|until| until <= now) {
+            Ending::Expired
+        } else if state.revoke_at.is_some_and(|at| at <= now) {
+            Ending::Revoked
+        } else {
+            return;
+        };
+        if state.ending.is_none() {
+            state.ending = Some(ending);
+            // Where the queue is full, the worker looks soon anyway.
+            let _ = self.queue.try_send(Work::Look);
+        }
+    }
+
+    fn next_look(&self) -> Instant {
+        let now = Instant::now();
+        let state = self.state();
+        if !state.raised.is_empty() {
+            return now + RETRY;
+        }
+        let lease = state.lease.as_ref();
+        let until = lease.and_then(|(device, fence)| device.until(*fence));
+        [until, state.revoke_at]
+            .into_iter()
+            .flatten()
+            .filter(|&at| at > now)
+            .fold(now + TICK, Instant::min)
+    }
+
+    fn raise(&self, fence: Fence, kind: InterruptKind, vector: u16) {
+        let mut state = self.state();
+        if !state.raised.contains(&(fence, kind, vector)) {
+            state.raised.push((fence, kind, vector));
+        }
+        self.tell_raised(&mut state);
+    }
+
+    /// Tells of interrupts, unless the link is slow: then they are put together.
+    fn tell_raised(&self, state: &mut State) {
+        while self.sender.backlog() < BACKLOG_BYTES
+            && let Some((fence, kind, vector)) = state.raised.pop()
+        {
+            let message = ToBorrower::Interrupt {
+                fence,
+                kind,
+                vector,
+            };
+            if self.sender.send(&message, &[]).is_err() {
+                state.raised.clear();
+            }
+        }
+    }
+}
+
+/// Interrupts that are told by messages.
+#[derive(Debug)]
+pub(crate) struct MessageSignal {
+    pub control: std::sync::Weak<Control>,
+    pub fence: Fence,
+    pub kind: InterruptKind,
+    pub vector: u16,
+}
+
+impl Signal for MessageSignal {
+    fn raise(&self) {
+        if let Some(control) = self.control.upgrade() {
+            control.raise(self.fence, self.kind, self.vector);
+        }
+    }
+}
+
+/// Serves a link until it ends.
+pub(crate) fn serve(
+    lender: &Arc<Lender>,
+    sender: Sender,
+    mut receiver: Receiver,
+) -> Result<(), LinkError> {
+    let name = match greet(lender, &sender, &mut receiver)? {
+        Some(name) => name,
+        None => {
+            sender.close();
+            return Ok(());
+        }
+    };
+    let (queue, work) = sync_channel(QUEUE);
+    let control = Arc::new(Control {
+        memory: Arc::new(LinkMemory::new(sender.clone())),
+        sender,
+        queue: queue.clone(),
+        state: Mutex::default(),
+    });
+    let worker = Worker::new(Arc::clone(lender), Arc::clone(&control), name);
+    let thread = std::thread::Builder::new()
+        .name("link worker".to_owned())
+        .spawn(move || worker.run(&work))?;
+    let result = receive(&control, &mut receiver, &queue);
+    // Nobody who waits for memory waits any longer: the worker comes to the end of its queue.
+    control.sender.close();
+    control.memory.close();
+    let _ = queue.send(Work::End);
+    let _ = thread.join();
+    result
+}
+
+/// The first messages. The borrower's name; nothing where it is not one to talk to.
+fn greet(
+    lender: &Lender,
+    sender: &Sender,
+    receiver: &mut Receiver,
+) -> Result<Option<String>, LinkError> {
+    let hello = receiver.receive::<ToLender>(Some(Instant::now() + HELLO))?;
+    let Some(Received {
+        message: ToLender::Hello { version, name },
+        ..
+    }) = hello
+    else {
+        return Err(LinkError::Stuck);
+    };
+    // Also to one of another version, so that it can say what is wrong.
+    let welcome = ToBorrower::Welcome {
+        version: VERSION,
+        name: lender.name.clone(),
+    };
+    sender.send(&welcome, &[])?;
+    if version != VERSION {
+        log::warn!("A borrower speaks version {version} of the protocol, not {VERSION}");
+        return Ok(None);
+    }
+    if !is_name(&name) || !sender.peer_is(&name) {
+        log::warn!("A borrower says that it is {name:?}, for which its certificate is not valid");
+        return Ok(None);
+    }
+    Ok(Some(name))
+}
+
+fn receive(
+    control: &Arc<Control>,
+    receiver: &mut Receiver,
+    queue: &SyncSender<Work>,
+) -> Result<(), LinkError> {
+    loop {
+        control.look_at_the_time();
+        control.tell_raised(&mut control.state());
+        let Some(received) = receiver.receive::<ToLender>(Some(control.next_look()))? else {
+            continue;
+        };
+        match received.message {
+            ToLender::Hello { .. } => return Err(LinkError::Unexpected("a second hello")),
+            ToLender::Memory { id, result } => {
+                if !control.memory.answer(id, result) {
+                    return Err(LinkError::Unexpected("an answer to nothing"));
+                }
+            }
+            ToLender::Request {
+                id,
+                request: Request::Renew { fence },
+            } => {
+                let result = renew(control, fence).map(|()| Reply::Done);
+                control
+                    .sender
+                    .send(&ToBorrower::Reply { id, result }, &[])?;
+            }
+            message => {
+                let work = Work::Message {
+                    message,
+                    descriptors: received.descriptors,
+                };
+                if queue.send(work).is_err() {
+                    return Err(LinkError::Closed);
+                }
+            }
+        }
+    }
+}
+
+fn renew(control: &Control, fence: Fence) -> Result<(), Refusal> {
+    let device = match &control.state().lease {
+        Some((device, held)) if *held == fence => Arc::clone(device),
+        _ => return Err(Refusal::Ended(fence)),
+    };
+    device.renew(fence)
+}

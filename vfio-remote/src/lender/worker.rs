@@ -1,0 +1,586 @@
+//! One link at the lender: the thread that works.
+
+use super::device::Device;
+use super::session::{Control, Ending, MessageSignal};
+use super::{Lender, chain};
+use crate::bridge;
+use crate::link::message::{
+    Attached, Bridge, Delivery, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_VECTORS,
+    MappingStatus, Place, Refusal, Reply, Request, ToBorrower, ToLender,
+};
+use farlane_ntb::Ntb;
+use farlane_pci::{
+    AccessError, Attachment, DmaMapping, DmaTarget, EventSignal, Function, InterruptKind, Region,
+    RemoteMemory, Signal,
+};
+use farlane_zero_copy::eventfd;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver as Queue;
+use std::time::Duration;
+
+/// Ranges that one device reaches.
+const MAX_MAPPINGS: usize = 4096;
+/// Addresses and lengths of memory are multiples of this.
+const PAGE_BYTES: u64 = 4096;
+/// How much longer than the grace a device may take to come back.
+const RESET_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a worker does.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// A message of the borrower.
+    Message {
+        /// The message.
+        message: ToLender,
+        /// What came with it.
+        descriptors: Vec<OwnedFd>,
+    },
+    /// The lease may have ended.
+    Look,
+    /// The link has ended.
+    End,
+}
+
+/// The way to the borrower's memory.
+struct Way {
+    name: String,
+    ntb: Arc<dyn Ntb>,
+    hops: u32,
+}
+
+struct Mapped {
+    length: u64,
+    writable: bool,
+    way: String,
+    hops: Option<u32>,
+}
+
+/// A device in use.
+struct Held {
+    fence: Fence,
+    function: Box<dyn Function>,
+    mappings: BTreeMap<u64, Mapped>,
+}
+
+/// The device that the link is for.
+struct Session {
+    device: Arc<Device>,
+    attachment: Attachment,
+    ways: Vec<Way>,
+    held: Option<Held>,
+    /// It was taken away: it cannot be taken again over this link.
+    spent: bool,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.device.detach();
+    }
+}
+
+/// Does what a borrower asks.
+pub(crate) struct Worker {
+    lender: Arc<Lender>,
+    control: Arc<Control>,
+    borrower: String,
+    session: Option<Session>,
+}
+
+type Answer = Result<Reply, Refusal>;
+
+impl Worker {
+    pub fn new(lender: Arc<Lender>, control: Arc<Control>, borrower: String) -> Self {
+        Self {
+            lender,
+            control,
+            borrower,
+            session: None,
+        }
+    }
+
+    pub fn run(mut self, queue: &Queue<Work>) {
+        while let Ok(work) = queue.recv() {
+            if let Some(ending) = self.control.ending() {
+                self.end_lease(Some(ending));
+            }
+            match work {
+                Work::Look => {}
+                Work::End => break,
+                Work::Message {
+                    message,
+                    descriptors,
+                } => self.message(message, descriptors),
+            }
+        }
+        self.end_lease(None);
+    }
+
+    fn message(&mut self, message: ToLender, descriptors: Vec<OwnedFd>) {
+        match message {
+            ToLender::Request { id, request } => {
+                let mut attached = Vec::new();
+                let result = self.request(request, descriptors, &mut attached);
+                if let Err(refusal) = &result {
+                    log::debug!("{}: refused: {refusal}", self.borrower);
+                }
+                let fds: Vec<BorrowedFd<'_>> = attached.iter().map(|fd| fd.as_fd()).collect();
+                if let Err(e) = self
+                    .control
+                    .sender
+                    .send(&ToBorrower::Reply { id, result }, &fds)
+                {
+                    log::debug!("{}: cannot answer: {e}", self.borrower);
+                    self.control.sender.close();
+                }
+            }
+            ToLender::Post {
+                fence,
+                region,
+                offset,
+                data,
+            } => {
+                if let Err(e) = self.write(fence, region, offset, &data) {
+                    log::debug!("{}: a write is refused: {e}", self.borrower);
+                }
+            }
+            // The thread that receives takes these.
+            ToLender::Hello { .. } | ToLender::Memory { .. } => {}
+        }
+    }
+
+    fn request(
+        &mut self,
+        request: Request,
+        descriptors: Vec<OwnedFd>,
+        out: &mut Vec<Arc<OwnedFd>>,
+    ) -> Answer {
+        match request {
+            Request::List => Ok(Reply::Devices(self.lender.status(Some(&self.borrower)))),
+            Request::Revoke { device } => self.revoke(&device),
+            Request::Attach { device } => self.attach(&device, out),
+            Request::Take => self.take(),
+            Request::Return { fence } => {
+                self.held(fence)?;
+                self.end_lease(None);
+                Ok(Reply::Done)
+            }
+            Request::Map {
+                fence,
+                address,
+                length,
+                writable,
+                place,
+            } => self.map(fence, address, length, writable, place),
+            Request::Unmap {
+                fence,
+                address,
+                length,
+            } => self.unmap(fence, address, length),
+            Request::Read {
+                fence,
+                region,
+                offset,
+                length,
+            } => self.read(fence, region, offset, length),
+            Request::SetInterrupts {
+                fence,
+                kind,
+                first,
+                vectors,
+            } => self.set_interrupts(fence, kind, first, &vectors, descriptors),
+            Request::MaskIntx { fence, masked } => {
+                let (_, held) = self.held(fence)?;
+                held.function.mask_intx(masked).map_err(device_error)?;
+                Ok(Reply::Done)
+            }
+            Request::Reset { fence } => {
+                let (_, held) = self.held(fence)?;
+                held.function.reset().map_err(device_error)?;
+                Ok(Reply::Done)
+            }
+            // The thread that receives answers it.
+            Request::Renew { fence } => Err(Refusal::Ended(fence)),
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<Arc<Device>, Refusal> {
+        self.lender
+            .devices
+            .get(name)
+            .filter(|d| d.is_for(&self.borrower))
+            .cloned()
+            .ok_or_else(|| Refusal::NoDevice(self.borrower.clone()))
+    }
+
+    /// Takes a device from its holder, and waits until it is offered again.
+    fn revoke(&mut self, name: &str) -> Answer {
+        if !self.control.sender.is_local() {
+            return Err(Refusal::NotHere);
+        }
+        let Some(device) = self.lender.devices.get(name) else {
+            return Err(Refusal::NoDevice(self.borrower.clone()));
+        };
+        if let Some(holder) = device.holder() {
+            if Arc::ptr_eq(&holder, &self.control) {
+                return Err(Refusal::Order("The device is this link's own".to_owned()));
+            }
+            let grace = self.lender.grace;
+            log::info!("{name}: revoked");
+            holder.revoke(grace);
+            drop(holder);
+            if !device.wait_offered(grace + RESET_PATIENCE) {
+                return Err(Refusal::Device("it does not come back".to_owned()));
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn attach(&mut self, name: &str, out: &mut Vec<Arc<OwnedFd>>) -> Answer {
+        if self.session.is_some() {
+            return Err(Refusal::Order("The link has a device already".to_owned()));
+        }
+        let device = self.find(name)?;
+        let carries = self.control.sender.carries_descriptors();
+        let mut attachment = Attachment::default();
+        let mut ways = Vec::new();
+        let mut bridges = Vec::new();
+        if carries {
+            attachment = device
+                .offer
+                .source
+                .attach()
+                .map_err(|e| Refusal::Device(chain(&e)))?;
+            let (ours, theirs) = socket_pair().map_err(|e| Refusal::Device(chain(&e)))?;
+            ways.push(Way {
+                name: "shm".to_owned(),
+                ntb: bridge::shm(ours).map_err(|e| Refusal::Device(chain(&e)))?,
+                hops: 0,
+            });
+            bridges.push(Bridge::Shm);
+            out.push(Arc::new(theirs));
+        }
+        for (name, ntb) in &self.lender.bridges {
+            ways.push(Way {
+                name: name.clone(),
+                ntb: Arc::clone(ntb),
+                hops: 1,
+            });
+            bridges.push(Bridge::Named(name.clone()));
+        }
+        attachment
+            .areas
+            .truncate(MAX_DESCRIPTORS.saturating_sub(out.len()));
+        let areas = attachment.areas.iter().map(|area| {
+            out.push(Arc::clone(&area.file));
+            LinkArea {
+                region: area.region,
+                area: area.area,
+                file_offset: area.file_offset,
+            }
+        });
+        let attached = Attached {
+            areas: areas.collect(),
+            description: device.offer.source.description().clone(),
+            bridges,
+        };
+        device.attach();
+        log::info!("{name}: {} is attached", self.borrower);
+        self.session = Some(Session {
+            device,
+            attachment,
+            ways,
+            held: None,
+            spent: false,
+        });
+        Ok(Reply::Attached(Box::new(attached)))
+    }
+
+    fn take(&mut self) -> Answer {
+        let no_device = || Refusal::Order("The link has no device".to_owned());
+        let session = self.session.as_mut().ok_or_else(no_device)?;
+        if session.held.is_some() {
+            return Err(Refusal::Order("The device is taken already".to_owned()));
+        }
+        if session.spent {
+            return Err(Refusal::Order("The device was taken away".to_owned()));
+        }
+        let device = Arc::clone(&session.device);
+        let fence = device.take(&self.borrower, &self.control)?;
+        let function = match device.offer.source.take(&session.attachment) {
+            Ok(function) => function,
+            Err(e) => {
+                device.give_back(fence, || ());
+                log::error!("{}: {}", device.offer.name, chain(&e));
+                return Err(Refusal::Device(chain(&e)));
+            }
+        };
+        log::info!(
+            "{}: {} has taken it, lease {fence}",
+            device.offer.name,
+            self.borrower
+        );
+        session.held = Some(Held {
+            fence,
+            function,
+            mappings: BTreeMap::new(),
+        });
+        // The time that the device took to be reset is not the borrower's.
+        device.renew(fence)?;
+        self.control.set_lease(Some((device, fence)));
+        Ok(Reply::Taken {
+            fence,
+            term_ms: u32::try_from(self.lender.term.as_millis()).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// Ends the lease, if there is one. When this returns, the device touches nothing of the
+    /// borrower and is on offer.
+    fn end_lease(&mut self, ending: Option<Ending>) {
+        self.control.set_lease(None);
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        let Some(held) = session.held.take() else {
+            return;
+        };
+        let fence = held.fence;
+        session.device.give_back(fence, || drop(held));
+        let name = &session.device.offer.name;
+        match ending {
+            None => log::info!("{name}: {} has returned it", self.borrower),
+            Some(ending) => {
+                session.spent = ending == Ending::Revoked;
+                log::warn!("{name}: taken from {}: {ending:?}", self.borrower);
+                let _ = self.control.sender.send(&ToBorrower::Ended { fence }, &[]);
+            }
+        }
+    }
+
+    /// The device in use, if `fence` is its lease's.
+    fn held(&mut self, fence: Fence) -> Result<(&Session, &Held), Refusal> {
+        let session = self.session.as_ref().ok_or(Refusal::Ended(fence))?;
+        match &session.held {
+            Some(held) if held.fence == fence => Ok((session, held)),
+            _ => Err(Refusal::Ended(fence)),
+        }
+    }
+
+    fn map(
+        &mut self,
+        fence: Fence,
+        address: u64,
+        length: u64,
+        writable: bool,
+        place: Place,
+    ) -> Answer {
+        let memory: Arc<dyn RemoteMemory> = Arc::clone(&self.control.memory) as _;
+        let (session, held) = self.held(fence)?;
+        let invalid =
+            |why: &str| Refusal::Invalid(format!("{length:#x} bytes at {address:#x}: {why}"));
+        if length == 0
+            || !address.is_multiple_of(PAGE_BYTES)
+            || !length.is_multiple_of(PAGE_BYTES)
+            || address.checked_add(length).is_none()
+        {
+            return Err(invalid("not whole pages"));
+        }
+        if held.mappings.len() >= MAX_MAPPINGS {
+            return Err(invalid("too many ranges"));
+        }
+        let (target, way, hops) = match place {
+            Place::Messages => (DmaTarget::Remote(memory), "messages".to_owned(), None),
+            Place::Window {
+                bridge,
+                window,
+                offset,
+            } => {
+                let way = session
+                    .ways
+                    .get(usize::from(bridge))
+                    .ok_or_else(|| invalid("no such bridge"))?;
+                let shown = way
+                    .ntb
+                    .peer_window(window)
+                    .map_err(|e| invalid(&chain(&e)))?;
+                let offset = shown
+                    .locate(offset, length)
+                    .map_err(|e| invalid(&chain(&e)))?;
+                if writable && !shown.writable {
+                    return Err(invalid("the window cannot be written"));
+                }
+                let target = DmaTarget::File {
+                    file: Arc::clone(&shown.file),
+                    offset,
+                };
+                (target, format!("{} {window}", way.name), Some(way.hops))
+            }
+        };
+        held.function
+            .map(DmaMapping {
+                address,
+                length,
+                writable,
+                target,
+            })
+            .map_err(|e| Refusal::Invalid(chain(&e)))?;
+        let mapped = Mapped {
+            length,
+            writable,
+            way,
+            hops,
+        };
+        if let Some(session) = &mut self.session
+            && let Some(held) = &mut session.held
+        {
+            held.mappings.insert(address, mapped);
+            report(&session.device, held);
+        }
+        Ok(Reply::Done)
+    }
+
+    fn unmap(&mut self, fence: Fence, address: u64, length: u64) -> Answer {
+        let (_, held) = self.held(fence)?;
+        if held
+            .mappings
+            .get(&address)
+            .is_none_or(|m| m.length != length)
+        {
+            return Err(Refusal::Invalid(format!(
+                "{length:#x} bytes at {address:#x} are not mapped"
+            )));
+        }
+        held.function.unmap(address, length).map_err(device_error)?;
+        if let Some(session) = &mut self.session
+            && let Some(held) = &mut session.held
+        {
+            held.mappings.remove(&address);
+            report(&session.device, held);
+        }
+        Ok(Reply::Done)
+    }
+
+    /// Checks an access to a region.
+    fn access(
+        &mut self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        length: usize,
+    ) -> Result<&Held, Refusal> {
+        let (session, held) = self.held(fence)?;
+        let description = session.device.offer.source.description();
+        if length == 0 || length > MAX_DATA_BYTES || !description.contains(region, offset, length) {
+            return Err(Refusal::Invalid(format!(
+                "{length:#x} bytes at {offset:#x} of {region:?}"
+            )));
+        }
+        Ok(held)
+    }
+
+    fn read(&mut self, fence: Fence, region: Region, offset: u64, length: u32) -> Answer {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let held = self.access(fence, region, offset, length)?;
+        let mut data = vec![0; length];
+        held.function
+            .read(region, offset, &mut data)
+            .map_err(device_error)?;
+        Ok(Reply::Data(data))
+    }
+
+    fn write(
+        &mut self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), Refusal> {
+        let held = self.access(fence, region, offset, data.len())?;
+        held.function
+            .write(region, offset, data)
+            .map_err(device_error)
+    }
+
+    fn set_interrupts(
+        &mut self,
+        fence: Fence,
+        kind: InterruptKind,
+        first: u16,
+        vectors: &[Delivery],
+        descriptors: Vec<OwnedFd>,
+    ) -> Answer {
+        let control = Arc::downgrade(&self.control);
+        let (session, held) = self.held(fence)?;
+        let interrupts = session.device.offer.source.description().interrupts;
+        let count = match kind {
+            InterruptKind::Intx => interrupts.intx,
+            InterruptKind::Msi => interrupts.msi,
+            InterruptKind::Msix => interrupts.msix,
+        };
+        let last = u16::try_from(vectors.len())
+            .ok()
+            .and_then(|n| first.checked_add(n));
+        if vectors.len() > MAX_VECTORS || last.is_none_or(|end| end > count) {
+            return Err(Refusal::Invalid(format!(
+                "There are {count} {kind:?} vectors, not {} from {first} on",
+                vectors.len()
+            )));
+        }
+        let mut descriptors = descriptors.into_iter();
+        for (vector, delivery) in (first..).zip(vectors) {
+            let signal: Option<Arc<dyn Signal>> = match delivery {
+                Delivery::Off => None,
+                Delivery::Message => Some(Arc::new(MessageSignal {
+                    control: control.clone(),
+                    fence,
+                    kind,
+                    vector,
+                })),
+                Delivery::Eventfd => {
+                    let missing = || Refusal::Invalid("A descriptor is missing".to_owned());
+                    let fd = descriptors.next().ok_or_else(missing)?;
+                    let fd = eventfd::adopt(fd).map_err(|e| Refusal::Invalid(chain(&e)))?;
+                    Some(Arc::new(EventSignal::new(fd)))
+                }
+            };
+            held.function
+                .set_interrupt(kind, vector, signal)
+                .map_err(device_error)?;
+        }
+        Ok(Reply::Done)
+    }
+}
+
+fn device_error(error: AccessError) -> Refusal {
+    match error {
+        AccessError::Io(_) => Refusal::Device(chain(&error)),
+        _ => Refusal::Invalid(chain(&error)),
+    }
+}
+
+/// Says what the device reaches, and over how many bridges most of it.
+fn report(device: &Device, held: &Held) {
+    let mut bytes: BTreeMap<Option<u32>, u64> = BTreeMap::new();
+    for mapped in held.mappings.values() {
+        *bytes.entry(mapped.hops).or_default() += mapped.length;
+    }
+    let most = bytes.into_iter().max_by_key(|&(_, bytes)| bytes);
+    let mappings = held.mappings.iter().map(|(&address, m)| MappingStatus {
+        address,
+        length: m.length,
+        writable: m.writable,
+        way: m.way.clone(),
+    });
+    device.report(mappings.collect(), most.and_then(|(hops, _)| hops));
+}
+
+fn socket_pair() -> Result<(OwnedFd, OwnedFd), std::io::Error> {
+    Ok(rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}

@@ -1,0 +1,328 @@
+//! Both ends of a link.
+
+use super::address::{Address, AddressError};
+use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
+use super::packet::PacketSocket;
+use super::stream::StreamSocket;
+use super::tls::{self, TlsError, TlsIdentity};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustls::{ClientConnection, ServerConnection};
+use serde::{Serialize, de::DeserializeOwned};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How long a lender may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Why a link does not work.
+#[derive(Debug, Error)]
+pub enum LinkError {
+    /// The other end has hung up.
+    #[error("The link is closed")]
+    Closed,
+    /// The other end takes nothing, or does not finish a handshake.
+    #[error("The other end does not respond")]
+    Stuck,
+    /// A frame that is longer than any message.
+    #[error("A frame of {0} bytes")]
+    TooLong(usize),
+    /// A frame that is no message.
+    #[error("A frame that is no message")]
+    Malformed(#[from] postcard::Error),
+    /// More descriptors than any message has, or fewer than this one needs, or none can be sent.
+    #[error("A message with {0} descriptors")]
+    Descriptors(usize),
+    /// A message that has no place there.
+    #[error("A message that has no place there: {0}")]
+    Unexpected(&'static str),
+    /// TLS failed.
+    #[error("TLS: {0}")]
+    Tls(String),
+    /// TLS cannot be used.
+    #[error(transparent)]
+    Identity(#[from] TlsError),
+    /// The address cannot be used.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// Certificates are needed there.
+    #[error("{0} needs a certificate, a key and authorities")]
+    NoIdentity(Address),
+    /// Nobody can be reached.
+    #[error("Cannot connect to {address}")]
+    Connect {
+        /// Where.
+        address: Address,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The system failed.
+    #[error("The link failed")]
+    Io(#[from] std::io::Error),
+}
+
+#[derive(Debug)]
+enum Inner {
+    Packet(PacketSocket),
+    Stream(StreamSocket),
+}
+
+/// The sending half; clones are the same.
+#[derive(Clone, Debug)]
+pub struct Sender(Arc<Inner>);
+
+/// The receiving half.
+#[derive(Debug)]
+pub struct Receiver {
+    inner: Arc<Inner>,
+    buffer: Vec<u8>,
+}
+
+/// A message and the descriptors that came with it.
+#[derive(Debug)]
+pub struct Received<M> {
+    /// The message.
+    pub message: M,
+    /// Its descriptors, in order.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+fn halves(inner: Inner) -> (Sender, Receiver) {
+    let inner = Arc::new(inner);
+    let receiver = Receiver {
+        inner: Arc::clone(&inner),
+        buffer: Vec::new(),
+    };
+    (Sender(inner), receiver)
+}
+
+impl Sender {
+    /// Sends a message. Waits a bounded time for a peer on this host, never for one behind TCP.
+    ///
+    /// # Errors
+    /// The link has ended or is stuck, the message is too long, or descriptors cannot be sent.
+    pub fn send<M: Serialize>(
+        &self,
+        message: &M,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), LinkError> {
+        let frame = postcard::to_stdvec(message)?;
+        if frame.len() > MAX_FRAME_BYTES {
+            return Err(LinkError::TooLong(frame.len()));
+        }
+        if descriptors.len() > MAX_DESCRIPTORS {
+            return Err(LinkError::Descriptors(descriptors.len()));
+        }
+        match &*self.0 {
+            Inner::Packet(socket) => socket.send(&frame, descriptors),
+            Inner::Stream(socket) if descriptors.is_empty() => socket.send(&frame),
+            Inner::Stream(_) => Err(LinkError::Descriptors(descriptors.len())),
+        }
+    }
+
+    /// Bytes that wait for the other end to take them.
+    #[must_use]
+    pub fn backlog(&self) -> usize {
+        match &*self.0 {
+            Inner::Packet(_) => 0,
+            Inner::Stream(socket) => socket.backlog(),
+        }
+    }
+
+    /// Whether messages can have descriptors.
+    #[must_use]
+    pub fn carries_descriptors(&self) -> bool {
+        matches!(*self.0, Inner::Packet(_))
+    }
+
+    /// Whether the other end has proved that its name is `name`. On this host it need not.
+    #[must_use]
+    pub fn peer_is(&self, name: &str) -> bool {
+        match &*self.0 {
+            Inner::Packet(_) => true,
+            Inner::Stream(socket) => socket
+                .peer_certificate()
+                .is_none_or(|certificate| tls::is_valid_for(&certificate, name)),
+        }
+    }
+
+    /// Whether the other end is on this host.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        match &*self.0 {
+            Inner::Packet(_) => true,
+            Inner::Stream(socket) => socket.peer_certificate().is_none(),
+        }
+    }
+
+    /// Ends the link: both halves, at both ends, fail from now on.
+    pub fn close(&self) {
+        match &*self.0 {
+            Inner::Packet(socket) => socket.close(),
+            Inner::Stream(socket) => socket.close(),
+        }
+    }
+}
+
+impl Receiver {
+    /// The next message, or nothing when the time is over.
+    ///
+    /// # Errors
+    /// The link has ended, or what came is no message; it is then to be closed.
+    pub fn receive<M: DeserializeOwned>(
+        &mut self,
+        until: Option<Instant>,
+    ) -> Result<Option<Received<M>>, LinkError> {
+        let descriptors = match &*self.inner {
+            Inner::Packet(socket) => match socket.receive(&mut self.buffer, until)? {
+                Some(descriptors) => descriptors,
+                None => return Ok(None),
+            },
+            Inner::Stream(socket) => {
+                if !socket.receive(&mut self.buffer, until)? {
+                    return Ok(None);
+                }
+                Vec::new()
+            }
+        };
+        let (message, rest) = postcard::take_from_bytes(&self.buffer)?;
+        if !rest.is_empty() {
+            return Err(LinkError::Malformed(
+                postcard::Error::DeserializeBadEncoding,
+            ));
+        }
+        Ok(Some(Received {
+            message,
+            descriptors,
+        }))
+    }
+}
+
+/// What a borrower needs to connect again and again.
+#[derive(Clone, Debug)]
+pub struct Connector {
+    /// Where the lender is.
+    pub address: Address,
+    /// Who this end is, for TLS.
+    pub identity: Option<TlsIdentity>,
+}
+
+impl Connector {
+    /// Connects.
+    ///
+    /// # Errors
+    /// See [`LinkError`].
+    pub fn connect(&self) -> Result<(Sender, Receiver), LinkError> {
+        connect(&self.address, self.identity.as_ref())
+    }
+}
+
+/// Connects to a lender.
+///
+/// # Errors
+/// See [`LinkError`].
+pub fn connect(
+    address: &Address,
+    identity: Option<&TlsIdentity>,
+) -> Result<(Sender, Receiver), LinkError> {
+    let failed = |source| LinkError::Connect {
+        address: address.clone(),
+        source,
+    };
+    if let Address::Unix(path) = address {
+        let name = SocketAddrUnix::new(path.as_path()).map_err(|e| failed(e.into()))?;
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|e| failed(e.into()))?;
+        rustix::net::connect(&socket, &name).map_err(|e| failed(e.into()))?;
+        return Ok(halves(Inner::Packet(PacketSocket::new(socket)?)));
+    }
+    let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
+    let mut connected = None;
+    for place in address.resolve()? {
+        match TcpStream::connect_timeout(&place, CONNECT) {
+            Ok(socket) => {
+                connected = Some(socket);
+                break;
+            }
+            Err(e) => last = e,
+        }
+    }
+    let socket = connected.ok_or_else(|| failed(last))?;
+    let tls = match address {
+        Address::Tls { host, .. } => {
+            let identity = identity.ok_or_else(|| LinkError::NoIdentity(address.clone()))?;
+            let name = tls::server_name(host)?;
+            let client = ClientConnection::new(Arc::clone(&identity.client), name)
+                .map_err(|e| LinkError::Tls(e.to_string()))?;
+            Some(client.into())
+        }
+        _ => None,
+    };
+    Ok(halves(Inner::Stream(StreamSocket::new(socket, tls)?)))
+}
+
+/// What a lender accepts connections with. Each accepted connection is finished (the handshake,
+/// above all) by a thread of its own, with [`finish`](Self::finish).
+#[derive(Debug)]
+pub enum Acceptor {
+    /// A listening sequential-packet UNIX socket.
+    Unix(OwnedFd),
+    /// A listening TCP socket; with an identity there is TLS.
+    Tcp(TcpListener, Option<TlsIdentity>),
+}
+
+/// A connection that is to be finished.
+#[derive(Debug)]
+pub struct Incoming(Pending);
+
+#[derive(Debug)]
+enum Pending {
+    Unix(OwnedFd),
+    Tcp(TcpStream, Option<TlsIdentity>),
+}
+
+impl Acceptor {
+    /// The next connection.
+    ///
+    /// # Errors
+    /// Out of descriptors, above all.
+    pub fn accept(&self) -> std::io::Result<Incoming> {
+        Ok(Incoming(match self {
+            Self::Unix(socket) => {
+                Pending::Unix(rustix::net::accept_with(socket, SocketFlags::CLOEXEC)?)
+            }
+            Self::Tcp(listener, identity) => Pending::Tcp(listener.accept()?.0, identity.clone()),
+        }))
+    }
+}
+
+impl Incoming {
+    /// Does the handshake.
+    ///
+    /// # Errors
+    /// The peer does not finish it, or is not to be believed.
+    pub fn finish(self) -> Result<(Sender, Receiver), LinkError> {
+        match self.0 {
+            Pending::Unix(socket) => Ok(halves(Inner::Packet(PacketSocket::new(socket)?))),
+            Pending::Tcp(socket, identity) => {
+                let tls = match identity {
+                    Some(identity) => Some(
+                        ServerConnection::new(identity.server)
+                            .map_err(|e| LinkError::Tls(e.to_string()))?
+                            .into(),
+                    ),
+                    None => None,
+                };
+                Ok(halves(Inner::Stream(StreamSocket::new(socket, tls)?)))
+            }
+        }
+    }
+}

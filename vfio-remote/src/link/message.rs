@@ -1,0 +1,364 @@
+//! What lender and borrower say to each other.
+//!
+//! A link belongs to one device of one VM. The borrower asks; the lender answers under the same
+//! number. Whatever touches a device carries the fencing number of the lease it belongs to, so
+//! that what is late is refused.
+
+use farlane_pci::{Area, Description, InterruptKind, Region};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use thiserror::Error;
+
+/// Version of the protocol; both ends must have the same.
+pub const VERSION: u32 = 1;
+/// Largest number of bytes that one message reads or writes.
+pub const MAX_DATA_BYTES: usize = 32 << 10;
+/// Largest message in bytes, see [`MAX_DATA_BYTES`].
+pub const MAX_FRAME_BYTES: usize = MAX_DATA_BYTES + 16 * 1024;
+/// Largest number of descriptors with one message.
+pub const MAX_DESCRIPTORS: usize = 64;
+/// Largest number of vectors in one [`Request::SetInterrupts`].
+pub const MAX_VECTORS: usize = 64;
+/// Largest name of a host or device, in bytes.
+pub const MAX_NAME_BYTES: usize = 64;
+
+/// Number of a lease: greater than that of every earlier lease of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Fence(pub u64);
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// From borrower to lender.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToLender {
+    /// The first message.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+        /// Who asks: where there is TLS, a name that the certificate is valid for.
+        name: String,
+    },
+    /// Something to be answered.
+    Request {
+        /// Number of the answer.
+        id: u32,
+        /// What is asked.
+        request: Request,
+    },
+    /// A write to a register, which nobody waits for.
+    Post {
+        /// The lease.
+        fence: Fence,
+        /// Where.
+        region: Region,
+        /// Offset in bytes.
+        offset: u64,
+        /// The bytes.
+        data: Vec<u8>,
+    },
+    /// Answers [`ToBorrower::MemoryRead`] and [`ToBorrower::MemoryWrite`].
+    Memory {
+        /// The number it came with.
+        id: u32,
+        /// Bytes read (none for a write), or an error number.
+        result: Result<Vec<u8>, i32>,
+    },
+}
+
+/// From lender to borrower.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToBorrower {
+    /// The first message.
+    Welcome {
+        /// [`VERSION`].
+        version: u32,
+        /// Name of the lender.
+        name: String,
+    },
+    /// Answers [`ToLender::Request`].
+    Reply {
+        /// The number it came with.
+        id: u32,
+        /// The answer.
+        result: Result<Reply, Refusal>,
+    },
+    /// A vector with [`Delivery::Message`] was raised, at least once.
+    Interrupt {
+        /// The lease.
+        fence: Fence,
+        /// Kind.
+        kind: InterruptKind,
+        /// Vector.
+        vector: u16,
+    },
+    /// The device is wanted back: it is taken away when the time is over.
+    Revoking {
+        /// The lease.
+        fence: Fence,
+        /// How long, in milliseconds.
+        grace_ms: u32,
+    },
+    /// The lease has ended without the borrower's doing.
+    Ended {
+        /// The lease.
+        fence: Fence,
+    },
+    /// The device reads memory with [`Place::Messages`].
+    MemoryRead {
+        /// Number of the answer.
+        id: u32,
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes, at most [`MAX_DATA_BYTES`].
+        length: u32,
+    },
+    /// The device writes memory with [`Place::Messages`].
+    MemoryWrite {
+        /// Number of the answer.
+        id: u32,
+        /// Guest-physical address.
+        address: u64,
+        /// The bytes.
+        data: Vec<u8>,
+    },
+}
+
+/// What a borrower, or an administrator, asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// What is on offer.
+    List,
+    /// Takes a device from its holder.
+    Revoke {
+        /// Name of the device.
+        device: String,
+    },
+    /// This link is for that device from now on. Does not touch it.
+    Attach {
+        /// Name of the device.
+        device: String,
+    },
+    /// Takes the device: it is this link's alone, and reset.
+    Take,
+    /// Goes on holding it.
+    Renew {
+        /// The lease.
+        fence: Fence,
+    },
+    /// Gives it back. When this is answered, the device touches nothing of the borrower.
+    Return {
+        /// The lease.
+        fence: Fence,
+    },
+    /// Lets the device reach memory.
+    Map {
+        /// The lease.
+        fence: Fence,
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        length: u64,
+        /// Whether it may write there.
+        writable: bool,
+        /// Where the memory is.
+        place: Place,
+    },
+    /// Takes memory away. When this is answered, the device does not touch it.
+    Unmap {
+        /// The lease.
+        fence: Fence,
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Reads registers.
+    Read {
+        /// The lease.
+        fence: Fence,
+        /// Where.
+        region: Region,
+        /// Offset in bytes.
+        offset: u64,
+        /// Bytes, at most [`MAX_DATA_BYTES`].
+        length: u32,
+    },
+    /// Says where vectors' interrupts go.
+    SetInterrupts {
+        /// The lease.
+        fence: Fence,
+        /// Kind.
+        kind: InterruptKind,
+        /// The first vector.
+        first: u16,
+        /// That and the following ones, at most [`MAX_VECTORS`].
+        vectors: Vec<Delivery>,
+    },
+    /// Masks or unmasks INTx.
+    MaskIntx {
+        /// The lease.
+        fence: Fence,
+        /// Whether it is silent.
+        masked: bool,
+    },
+    /// Function-level reset.
+    Reset {
+        /// The lease.
+        fence: Fence,
+    },
+}
+
+/// Where memory of a VM is, as the lender reaches it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// Behind a memory window of one of the bridges between the two.
+    Window {
+        /// Which, in the order of [`Attached::bridges`].
+        bridge: u16,
+        /// Its window.
+        window: u32,
+        /// Offset in the window, in bytes.
+        offset: u64,
+    },
+    /// Behind this link: the lender asks for each access.
+    Messages,
+}
+
+/// How an interrupt gets to the borrower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Delivery {
+    /// Not at all.
+    Off,
+    /// The next of the message's descriptors is an eventfd.
+    Eventfd,
+    /// By [`ToBorrower::Interrupt`].
+    Message,
+}
+
+/// A bridge that the two have between them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Bridge {
+    /// Memory of this host, shared: the next descriptor is the borrower's end.
+    Shm,
+    /// A bridge that both are configured with.
+    Named(String),
+}
+
+/// An area of a region that the borrower maps; the next descriptor has its bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkArea {
+    /// The region.
+    pub region: Region,
+    /// Where in the region.
+    pub area: Area,
+    /// Offset in the descriptor's file, in bytes.
+    pub file_offset: u64,
+}
+
+/// Answers [`Request::Attach`]. Its descriptors are those of the bridges, then of the areas.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    /// The device.
+    pub description: Description,
+    /// All bridges.
+    pub bridges: Vec<Bridge>,
+    /// All areas.
+    pub areas: Vec<LinkArea>,
+}
+
+/// Answers a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// It was done.
+    Done,
+    /// To [`Request::List`].
+    Devices(Vec<DeviceStatus>),
+    /// To [`Request::Attach`].
+    Attached(Box<Attached>),
+    /// To [`Request::Take`].
+    Taken {
+        /// Number of the lease.
+        fence: Fence,
+        /// It ends when it has not been renewed for so long, in milliseconds.
+        term_ms: u32,
+    },
+    /// To [`Request::Read`].
+    Data(Vec<u8>),
+}
+
+/// Why a request was not done.
+#[derive(Clone, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
+pub enum Refusal {
+    /// No such device, or none for this borrower.
+    #[error("There is no such device for {0}")]
+    NoDevice(String),
+    /// Somebody else holds it.
+    #[error("{holder} holds it")]
+    Busy {
+        /// Who.
+        holder: String,
+    },
+    /// The request belongs to a lease that has ended.
+    #[error("Lease {0} has ended")]
+    Ended(Fence),
+    /// This is not the time for it.
+    #[error("{0}")]
+    Order(String),
+    /// A value is out of its range.
+    #[error("{0}")]
+    Invalid(String),
+    /// The device failed.
+    #[error("The device failed: {0}")]
+    Device(String),
+    /// Only the administrator of the lender's host may ask that.
+    #[error("Only a user of the lender's own host may ask that")]
+    NotHere,
+}
+
+/// A device on offer, for people and programs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub about: String,
+    /// Who holds it.
+    pub holder: Option<Holder>,
+    /// Links that are attached to it, the holder's included.
+    pub attached: u32,
+    /// Who may borrow it; empty for everybody who can connect.
+    pub borrowers: Vec<String>,
+}
+
+/// Who holds a device, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Its name.
+    pub name: String,
+    /// Number of the lease.
+    pub fence: u64,
+    /// For how many seconds.
+    pub held_seconds: u64,
+    /// Memory that the device reaches.
+    pub mappings: Vec<MappingStatus>,
+    /// How many bridges lie between the device and the memory it reaches most of: 0 for memory of
+    /// the same host; none where it is reached by messages, or not at all.
+    pub hops: Option<u32>,
+}
+
+/// A range that a device reaches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappingStatus {
+    /// Guest-physical address.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Whether it may write there.
+    pub writable: bool,
+    /// By which way: a bridge and its window ("shm 0"), or "messages".
+    pub way: String,
+}

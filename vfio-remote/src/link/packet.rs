@@ -1,0 +1,141 @@
+//! Frames as packets of a UNIX socket, descriptors beside them.
+
+use super::connection::LinkError;
+use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown, sockopt,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// A peer that takes no frame for this long is given up.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A connected sequential-packet UNIX socket.
+#[derive(Debug)]
+pub(crate) struct PacketSocket {
+    socket: OwnedFd,
+    /// Guards the sequence of a wait for room and the send.
+    sending: Mutex<()>,
+}
+
+impl PacketSocket {
+    pub fn new(socket: OwnedFd) -> Result<Self, LinkError> {
+        // A frame must fit; the kernel caps and doubles it.
+        sockopt::set_socket_send_buffer_size(&socket, 8 * MAX_FRAME_BYTES)
+            .map_err(|e| LinkError::Io(e.into()))?;
+        Ok(Self {
+            socket,
+            sending: Mutex::new(()),
+        })
+    }
+
+    /// Sends a frame. Waits a bounded time for room.
+    pub fn send(&self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+        let _sending = self
+            .sending
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !descriptors.is_empty()
+                && !control.push(SendAncillaryMessage::ScmRights(descriptors))
+            {
+                return Err(LinkError::Descriptors(descriptors.len()));
+            }
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match sendmsg(&self.socket, &[IoSlice::new(frame)], &mut control, flags) {
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    if !wait(self.socket.as_fd(), PollFlags::OUT, Some(until))? {
+                        self.close();
+                        return Err(LinkError::Stuck);
+                    }
+                }
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(LinkError::Closed),
+                Err(e) => return Err(LinkError::Io(e.into())),
+            }
+        }
+    }
+
+    /// The next frame into `buffer`, whose length is its; nothing when the time is over.
+    pub fn receive(
+        &self,
+        buffer: &mut Vec<u8>,
+        until: Option<Instant>,
+    ) -> Result<Option<Vec<OwnedFd>>, LinkError> {
+        loop {
+            if !wait(self.socket.as_fd(), PollFlags::IN, until)? {
+                return Ok(None);
+            }
+            // One byte more than a frame has shows that one is too long.
+            buffer.resize(MAX_FRAME_BYTES + 1, 0);
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+            let got = match recvmsg(
+                &self.socket,
+                &mut [IoSliceMut::new(buffer)],
+                &mut control,
+                flags,
+            ) {
+                Ok(got) => got,
+                Err(Errno::AGAIN | Errno::INTR) => continue,
+                Err(Errno::CONNRESET) => return Err(LinkError::Closed),
+                Err(e) => return Err(LinkError::Io(e.into())),
+            };
+            let mut descriptors = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(fds) = message {
+                    descriptors.extend(fds);
+                }
+            }
+            if got.bytes == 0 {
+                return Err(LinkError::Closed);
+            }
+            if got.bytes > MAX_FRAME_BYTES || got.flags.contains(ReturnFlags::TRUNC) {
+                return Err(LinkError::TooLong(got.bytes));
+            }
+            if got.flags.contains(ReturnFlags::CTRUNC) {
+                return Err(LinkError::Descriptors(descriptors.len()));
+            }
+            buffer.truncate(got.bytes);
+            return Ok(Some(descriptors));
+        }
+    }
+
+    pub fn close(&self) {
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+/// Waits for one of `flags`; false when the time is over.
+pub(crate) fn wait(
+    fd: BorrowedFd<'_>,
+    flags: PollFlags,
+    until: Option<Instant>,
+) -> Result<bool, LinkError> {
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let timeout = left.map(|left| Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        match poll(&mut [PollFd::from_borrowed_fd(fd, flags)], timeout.as_ref()) {
+            Ok(0) => return Ok(false),
+            Ok(_) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(LinkError::Io(e.into())),
+        }
+    }
+}

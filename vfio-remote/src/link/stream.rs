@@ -1,0 +1,287 @@
+//! Frames over TCP, each preceded by its length, in TLS unless both ends are on one host.
+//!
+//! Nobody who sends ever waits: what the socket does not take is kept, up to a limit, and sent by
+//! the thread that receives.
+
+use super::connection::LinkError;
+use super::message::MAX_FRAME_BYTES;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustls::Connection;
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes kept for a peer that does not take them.
+const MAX_PENDING_BYTES: usize = 4 << 20;
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+const LENGTH_BYTES: usize = 4;
+const CHUNK_BYTES: usize = 16 << 10;
+
+#[derive(Debug)]
+struct State {
+    tls: Option<Box<Connection>>,
+    /// For the socket: what it has not taken yet.
+    pending: VecDeque<u8>,
+    /// From the socket, decrypted.
+    arrived: Vec<u8>,
+    /// The peer has hung up.
+    ended: bool,
+}
+
+/// A TCP connection.
+#[derive(Debug)]
+pub(crate) struct StreamSocket {
+    socket: TcpStream,
+    state: Mutex<State>,
+    /// Wakes the receiver, who sends what is pending.
+    wake: OwnedFd,
+}
+
+impl StreamSocket {
+    /// Takes a connection, after the handshake where there is TLS.
+    pub fn new(socket: TcpStream, mut tls: Option<Connection>) -> Result<Self, LinkError> {
+        let mut arrived = Vec::new();
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(HANDSHAKE))?;
+        socket.set_write_timeout(Some(HANDSHAKE))?;
+        if let Some(tls) = &mut tls {
+            let until = Instant::now() + HANDSHAKE;
+            let mut one = &socket;
+            while tls.is_handshaking() {
+                if Instant::now() > until {
+                    return Err(LinkError::Stuck);
+                }
+                tls.complete_io(&mut one).map_err(handshake_error)?;
+            }
+            // What the last messages of the handshake leave to be sent.
+            while tls.wants_write() {
+                tls.write_tls(&mut one)?;
+            }
+            read_plain(tls, &mut arrived)?;
+        }
+        socket.set_nonblocking(true)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| LinkError::Io(e.into()))?;
+        Ok(Self {
+            socket,
+            state: Mutex::new(State {
+                tls: tls.map(Box::new),
+                pending: VecDeque::new(),
+                arrived,
+                ended: false,
+            }),
+            wake,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The certificate that the peer has shown.
+    pub fn peer_certificate(&self) -> Option<rustls::pki_types::CertificateDer<'static>> {
+        let state = self.state();
+        let certificates = state.tls.as_ref()?.peer_certificates()?;
+        Some(certificates.first()?.clone().into_owned())
+    }
+
+    /// Bytes that the socket has not taken.
+    pub fn backlog(&self) -> usize {
+        self.state().pending.len()
+    }
+
+    /// Sends a frame, now or as soon as the peer takes it.
+    pub fn send(&self, frame: &[u8]) -> Result<(), LinkError> {
+        let length = u32::try_from(frame.len()).map_err(|_| LinkError::TooLong(frame.len()))?;
+        let mut state = self.state();
+        if state.ended {
+            return Err(LinkError::Closed);
+        }
+        if state.pending.len() > MAX_PENDING_BYTES {
+            drop(state);
+            self.close();
+            return Err(LinkError::Stuck);
+        }
+        let State { tls, pending, .. } = &mut *state;
+        for part in [&length.to_le_bytes()[..], frame] {
+            match tls {
+                None => pending.extend(part),
+                Some(tls) => {
+                    let mut rest = part;
+                    while !rest.is_empty() {
+                        let taken = tls.writer().write(rest)?;
+                        rest = &rest[taken..];
+                        while tls.wants_write() {
+                            tls.write_tls(pending)?;
+                        }
+                    }
+                }
+            }
+        }
+        self.flush(&mut state)?;
+        if !state.pending.is_empty() {
+            farlane_zero_copy::eventfd::signal(self.wake.as_fd());
+        }
+        Ok(())
+    }
+
+    /// Gives the socket what it takes.
+    fn flush(&self, state: &mut State) -> Result<(), LinkError> {
+        while !state.pending.is_empty() {
+            let (first, _) = state.pending.as_slices();
+            match (&self.socket).write(first) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(n) => drop(state.pending.drain(..n)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => {
+                    state.ended = true;
+                    return Err(closed_or(e));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what the socket has. False where the peer has hung up.
+    fn fill(&self, state: &mut State) -> Result<bool, LinkError> {
+        let State {
+            tls,
+            arrived,
+            pending,
+            ..
+        } = state;
+        let read = match tls {
+            None => {
+                let mut chunk = [0; CHUNK_BYTES];
+                let read = (&self.socket).read(&mut chunk);
+                if let Ok(n) = read {
+                    arrived.extend_from_slice(&chunk[..n]);
+                }
+                read
+            }
+            Some(tls) => {
+                let read = tls.read_tls(&mut &self.socket);
+                if read.is_ok() {
+                    tls.process_new_packets()
+                        .map_err(|e| LinkError::Tls(e.to_string()))?;
+                    read_plain(tls, arrived)?;
+                    while tls.wants_write() {
+                        tls.write_tls(pending)?;
+                    }
+                }
+                read
+            }
+        };
+        match read {
+            Ok(0) => Ok(false),
+            Ok(_) => Ok(true),
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
+                Ok(true)
+            }
+            Err(e) => Err(closed_or(e)),
+        }
+    }
+
+    /// The next frame into `buffer`; false when the time is over.
+    pub fn receive(&self, buffer: &mut Vec<u8>, until: Option<Instant>) -> Result<bool, LinkError> {
+        loop {
+            let wants_out = {
+                let mut state = self.state();
+                if take_frame(&mut state.arrived, buffer)? {
+                    return Ok(true);
+                }
+                if state.ended {
+                    return Err(LinkError::Closed);
+                }
+                !state.pending.is_empty()
+            };
+            let mut flags = PollFlags::IN;
+            flags.set(PollFlags::OUT, wants_out);
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let timeout = left.map(|left| Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(left.subsec_nanos()),
+            });
+            let mut fds = [
+                PollFd::new(&self.socket, flags),
+                PollFd::new(&self.wake, PollFlags::IN),
+            ];
+            match poll(&mut fds, timeout.as_ref()) {
+                Ok(0) => return Ok(false),
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(e) => return Err(LinkError::Io(e.into())),
+            }
+            let _ = farlane_zero_copy::eventfd::drain(self.wake.as_fd());
+            let mut state = self.state();
+            let more = self.fill(&mut state)?;
+            self.flush(&mut state)?;
+            if !more {
+                state.ended = true;
+            }
+        }
+    }
+
+    pub fn close(&self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+fn handshake_error(error: io::Error) -> LinkError {
+    match error.kind() {
+        io::ErrorKind::InvalidData => LinkError::Tls(error.to_string()),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => LinkError::Stuck,
+        _ => closed_or(error),
+    }
+}
+
+fn closed_or(error: io::Error) -> LinkError {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::UnexpectedEof => LinkError::Closed,
+        _ => LinkError::Io(error),
+    }
+}
+
+/// Appends what TLS has decrypted.
+fn read_plain(tls: &mut Connection, arrived: &mut Vec<u8>) -> Result<(), LinkError> {
+    let mut chunk = [0; CHUNK_BYTES];
+    loop {
+        match tls.reader().read(&mut chunk) {
+            Ok(0) => return Ok(()),
+            Ok(n) => arrived.extend_from_slice(&chunk[..n]),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(e) => return Err(closed_or(e)),
+        }
+    }
+}
+
+/// Takes the first frame off `arrived`, if all of it is there.
+fn take_frame(arrived: &mut Vec<u8>, frame: &mut Vec<u8>) -> Result<bool, LinkError> {
+    let Some((length, rest)) = arrived.split_first_chunk::<LENGTH_BYTES>() else {
+        return Ok(false);
+    };
+    let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
+    if length > MAX_FRAME_BYTES {
+        return Err(LinkError::TooLong(length));
+    }
+    let Some(bytes) = rest.get(..length) else {
+        return Ok(false);
+    };
+    frame.clear();
+    frame.extend_from_slice(bytes);
+    arrived.drain(..LENGTH_BYTES + length);
+    Ok(true)
+}
