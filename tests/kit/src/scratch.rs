@@ -20,10 +20,22 @@ impl Scratch {
     /// # Errors
     /// When it cannot be made.
     pub fn new() -> Result<Self> {
+        Self::within(&std::env::temp_dir())
+    }
+
+    /// Makes a folder whose files are memory of this machine (tmpfs).
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn in_memory() -> Result<Self> {
+        Self::within(Path::new("/dev/shm"))
+    }
+
+    fn within(parent: &Path) -> Result<Self> {
         let mut folders = folders();
         let folder = tempfile::Builder::new()
             .prefix("farlane-")
-            .tempdir()
+            .tempdir_in(parent)
             .context("Cannot make a temporary folder")?;
         let path = folder.keep();
         folders.insert(path.clone());

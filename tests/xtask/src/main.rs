@@ -2,9 +2,13 @@
 
 mod bench;
 mod clean;
+mod conditions;
 mod demo;
 mod farlane;
+mod fio;
 mod fuzz;
+mod lending;
+mod metrics;
 mod place;
 mod run;
 mod scenarios;
@@ -31,7 +35,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs unmodified RDMA programs between two virtual machines, and between processes of this machine
+    /// Runs unmodified programs in virtual machines: over RDMA from one to another, and on a lent NVMe
     Demo,
     /// Runs all tests: unit, property and loom tests, and the scenarios in virtual machines
     Test {

@@ -12,12 +12,14 @@ use farlane_vmkit::wire::{End, Wire};
 use farlane_vmkit::workspace::Workspace;
 
 use crate::farlane::Farlane;
+use crate::lending::Lending;
 
 /// What scenarios share: things that are made once.
 pub struct Context {
     workspace: Workspace,
     kit: OnceLock<Kit>,
     farlane: OnceLock<Farlane>,
+    lending: OnceLock<Lending>,
 }
 
 impl Context {
@@ -27,6 +29,7 @@ impl Context {
             workspace: workspace.clone(),
             kit: OnceLock::new(),
             farlane: OnceLock::new(),
+            lending: OnceLock::new(),
         }
     }
 
@@ -45,6 +48,11 @@ impl Context {
         once(&self.farlane, || {
             Farlane::build(&self.workspace, self.kit()?)
         })
+    }
+
+    /// The lender and the borrower, built from this checkout.
+    pub fn lending(&self) -> Result<&Lending> {
+        once(&self.lending, || Lending::build(&self.workspace))
     }
 }
 

@@ -1,6 +1,10 @@
 //! The scenarios: one file per user story, registered in one list.
 
 mod driver_builds;
+mod lend_crash;
+mod lend_reassign;
+mod lend_soft;
+mod lend_vs_local;
 mod rdma_buffers;
 mod rdma_crash;
 pub mod rdma_host;
@@ -42,6 +46,10 @@ pub const ALL: &[Scenario] = &[
     rdma_isolation::SCENARIO,
     rdma_crash::SCENARIO,
     rdma_vs_rxe::SCENARIO,
+    lend_soft::SCENARIO,
+    lend_reassign::SCENARIO,
+    lend_crash::SCENARIO,
+    lend_vs_local::SCENARIO,
 ];
 
 impl Scenario {

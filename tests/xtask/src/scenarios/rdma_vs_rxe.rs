@@ -8,7 +8,7 @@ use farlane_vmkit::wire::Wire;
 use super::Scenario;
 use crate::place::Over;
 use crate::run::Run;
-use crate::tools::{bandwidths, between, latencies};
+use crate::tools::{bandwidths, between, latencies, median};
 
 pub const SCENARIO: Scenario = Scenario {
     name: "rdma-vs-rxe",
@@ -112,12 +112,4 @@ impl Measure {
         }
         .context("No figure was printed")
     }
-}
-
-fn median(mut figures: Vec<f64>) -> Result<f64> {
-    figures.sort_by(f64::total_cmp);
-    figures
-        .get(figures.len() / 2)
-        .copied()
-        .context("Nothing was measured")
 }

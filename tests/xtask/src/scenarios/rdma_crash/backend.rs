@@ -5,10 +5,11 @@ use farlane_vmkit::backend::Backend;
 use farlane_vmkit::guest::Guest;
 use farlane_vmkit::report::Report;
 
-use super::facts::{Facts, clock, wait_until};
+use super::facts::{Facts, clock};
 use super::talk::{EVENTS, Talk, WRITES, ended_at, ends_in_error};
 use super::watcher::Watcher;
 use super::{ENDLESS_WRITES, Stage, shown, talk_again};
+use crate::conditions::wait_until;
 use crate::farlane::Pair;
 use crate::place::Host;
 

@@ -1,60 +1,22 @@
 //! What can be counted from outside: objects of the backend, pinned pages of guests, memory of the daemon.
 
-use std::collections::HashMap;
 use std::fs;
-use std::io::Read as _;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use farlane_vmkit::guest::Guest;
 
+use crate::conditions::wait_until;
+use crate::metrics::Metrics;
 use crate::run::Run;
-
-/// How long anything here may take: a busy machine runs several guests.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Pause between two looks at a condition.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// What an allocator may take for its own purposes.
 const SLACK_KIB: u64 = 512;
 const SLACK_MAPPINGS: usize = 4;
 
-/// What kernels say when something is wrong with them.
-const COMPLAINTS: &[&str] = &[
-    "WARNING:",
-    "BUG:",
-    "Oops",
-    "Call Trace:",
-    "general protection",
-    "blocked for more than",
-];
-
 /// The backend's counters.
-pub struct Counters(HashMap<String, u64>);
-
-impl Counters {
-    /// Asks the daemon of this run.
-    pub fn read(run: &Run<'_>) -> Result<Self> {
-        let mut text = String::new();
-        UnixStream::connect(run.metrics())
-            .and_then(|mut stream| stream.read_to_string(&mut text))
-            .context("The backend does not tell its counters")?;
-        let samples = text.lines().filter_map(|line| {
-            let (name, value) = line.strip_prefix("farlane_rdma_")?.split_once(' ')?;
-            Some((name.to_owned(), value.parse().ok()?))
-        });
-        Ok(Self(samples.collect()))
-    }
-
-    /// One of them.
-    pub fn get(&self, name: &str) -> Result<u64> {
-        let value = self.0.get(name).copied();
-        value.with_context(|| format!("The backend has no counter {name}"))
-    }
+pub fn counters(run: &Run<'_>) -> Result<Metrics> {
+    Metrics::read(&run.metrics(), "farlane_rdma_")
 }
 
 /// What there is now, and must be there again afterwards.
@@ -70,7 +32,7 @@ pub struct Facts {
 impl Facts {
     /// As things are now.
     pub fn of<const N: usize>(run: &Run<'_>, guests: [&Guest; N]) -> Result<Self> {
-        let counters = Counters::read(run)?;
+        let counters = counters(run)?;
         Ok(Self {
             contexts: counters.get("contexts")?,
             queue_pairs: counters.get("queue_pairs")?,
@@ -155,35 +117,9 @@ impl Holdings {
     }
 }
 
-/// The guest's kernel has found nothing wrong with itself.
-pub fn no_complaint(guest: &Guest) -> Result<()> {
-    let log = guest.run("dmesg")?;
-    let bad = log
-        .lines()
-        .find(|line| COMPLAINTS.iter().any(|complaint| line.contains(complaint)));
-    ensure!(
-        bad.is_none(),
-        "The kernel of guest {} complains:\n{log}",
-        guest.name()
-    );
-    Ok(())
-}
-
 /// The guest's clock, in seconds.
 pub fn clock(guest: &Guest) -> Result<f64> {
     let uptime = guest.read_file("/proc/uptime")?;
     let seconds = uptime.split_whitespace().next();
     Ok(seconds.context("An empty /proc/uptime")?.parse()?)
-}
-
-/// Waits until something is so.
-pub fn wait_until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !is()? {
-        if Instant::now() > deadline {
-            bail!("{what}: not so after {} s", PATIENCE.as_secs());
-        }
-        thread::sleep(PAUSE);
-    }
-    Ok(())
 }

@@ -4,10 +4,11 @@ use anyhow::{Result, ensure};
 use farlane_vmkit::report::Report;
 use farlane_vmkit::wire::Wire;
 
-use super::facts::{self, Facts, Holdings, wait_until};
+use super::facts::{Facts, Holdings};
 use super::talk::{READS, Talk, WRITES, ends_in_error};
 use super::watcher::Watcher;
 use super::{ENDLESS_WRITES, Stage, shown, talk_again};
+use crate::conditions::{no_complaint, wait_until};
 use crate::farlane::{Pair, wait_device};
 use crate::place::Host;
 use crate::run::Run;
@@ -60,7 +61,7 @@ pub fn killed(
 pub fn reset(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> Result<()> {
     let talk = Talk::flowing(run, WRITES, ENDLESS_WRITES, &pair.b, &pair.a)?;
     let watcher = Watcher::start(&pair.b)?;
-    facts::no_complaint(&pair.b)?;
+    no_complaint(&pair.b)?;
     pair.b.reset()?;
     drop(watcher);
     let (_, output) = ends_in_error(talk.client)?;

@@ -23,6 +23,7 @@ use farlane_vmkit::wire::{End, Wire};
 
 use self::facts::Facts;
 use super::Scenario;
+use crate::conditions::no_complaint;
 use crate::farlane::{Pair, wait_device};
 use crate::place::{Host, Over, Place};
 use crate::run::Run;
@@ -61,7 +62,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     backend::killed(&stage, &mut pair, &host, report)?;
 
     for guest in [&pair.a, &pair.b] {
-        facts::no_complaint(guest)?;
+        no_complaint(guest)?;
     }
     pair.backend.stop()
 }

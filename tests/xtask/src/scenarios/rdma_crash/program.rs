@@ -5,10 +5,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use farlane_vmkit::report::Report;
 
-use super::facts::{Facts, Holdings, wait_until};
+use super::facts::{Facts, Holdings};
 use super::talk::{READS, Talk, WRITES, ends_in_error, was_killed};
 use super::watcher::Watcher;
 use super::{ENDLESS_WRITES, shown};
+use crate::conditions::wait_until;
 use crate::farlane::Pair;
 use crate::place::{Host, Place};
 use crate::run::Run;

@@ -6,7 +6,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use farlane_vm_agent::protocol::Ending;
 use farlane_vmkit::guest::Output;
 
-use super::facts::{Counters, PATIENCE, wait_until};
+use super::facts::counters;
+use crate::conditions::{PATIENCE, wait_until};
 use crate::place::{Over, Place, Running};
 use crate::run::Run;
 
@@ -71,8 +72,8 @@ impl<'a> Talk<'a> {
     /// Waits until more has flowed than now, or one of them has ended.
     pub fn wait_flow(&mut self, run: &Run<'_>, flow: Flow) -> Result<()> {
         let Flow(counter, amount) = flow;
-        let begin = Counters::read(run)?.get(counter)?;
-        let grown = || Ok(!self.runs()? || Counters::read(run)?.get(counter)? >= begin + amount);
+        let begin = counters(run)?.get(counter)?;
+        let grown = || Ok(!self.runs()? || counters(run)?.get(counter)? >= begin + amount);
         let flows = wait_until("data flows", grown);
         flows.with_context(|| format!("`{}`: {}", self.line, self.said()))
     }

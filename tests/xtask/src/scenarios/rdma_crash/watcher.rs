@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use farlane_vmkit::guest::{Guest, Job};
 
-use super::facts::PATIENCE;
+use crate::conditions::PATIENCE;
 use crate::place::Over;
 
 /// What a program that waits for the end of its device has seen.

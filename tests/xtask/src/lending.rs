@@ -1,0 +1,360 @@
+//! Device Lending as scenarios use it: a lender with soft NVMe controllers over files in this machine's memory, and
+//! borrowers, each of which gives one device to one VM.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use farlane_vmkit::backend::Backend;
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::process::check_output;
+use farlane_vmkit::progress;
+use farlane_vmkit::scratch::Scratch;
+use farlane_vmkit::workspace::Workspace;
+use serde_json::Value;
+
+use crate::conditions::wait_until;
+use crate::metrics::Metrics;
+use crate::run::Run;
+
+/// The packages whose release builds make the daemons.
+const PACKAGES: &[&str] = &["farlane-lend", "farlane-borrow"];
+
+/// How long the lender may take to answer its administrator.
+const ADMIN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// So many requests are more than a driver's own.
+const BUSY_REQUESTS: u64 = 500;
+
+/// The daemons, built from this checkout.
+pub struct Lending {
+    lend: PathBuf,
+    borrow: PathBuf,
+}
+
+/// The blocks of a disk: a file in this machine's memory, gone with this value.
+pub struct Blocks {
+    _folder: Scratch,
+    path: PathBuf,
+}
+
+/// A soft NVMe controller to offer.
+pub struct Nvme {
+    device: String,
+}
+
+/// A lender that runs.
+pub struct Lender {
+    program: PathBuf,
+    backend: Backend,
+    socket: PathBuf,
+}
+
+/// A borrower that runs, and gives one device to whatever VMM connects to its socket.
+pub struct Borrower {
+    backend: Backend,
+    socket: PathBuf,
+    metrics: PathBuf,
+}
+
+/// What a lender says of one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// Its name.
+    pub device: String,
+    /// Who has it.
+    pub holder: Option<String>,
+}
+
+impl Lending {
+    /// Builds everything.
+    pub fn build(workspace: &Workspace) -> Result<Self> {
+        progress::step("Building the lender and the borrower", || {
+            workspace.build_release(PACKAGES)
+        })?;
+        Ok(Self {
+            lend: workspace.built("farlane-lend")?,
+            borrow: workspace.built("farlane-borrow")?,
+        })
+    }
+
+    /// Starts a lender. Its name is that of its files.
+    pub fn lender(&self, run: &Run<'_>, name: &str, devices: &[Nvme]) -> Result<Lender> {
+        let socket = run.path(name);
+        let mut command = Command::new(&self.lend);
+        command.arg("--listen").arg(address(&socket));
+        for Nvme { device } in devices {
+            command.arg("--device").arg(device);
+        }
+        let log = run.logs().join(format!("{name}.log"));
+        let backend = Backend::start("farlane-lend", command, &[&socket], &log)?;
+        Ok(Lender {
+            program: self.lend.clone(),
+            backend,
+            socket,
+        })
+    }
+
+    /// Starts a borrower of one device. Its name is that of its files, and what the lender calls it.
+    pub fn borrower(
+        &self,
+        run: &Run<'_>,
+        name: &str,
+        lender: &Lender,
+        device: &str,
+    ) -> Result<Borrower> {
+        let (socket, metrics) = (run.path(name), run.path(&format!("{name}-metrics")));
+        let mut command = Command::new(&self.borrow);
+        command.arg("--socket-path").arg(&socket);
+        command.arg("--lender").arg(lender.address());
+        command.args(["--device", device, "--name", name]);
+        command.arg("--metrics").arg(&metrics);
+        let log = run.logs().join(format!("{name}.log"));
+        let backend = Backend::start("farlane-borrow", command, &[&socket, &metrics], &log)?;
+        Ok(Borrower {
+            backend,
+            socket,
+            metrics,
+        })
+    }
+}
+
+impl Blocks {
+    /// A disk of zeros.
+    pub fn new(size_mib: u32) -> Result<Self> {
+        let folder = Scratch::in_memory()?;
+        let path = folder.join("blocks");
+        let file = File::create(&path).and_then(|file| file.set_len(u64::from(size_mib) << 20));
+        file.with_context(|| format!("Cannot make {}", path.display()))?;
+        Ok(Self {
+            _folder: folder,
+            path,
+        })
+    }
+
+    /// A disk of random bytes: no block of it is a hole of the file.
+    pub fn random(size_mib: u32) -> Result<Self> {
+        let blocks = Self::new(size_mib)?;
+        let mut part = vec![0; 1 << 20];
+        File::open("/dev/urandom")?.read_exact(&mut part)?;
+        let mut file = File::options().write(true).open(&blocks.path)?;
+        for _ in 0..size_mib {
+            file.write_all(&part)?;
+        }
+        Ok(blocks)
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Nvme {
+    /// A controller with one namespace. Its name is also its serial number.
+    pub fn new(name: &str, blocks: &Blocks) -> Self {
+        let file = blocks.path.display();
+        Self {
+            device: format!("{name}=nvme,file={file},serial={name}"),
+        }
+    }
+
+    /// Offers its doorbells as memory that the guest writes, instead of trapping each access.
+    pub fn shared_doorbells(mut self) -> Self {
+        self.device += ",doorbells=shared";
+        self
+    }
+}
+
+impl Lender {
+    /// How borrowers and administrators name it.
+    pub fn address(&self) -> String {
+        address(&self.socket)
+    }
+
+    /// What `farlane-lend list` says.
+    pub fn list(&self) -> Result<Vec<Offer>> {
+        let text = self.ask(&["list", "--lender", &self.address(), "--json"])?;
+        parse_list(&text).with_context(|| format!("`farlane-lend list --json` said:\n{text}"))
+    }
+
+    /// Who has a device, as `farlane-lend list` says.
+    pub fn holder(&self, device: &str) -> Result<Option<String>> {
+        let offers = self.list()?;
+        let offer = offers.into_iter().find(|offer| offer.device == device);
+        Ok(offer
+            .with_context(|| format!("There is no device {device}"))?
+            .holder)
+    }
+
+    /// Waits until a device is held by this borrower.
+    pub fn wait_held(&self, device: &str, by: &str) -> Result<()> {
+        let held = || Ok(self.holder(device)?.as_deref() == Some(by));
+        wait_until(&format!("{by} holds {device}"), held)
+    }
+
+    /// Waits until a device is on offer again; returns how long that took.
+    pub fn wait_offered(&self, device: &str) -> Result<Duration> {
+        let begin = Instant::now();
+        wait_until(&format!("{device} is on offer"), || {
+            Ok(self.holder(device)?.is_none())
+        })?;
+        Ok(begin.elapsed())
+    }
+
+    /// What `farlane-lend list` prints for people.
+    pub fn table(&self) -> Result<String> {
+        self.ask(&["list", "--lender", &self.address()])
+    }
+
+    /// `farlane-lend revoke`.
+    pub fn revoke(&self, device: &str) -> Result<()> {
+        self.ask(&["revoke", device, "--lender", &self.address()])?;
+        Ok(())
+    }
+
+    /// Ends it with SIGKILL.
+    pub fn kill(&mut self) -> Result<()> {
+        self.backend.kill()
+    }
+
+    /// Ends it as its administrator does.
+    pub fn stop(self) -> Result<()> {
+        self.backend.stop()
+    }
+
+    fn ask(&self, words: &[&str]) -> Result<String> {
+        let mut command = Command::new(&self.program);
+        command.args(words);
+        check_output(
+            &format!("farlane-lend {}", words[0]),
+            command,
+            ADMIN_TIMEOUT,
+        )
+    }
+}
+
+impl Borrower {
+    /// Where a VMM connects.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its counters.
+    pub fn metrics(&self) -> Result<Metrics> {
+        Metrics::read(&self.metrics, "farlane_borrow_")
+    }
+
+    /// How many accesses of its VM to the device's registers it was asked to perform: each of them stopped the VM.
+    pub fn trapped(&self) -> Result<u64> {
+        let metrics = self.metrics()?;
+        Ok(metrics.sum("region_reads")? + metrics.sum("region_writes")?)
+    }
+
+    /// Ends it with SIGKILL.
+    pub fn kill(&mut self) -> Result<()> {
+        self.backend.kill()
+    }
+
+    /// Ends it as its administrator does.
+    pub fn stop(self) -> Result<()> {
+        self.backend.stop()
+    }
+}
+
+/// Waits until a guest has the namespace of the controller with this serial number; returns its device node.
+pub fn namespace(guest: &Guest, serial: &str) -> Result<String> {
+    let mut found = None;
+    wait_until(&format!("the disk {serial} is there"), || {
+        found = find_namespace(guest, serial)?;
+        Ok(found.is_some())
+    })
+    .map_err(|error| error.context(format!("In guest {}", guest.name())))?;
+    found.context("A disk was found and is not there")
+}
+
+/// Waits until a guest has no controller with this serial number.
+pub fn wait_gone(guest: &Guest, serial: &str) -> Result<()> {
+    wait_until(&format!("the disk {serial} is gone"), || {
+        Ok(find_namespace(guest, serial)?.is_none())
+    })
+}
+
+/// Waits until a disk of a guest is in use: many requests have been completed since this was called.
+pub fn wait_traffic(guest: &Guest, node: &str) -> Result<()> {
+    let name = node.trim_start_matches("/dev/");
+    let completed = || completed(&guest.read_file(&format!("/sys/class/block/{name}/stat"))?);
+    let begin = completed()?;
+    wait_until(&format!("{node} is in use"), || {
+        Ok(completed()? >= begin + BUSY_REQUESTS)
+    })
+}
+
+/// The completed requests in a disk's `stat`: reads come first, writes fifth.
+fn completed(stat: &str) -> Result<u64> {
+    let fields: Vec<&str> = stat.split_whitespace().collect();
+    let [reads, _, _, _, writes, ..] = fields[..] else {
+        bail!("A disk's statistics are {stat:?}");
+    };
+    Ok(reads.parse::<u64>()? + writes.parse::<u64>()?)
+}
+
+/// The device node of the first namespace of the controller with this serial number.
+pub fn find_namespace(guest: &Guest, serial: &str) -> Result<Option<String>> {
+    let line = format!(
+        "for c in /sys/class/nvme/nvme*; do [ \"$(echo $(cat $c/serial))\" = {serial} ] || continue; \
+         for d in /dev/${{c##*/}}n1; do [ -b $d ] && echo $d; done; done 2>/dev/null; true"
+    );
+    let nodes = guest.run(&line)?;
+    let mut nodes = nodes.lines();
+    let node = nodes.next().map(str::to_owned);
+    ensure!(nodes.next().is_none(), "There are two disks {serial}");
+    Ok(node)
+}
+
+fn address(socket: &Path) -> String {
+    format!("unix:{}", socket.display())
+}
+
+fn parse_list(text: &str) -> Result<Vec<Offer>> {
+    let list: Value = serde_json::from_str(text).context("That is no JSON")?;
+    let Some(devices) = list.as_array() else {
+        bail!("That is no list");
+    };
+    let offer = |device: &Value| {
+        let name = device["name"].as_str().context("A device has no name")?;
+        let holder = match &device["holder"] {
+            Value::Null => None,
+            holder => Some(
+                holder["name"]
+                    .as_str()
+                    .context("A holder has no name")?
+                    .to_owned(),
+            ),
+        };
+        anyhow::Ok(Offer {
+            device: name.to_owned(),
+            holder,
+        })
+    };
+    devices.iter().map(offer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_tells_devices_and_holders() {
+        let text = r#"[{"name": "a", "about": "NVMe", "holder": null},
+            {"name": "b", "holder": {"name": "host", "fence": 7}}]"#;
+        let offers = parse_list(text).unwrap();
+        assert_eq!(offers[0].holder, None);
+        assert_eq!(offers[1].device, "b");
+        assert_eq!(offers[1].holder.as_deref(), Some("host"));
+        assert!(parse_list(r#"[{"holder": null}]"#).is_err());
+    }
+}

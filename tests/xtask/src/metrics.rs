@@ -1,0 +1,64 @@
+//! What a daemon counts, as it tells it at its metrics socket: a name and a number a line.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+
+/// Counters of one daemon at one time.
+#[derive(Debug, Clone)]
+pub struct Metrics(BTreeMap<String, u64>);
+
+impl Metrics {
+    /// Asks the daemon behind a socket. Names lose `prefix`; those that do not begin with it are left out.
+    pub fn read(socket: &Path, prefix: &str) -> Result<Self> {
+        let mut text = String::new();
+        UnixStream::connect(socket)
+            .and_then(|mut stream| stream.read_to_string(&mut text))
+            .with_context(|| format!("Nobody tells counters at {}", socket.display()))?;
+        Ok(Self::parse(&text, prefix))
+    }
+
+    fn parse(text: &str, prefix: &str) -> Self {
+        let samples = text.lines().filter_map(|line| {
+            let (name, value) = line.strip_prefix(prefix)?.rsplit_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        });
+        Self(samples.collect())
+    }
+
+    /// One of them.
+    pub fn get(&self, name: &str) -> Result<u64> {
+        let value = self.0.get(name).copied();
+        value.with_context(|| format!("No counter {name} among {:?}", self.0.keys()))
+    }
+
+    /// The sum of all whose names begin so: of one counter under all its labels.
+    pub fn sum(&self, name: &str) -> Result<u64> {
+        let mut values = self
+            .0
+            .iter()
+            .filter(|(key, _)| key.starts_with(name))
+            .peekable();
+        values
+            .peek()
+            .with_context(|| format!("No counter {name} among {:?}", self.0.keys()))?;
+        Ok(values.map(|(_, value)| value).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_found_and_summed() {
+        let text = "# TYPE x_reads counter\nx_reads{device=\"a\"} 3\nx_reads{device=\"b\"} 4\nx_leases 1\nother 5\n";
+        let metrics = Metrics::parse(text, "x_");
+        assert_eq!(metrics.get("leases").unwrap(), 1);
+        assert_eq!(metrics.sum("reads").unwrap(), 7);
+        assert!(metrics.get("other").is_err() && metrics.sum("writes").is_err());
+    }
+}

@@ -1,0 +1,231 @@
+//! A disk that another process lends: the guest's own NVMe driver, nvme-cli, ext4 and fio work with it, and the next
+//! guest finds the same files on it.
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_vmkit::attachments::Ram;
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::progress;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::report::Report;
+use serde_json::Value;
+
+use super::Scenario;
+use crate::conditions::no_complaint;
+use crate::fio::Fio;
+use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace, wait_gone};
+use crate::run::Run;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "lend-soft",
+    about: "a VM works with a lent NVMe and another one goes on with its files; memory by messages; shared doorbells",
+    is_test: false,
+    run,
+};
+
+/// The device that goes from one guest to another, and those of the variants.
+const DISK: &str = "disk";
+const MESSAGES: &str = "messages";
+const SHARED: &str = "shared";
+
+const DISK_MIB: u32 = 192;
+const SMALL_MIB: u32 = 32;
+
+/// Has fio write at random, read everything back, and check it.
+const VERIFY: &str = "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth=32";
+
+/// Reads for a while, many at a time.
+const STEADY: &str = "--rw=randread --norandommap --bs=4k --iodepth=32 --time_based --runtime=2";
+
+/// In steady state at most one access to the device's registers stops the VM for so many requests.
+const REQUESTS_PER_TRAP: u64 = 20;
+
+/// Files of a guest that are copied to the disk.
+const COPY: &str = "cp -r /usr/sbin /usr/lib/modules /mnt/";
+
+/// A file on the disk's file system that fio writes.
+const DATA: &str = "/mnt/data";
+
+/// What happens is told at each step.
+struct Story<'a> {
+    /// Where the figures go.
+    report: &'a mut Report,
+    place: &'static str,
+}
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let blocks = [DISK_MIB, SMALL_MIB, SMALL_MIB].map(Blocks::new);
+    let [disk, messages, shared] = blocks;
+    let (disk, messages, shared) = (disk?, messages?, shared?);
+    let lending = run.context.lending()?;
+    let devices = [
+        Nvme::new(DISK, &disk),
+        Nvme::new(MESSAGES, &messages),
+        Nvme::new(SHARED, &shared).shared_doorbells(),
+    ];
+    let lender = lending.lender(run, "lender", &devices)?;
+    let borrower = |name, device| lending.borrower(run, name, &lender, device);
+    let borrowers = [borrower("a", DISK)?, borrower("b", DISK)?];
+    let by_messages = borrower("c", MESSAGES)?;
+    let with_shared = borrower("d", SHARED)?;
+    let private = VmConfig::new("c").storage().ram(Ram::Private);
+    let [a, b, c] = run.boot([
+        VmConfig::new("a")
+            .storage()
+            .vfio_user(DISK, borrowers[0].socket()),
+        VmConfig::new("b")
+            .storage()
+            .vfio_user_port(DISK)
+            .vfio_user(SHARED, with_shared.socket()),
+        private.vfio_user(MESSAGES, by_messages.socket()),
+    ])?;
+
+    let mut story = Story::new(report);
+    story.tell(&lender, &borrowers, [&a, &b])?;
+    messages_only(&c, &by_messages, &mut story)?;
+    shared_doorbells(&b, &with_shared, &mut story)?;
+    for guest in [&a, &b, &c] {
+        no_complaint(guest)?;
+    }
+    drop((a, b, c));
+    for borrower in borrowers.into_iter().chain([by_messages, with_shared]) {
+        borrower.stop()?;
+    }
+    lender.stop()
+}
+
+impl<'a> Story<'a> {
+    fn new(report: &'a mut Report) -> Self {
+        Self {
+            report,
+            place: "lent NVMe",
+        }
+    }
+
+    fn say(&mut self, what: &str, figure: &str) {
+        progress::note(&format!("{what}: {figure}"));
+        self.report.add(self.place, what, figure);
+    }
+
+    /// A guest makes a file system on the lent disk; after it lets go of the disk another one has its files.
+    fn tell(
+        &mut self,
+        lender: &Lender,
+        borrowers: &[Borrower; 2],
+        [a, b]: [&Guest; 2],
+    ) -> Result<()> {
+        a.run("modprobe nvme")?;
+        b.run("modprobe nvme")?;
+        let node = namespace(a, DISK)?;
+        lender.wait_held(DISK, a.name())?;
+        self.say("nvme id-ctrl", &identify(a, &node)?);
+        a.run(&format!(
+            "mkfs.ext4 -q {node} && mount -t ext4 {node} /mnt && {COPY}"
+        ))?;
+        self.verify(
+            a,
+            "fio --verify=crc32c",
+            Fio::new(DATA, &format!("{VERIFY} --bsrange=4k-64k --size=48m")),
+        )?;
+        self.steady(a, &node, &borrowers[0])?;
+        let sums =
+            "cd /mnt && find . -type f ! -name sums | sort | xargs sha256sum >sums && wc -l <sums";
+        let count = a.run(sums)?;
+        a.run("cd / && umount /mnt")?;
+        self.say(
+            "mkfs.ext4, mount, cp, umount",
+            &format!("{} files", count.trim()),
+        );
+
+        a.unplug(DISK)?;
+        wait_gone(a, DISK)?;
+        lender.wait_offered(DISK)?;
+        b.plug_vfio_user(DISK, borrowers[1].socket())?;
+        let node = namespace(b, DISK)?;
+        lender.wait_held(DISK, b.name())?;
+        println!("{}", lender.table()?);
+        self.say("hot-removed from VM a, hot-added to VM b", "held by b");
+        b.run(&format!(
+            "fsck.ext4 -f -n {node} && mount -t ext4 -o ro {node} /mnt"
+        ))?;
+        b.run("cd /mnt && sha256sum -c sums >/tmp/check || { grep -v OK /tmp/check; exit 1; }")?;
+        self.say(
+            "fsck.ext4, mount, sha256sum -c in VM b",
+            &format!("{} files are the same", count.trim()),
+        );
+        b.run("umount /mnt")?;
+        b.unplug(DISK)?;
+        lender.wait_offered(DISK)?;
+        Ok(())
+    }
+
+    /// Runs fio with checks of what it reads.
+    fn verify(&mut self, guest: &Guest, what: &str, fio: Fio) -> Result<()> {
+        let figures = fio.run(guest)?;
+        ensure!(
+            figures.write.requests > 0 && figures.read.requests >= figures.write.requests,
+            "fio has not read back what it wrote: {figures:?}"
+        );
+        let figure = format!("{} writes, all found again", figures.write.requests);
+        self.say(what, &figure);
+        Ok(())
+    }
+
+    /// Many requests at a time hardly ever stop the VM.
+    fn steady(&mut self, guest: &Guest, node: &str, borrower: &Borrower) -> Result<()> {
+        let before = borrower.trapped()?;
+        let read = Fio::new(node, STEADY).run(guest)?.read;
+        let trapped = borrower.trapped()? - before;
+        ensure!(
+            trapped * REQUESTS_PER_TRAP < read.requests,
+            "{} requests and {trapped} trapped accesses: the driver should need one for {REQUESTS_PER_TRAP}",
+            read.requests
+        );
+        let figure = format!(
+            "{:.0} IOPS, {trapped} trapped accesses for {} requests",
+            read.iops, read.requests
+        );
+        self.say("fio --rw=randread --iodepth=32", &figure);
+        Ok(())
+    }
+}
+
+/// What nvme-cli is told by the controller.
+fn identify(guest: &Guest, node: &str) -> Result<String> {
+    let text = guest.run(&format!("nvme id-ctrl {node} -o json"))?;
+    let identity: Value = serde_json::from_str(&text).context("nvme-cli prints no JSON")?;
+    let field = |name: &str| {
+        let value = identity[name].as_str();
+        anyhow::Ok(
+            value
+                .with_context(|| format!("No {name} in:\n{text}"))?
+                .trim()
+                .to_owned(),
+        )
+    };
+    let (serial, model) = (field("sn")?, field("mn")?);
+    ensure!(serial == DISK, "The serial number is {serial}");
+    guest.run(&format!(
+        "nvme id-ns {node} && nvme smart-log {node} && nvme flush {node}"
+    ))?;
+    Ok(format!("{model}, serial number {serial}"))
+}
+
+/// A VMM that does not share its guest's memory: each access of the device is a message.
+fn messages_only(guest: &Guest, borrower: &Borrower, story: &mut Story<'_>) -> Result<()> {
+    guest.run("modprobe nvme")?;
+    let node = namespace(guest, MESSAGES)?;
+    let words = format!("{VERIFY} --bsrange=512-32k --size=4m");
+    story.verify(guest, "memory by messages: fio", Fio::new(&node, &words))?;
+    let moved = borrower.metrics()?.sum("dma_messages")?;
+    ensure!(moved > 0, "No message carried memory");
+    Ok(())
+}
+
+/// A device whose doorbells are memory of the guest.
+fn shared_doorbells(guest: &Guest, borrower: &Borrower, story: &mut Story<'_>) -> Result<()> {
+    let node = namespace(guest, SHARED)?;
+    let words = format!("{VERIFY} --bsrange=4k-64k --size=8m");
+    story.verify(guest, "shared doorbells: fio", Fio::new(&node, &words))?;
+    story.place = "lent NVMe, shared doorbells";
+    story.steady(guest, &node, borrower)
+}
