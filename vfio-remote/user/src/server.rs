@@ -6,6 +6,7 @@ use crate::session::{Next, Session};
 use crate::socket::{Socket, SocketError};
 use crate::wire::{self, HEADER_BYTES};
 use crate::{Counters, Device, MAX_TRANSFER_BYTES};
+use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -75,10 +76,8 @@ fn is_passing(error: &io::Error) -> bool {
 }
 
 fn is_shortage(error: &io::Error) -> bool {
-    let shortages = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
-    error
-        .raw_os_error()
-        .is_some_and(|errno| shortages.contains(&errno))
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| shortages.contains(&errno))
 }
 
 fn chain(error: &dyn std::error::Error) -> String {

@@ -8,7 +8,7 @@ use crate::reply::{self, Reply};
 use crate::request::{IrqData, IrqsRequest, MapRequest, Request, Writes, parse};
 use crate::wire::{self, Header};
 use crate::{Device, DmaMap, IrqInfo, IrqRequest, MAX_IRQ_TYPES, MAX_REGIONS, RegionInfo};
-use farlane_daemon::eventfd;
+use farlane_zero_copy::eventfd;
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
