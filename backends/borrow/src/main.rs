@@ -1,3 +1,192 @@
-//! `farlane-borrow`.
+//! `farlane-borrow`: makes PCIe devices of other hosts devices of this host's virtual machines.
 
-fn main() {}
+use anyhow::Context as _;
+use clap::Parser as _;
+use farlane_borrow::options::Options;
+use farlane_daemon::lifecycle::{Ending, Lifecycle, Stopper};
+use farlane_daemon::listener::{Kind, Listener};
+use farlane_daemon::metrics::{self, Sample, write_labelled};
+use farlane_daemon::options::host_name;
+use farlane_daemon::{privileges, seccomp};
+use farlane_ntb::{IvshmemNtb, Ntb};
+use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig};
+use farlane_vfio_remote::link::{Connector, TlsIdentity};
+use farlane_vfio_user::{Counters, Server};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// System calls besides those of every backend: links to lenders, made anew for each monitor.
+const SYSTEM_CALLS: &[libc::c_long] = &[
+    libc::SYS_socket,
+    libc::SYS_connect,
+    libc::SYS_ioctl,
+    libc::SYS_eventfd2,
+];
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("farlane-borrow: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<ExitCode> {
+    let lifecycle = Lifecycle::begin().context("Cannot block signals")?;
+    let options = Options::parse();
+    if options.daemon.print_capabilities {
+        farlane_borrow::CAPABILITIES.print()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    options.daemon.start_logging();
+    options.check()?;
+    let connector = connector(&options)?;
+    let bridges = bridges(&options)?;
+    let mut sockets = Vec::new();
+    for path in &options.socket_path {
+        sockets.push(Listener::bind(path, Kind::Stream)?);
+    }
+    let metrics_socket = match &options.daemon.metrics {
+        Some(path) => Some(Listener::bind(path, Kind::Stream)?),
+        None => None,
+    };
+    privileges::give_up(privileges::Needs::default())?;
+    let name = options.name.clone().unwrap_or_else(host_name);
+    let mut devices = Vec::new();
+    for (device, socket) in options.devices.iter().zip(&sockets) {
+        let config = BorrowerConfig {
+            name: name.clone(),
+            device: device.clone(),
+            connector: connector.clone(),
+            bridges: bridges.clone(),
+        };
+        devices.push(serve(config, socket, &lifecycle.stopper())?);
+    }
+    if let Some(listener) = &metrics_socket {
+        metrics::serve(listener.try_clone()?, move || metrics_text(&devices))?;
+    }
+    seccomp::confine(options.daemon.seccomp, SYSTEM_CALLS)?;
+    log::info!("Ready");
+
+    let ending = lifecycle.wait();
+    // Their files go. Devices are returned when their links end with the process.
+    drop((sockets, metrics_socket));
+    std::process::exit(match ending {
+        Ending::Asked => 0,
+        Ending::Failed => 1,
+    });
+}
+
+fn connector(options: &Options) -> anyhow::Result<Connector> {
+    let identity = match options.tls.files() {
+        Some((certificate, key, authorities)) => {
+            Some(TlsIdentity::load(certificate, key, authorities)?)
+        }
+        None => None,
+    };
+    Ok(Connector::new(options.lender.clone(), identity)?)
+}
+
+fn bridges(options: &Options) -> anyhow::Result<Vec<(String, Arc<dyn Ntb>)>> {
+    let mut bridges: Vec<(String, Arc<dyn Ntb>)> = Vec::new();
+    for window in &options.windows {
+        let bridge = IvshmemNtb::open_file(&window.file)
+            .with_context(|| format!("Cannot use window {}", window.name))?;
+        bridges.push((window.name.clone(), bridge));
+    }
+    Ok(bridges)
+}
+
+/// What one device counts.
+struct Served {
+    name: String,
+    messages: Counters,
+    borrowed: Arc<BorrowCounters>,
+}
+
+/// Serves a device from a thread of its own.
+fn serve(config: BorrowerConfig, socket: &Listener, stopper: &Stopper) -> anyhow::Result<Served> {
+    let served = Served {
+        name: config.device.clone(),
+        messages: Counters::default(),
+        borrowed: Arc::default(),
+    };
+    let device = Borrowed::new(config, Arc::clone(&served.borrowed));
+    let (name, counters) = (served.name.clone(), served.messages.clone());
+    let (socket, stopper) = (socket.try_clone()?, stopper.clone());
+    std::thread::Builder::new()
+        .name(format!("vm {name}"))
+        .spawn(move || {
+            let error = Server::serve_counted(&name, socket, device, &counters);
+            stopper.fail(&format!("The socket of {name} has failed: {error}"));
+        })?;
+    Ok(served)
+}
+
+/// The counters, as Prometheus text.
+fn metrics_text(devices: &[Served]) -> String {
+    let things: Vec<_> = devices
+        .iter()
+        .map(|served| {
+            let messages = served.messages.values();
+            let borrowed = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+            let samples = [
+                (
+                    "reads",
+                    "Accesses that the monitor trapped: reads.",
+                    messages.reads,
+                ),
+                (
+                    "writes",
+                    "Accesses that the monitor trapped: writes.",
+                    messages.writes,
+                ),
+                (
+                    "other_messages",
+                    "Other messages of the monitor.",
+                    messages.other,
+                ),
+                ("refused", "Messages that were refused.", messages.refused),
+                (
+                    "dma_reads",
+                    "Reads of memory by messages.",
+                    messages.dma_reads,
+                ),
+                (
+                    "dma_writes",
+                    "Writes of memory by messages.",
+                    messages.dma_writes,
+                ),
+                (
+                    "connections",
+                    "Monitors that have connected.",
+                    messages.connections,
+                ),
+                (
+                    "forwarded",
+                    "Accesses to registers that went to the lender.",
+                    borrowed(&served.borrowed.forwarded),
+                ),
+                ("leases", "Leases taken.", borrowed(&served.borrowed.leases)),
+                (
+                    "lost",
+                    "Leases that ended without the monitor's doing.",
+                    borrowed(&served.borrowed.lost),
+                ),
+                (
+                    "held",
+                    "Whether the device is held now: 0 or 1.",
+                    borrowed(&served.borrowed.held),
+                ),
+            ];
+            let samples = samples.map(|(name, help, value)| Sample { name, help, value });
+            (served.name.clone(), samples.to_vec())
+        })
+        .collect();
+    let mut text = String::new();
+    write_labelled(&mut text, "farlane_borrow", "device", &things);
+    text
+}

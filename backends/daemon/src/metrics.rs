@@ -35,6 +35,30 @@ pub fn write_samples<'a>(
     }
 }
 
+/// Writes `samples` of several things of a kind, each as `PREFIX_name{LABEL="thing"}`. What a thing is
+/// called has no quotes in it.
+pub fn write_labelled<'a>(
+    out: &mut String,
+    prefix: &str,
+    label: &str,
+    things: &[(String, Vec<Sample<'a>>)],
+) {
+    let mut written = Vec::new();
+    for Sample { name, help, .. } in things.iter().flat_map(|(_, samples)| samples) {
+        if written.contains(name) {
+            continue;
+        }
+        written.push(name);
+        let _ = writeln!(out, "# HELP {prefix}_{name} {help}");
+        for (thing, samples) in things {
+            for sample in samples.iter().filter(|s| s.name == *name) {
+                let value = sample.value;
+                let _ = writeln!(out, "{prefix}_{name}{{{label}=\"{thing}\"}} {value}");
+            }
+        }
+    }
+}
+
 /// Serves `render`'s text on `socket` from a thread of its own.
 ///
 /// # Errors
@@ -66,6 +90,25 @@ mod tests {
     use crate::listener::{Kind, Listener};
     use std::io::Read as _;
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn things_of_a_kind_have_labels() {
+        let sample = |value| Sample {
+            name: "reads",
+            help: "Reads.",
+            value,
+        };
+        let things = [
+            ("a".to_owned(), vec![sample(1)]),
+            ("b".to_owned(), vec![sample(2)]),
+        ];
+        let mut out = String::new();
+        write_labelled(&mut out, "farlane", "device", &things);
+        assert_eq!(
+            out,
+            "# HELP farlane_reads Reads.\nfarlane_reads{device=\"a\"} 1\nfarlane_reads{device=\"b\"} 2\n"
+        );
+    }
 
     #[test]
     fn each_connection_gets_one_document() {

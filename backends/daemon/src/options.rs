@@ -1,7 +1,7 @@
 //! The arguments that every backend takes.
 
 use crate::seccomp::SeccompMode;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Arguments of every backend; flattened into its own.
 #[derive(Clone, Debug, clap::Args)]
@@ -33,6 +33,44 @@ impl DaemonOptions {
             .build();
         // Fails only where a logger is already there, and then that one is meant.
         let _ = crate::logging::init(logger);
+    }
+}
+
+/// Who this end of a connection between hosts is; flattened into a backend's own arguments.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct TlsOptions {
+    /// This host's certificate, and those between it and an authority (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_key", requires = "tls_ca")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// The authorities that the other end's certificate must be signed by (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_ca: Option<PathBuf>,
+}
+
+impl TlsOptions {
+    /// Certificate, key and authorities, where they are given.
+    #[must_use]
+    pub fn files(&self) -> Option<(&Path, &Path, &Path)> {
+        Some((
+            self.tls_cert.as_deref()?,
+            self.tls_key.as_deref()?,
+            self.tls_ca.as_deref()?,
+        ))
+    }
+}
+
+/// What this host calls itself where nobody says otherwise.
+#[must_use]
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "localhost".to_owned(),
+        name => name.to_owned(),
     }
 }
 

@@ -430,7 +430,7 @@ impl Device for Borrowed {
             log::error!(
                 "{} cannot be borrowed from {}: {}",
                 self.config.device,
-                self.config.connector.address,
+                self.config.connector.address(),
                 chain(&e)
             );
         }

@@ -8,7 +8,7 @@ use super::tls::{self, TlsError, TlsIdentity};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustls::{ClientConnection, ServerConnection};
 use serde::{Serialize, de::DeserializeOwned};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -201,31 +201,48 @@ impl Receiver {
     }
 }
 
-/// What a borrower needs to connect again and again.
+/// What a borrower needs to connect again and again, without opening a file or asking for a name.
 #[derive(Clone, Debug)]
 pub struct Connector {
-    /// Where the lender is.
-    pub address: Address,
-    /// Who this end is, for TLS.
-    pub identity: Option<TlsIdentity>,
+    address: Address,
+    identity: Option<TlsIdentity>,
+    places: Vec<SocketAddr>,
 }
 
 impl Connector {
+    /// Prepares connections to the lender at `address`; `identity` is for TLS.
+    ///
+    /// # Errors
+    /// Its host cannot be found, or there is no identity where one is needed.
+    pub fn new(address: Address, identity: Option<TlsIdentity>) -> Result<Self, LinkError> {
+        if matches!(address, Address::Tls { .. }) && identity.is_none() {
+            return Err(LinkError::NoIdentity(address));
+        }
+        Ok(Self {
+            places: address.resolve()?,
+            address,
+            identity,
+        })
+    }
+
+    /// Where the lender is.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
     /// Connects.
     ///
     /// # Errors
     /// See [`LinkError`].
     pub fn connect(&self) -> Result<(Sender, Receiver), LinkError> {
-        connect(&self.address, self.identity.as_ref())
+        connect(&self.address, &self.places, self.identity.as_ref())
     }
 }
 
-/// Connects to a lender.
-///
-/// # Errors
-/// See [`LinkError`].
-pub fn connect(
+fn connect(
     address: &Address,
+    places: &[SocketAddr],
     identity: Option<&TlsIdentity>,
 ) -> Result<(Sender, Receiver), LinkError> {
     let failed = |source| LinkError::Connect {
@@ -246,8 +263,8 @@ pub fn connect(
     }
     let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
     let mut connected = None;
-    for place in address.resolve()? {
-        match TcpStream::connect_timeout(&place, CONNECT) {
+    for place in places {
+        match TcpStream::connect_timeout(place, CONNECT) {
             Ok(socket) => {
                 connected = Some(socket);
                 break;

@@ -1,0 +1,168 @@
+//! The command line.
+
+use farlane_daemon::options::{DaemonOptions, TlsOptions};
+use farlane_vfio_remote::lender::is_name;
+use farlane_vfio_remote::link::Address;
+use std::path::PathBuf;
+use std::str::FromStr;
+use thiserror::Error;
+
+/// Where a lender of the same host listens.
+const DEFAULT_LENDER: &str = "unix:/run/farlane/lend.sock";
+
+/// Makes PCIe devices of other hosts devices of this host's virtual machines
+#[derive(Clone, Debug, clap::Parser)]
+#[command(name = "farlane-borrow", version)]
+pub struct Options {
+    /// A vfio-user socket to make, where one virtual machine monitor finds the device; for
+    /// further devices, repeat it and --device
+    #[arg(long, value_name = "PATH")]
+    pub socket_path: Vec<PathBuf>,
+
+    /// The lender's name of the device behind the socket in the same place
+    #[arg(long = "device", value_name = "NAME")]
+    pub devices: Vec<String>,
+
+    /// Where the lender listens: unix:PATH, tls:HOST:PORT, or tcp:127.0.0.1:PORT
+    #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_LENDER)]
+    pub lender: Address,
+
+    /// What this host calls itself: with TLS, a name of its certificate [default: the host name]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// A memory window of the lender, and the file of this host that is seen through it: the
+    /// memory of the virtual machine
+    #[arg(long = "window", value_name = "NAME=FILE")]
+    pub windows: Vec<WindowOption>,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub tls: TlsOptions,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub daemon: DaemonOptions,
+}
+
+/// Why the command line cannot be followed.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum OptionsError {
+    /// Nothing to do.
+    #[error("Nothing to borrow: give --socket-path and --device")]
+    Nothing,
+    /// A socket without a device, or the reverse.
+    #[error("{sockets} sockets and {devices} devices do not go together")]
+    Pairs {
+        /// Sockets.
+        sockets: usize,
+        /// Devices.
+        devices: usize,
+    },
+    /// One socket for two devices.
+    #[error("{} is given twice", .0.display())]
+    Twice(PathBuf),
+    /// No name.
+    #[error("{0:?} is not a name: 1 to 64 letters, digits, '-', '_', '.' and ':'")]
+    Name(String),
+    /// No window.
+    #[error("{0:?} is not NAME=FILE")]
+    Window(String),
+}
+
+impl Options {
+    /// What a look at single arguments cannot tell.
+    ///
+    /// # Errors
+    /// See [`OptionsError`].
+    pub fn check(&self) -> Result<(), OptionsError> {
+        let (sockets, devices) = (self.socket_path.len(), self.devices.len());
+        if sockets == 0 && devices == 0 {
+            return Err(OptionsError::Nothing);
+        }
+        if sockets != devices {
+            return Err(OptionsError::Pairs { sockets, devices });
+        }
+        let mut paths: Vec<&PathBuf> = self.socket_path.iter().collect();
+        paths.extend(&self.daemon.metrics);
+        paths.sort();
+        if let Some(pair) = paths.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(OptionsError::Twice(pair[0].clone()));
+        }
+        match self.devices.iter().chain(&self.name).find(|n| !is_name(n)) {
+            Some(name) => Err(OptionsError::Name(name.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A window and what is seen through it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowOption {
+    /// The lender's name of it.
+    pub name: String,
+    /// The file.
+    pub file: PathBuf,
+}
+
+impl FromStr for WindowOption {
+    type Err = OptionsError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('=') {
+            Some((name, file)) if is_name(name) && !file.is_empty() => Ok(Self {
+                name: name.to_owned(),
+                file: file.into(),
+            }),
+            _ => Err(OptionsError::Window(text.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory as _, Parser as _};
+
+    fn check(arguments: &[&str]) -> Result<(), OptionsError> {
+        let all = ["farlane-borrow"].iter().chain(arguments);
+        Options::try_parse_from(all).unwrap().check()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn sockets_and_devices_go_together() {
+        assert_eq!(check(&[]), Err(OptionsError::Nothing));
+        assert_eq!(check(&["--socket-path=/a", "--device=nvme0"]), Ok(()));
+        let two = [
+            "--socket-path=/a",
+            "--device=a",
+            "--socket-path=/a",
+            "--device=b",
+        ];
+        assert_eq!(check(&two), Err(OptionsError::Twice("/a".into())));
+        assert_eq!(
+            check(&["--device=nvme0"]),
+            Err(OptionsError::Pairs {
+                sockets: 0,
+                devices: 1
+            })
+        );
+        assert!(matches!(
+            check(&["--socket-path=/a", "--device=a b"]),
+            Err(OptionsError::Name(_))
+        ));
+    }
+
+    #[test]
+    fn a_window_has_a_name_and_a_file() {
+        assert!("ram=/dev/shm/vm".parse::<WindowOption>().is_ok());
+        for text in ["ram", "=/dev/shm/vm", "ram=", "r m=/a"] {
+            assert!(text.parse::<WindowOption>().is_err(), "{text}");
+        }
+    }
+}
