@@ -251,7 +251,7 @@ impl Borrower {
     /// How many accesses of its VM to the device's registers it was asked to perform: each of them stopped the VM.
     pub fn trapped(&self) -> Result<u64> {
         let metrics = self.metrics()?;
-        Ok(metrics.sum("region_reads")? + metrics.sum("region_writes")?)
+        Ok(metrics.sum("reads")? + metrics.sum("writes")?)
     }
 
     /// Ends it with SIGKILL.

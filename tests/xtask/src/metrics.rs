@@ -35,17 +35,15 @@ impl Metrics {
         value.with_context(|| format!("No counter {name} among {:?}", self.0.keys()))
     }
 
-    /// The sum of all whose names begin so: of one counter under all its labels.
+    /// The sum of one under all its labels.
     pub fn sum(&self, name: &str) -> Result<u64> {
-        let mut values = self
-            .0
-            .iter()
-            .filter(|(key, _)| key.starts_with(name))
-            .peekable();
+        let is_it = |key: &str| key.split('{').next() == Some(name);
+        let values = self.0.iter().filter(|(key, _)| is_it(key));
+        let mut values = values.map(|(_, value)| value).peekable();
         values
             .peek()
             .with_context(|| format!("No counter {name} among {:?}", self.0.keys()))?;
-        Ok(values.map(|(_, value)| value).sum())
+        Ok(values.sum())
     }
 }
 
@@ -55,7 +53,7 @@ mod tests {
 
     #[test]
     fn counters_are_found_and_summed() {
-        let text = "# TYPE x_reads counter\nx_reads{device=\"a\"} 3\nx_reads{device=\"b\"} 4\nx_leases 1\nother 5\n";
+        let text = "# TYPE x_reads counter\nx_reads{device=\"a\"} 3\nx_reads{device=\"b\"} 4\nx_reads_other 9\nx_leases 1\nother 5\n";
         let metrics = Metrics::parse(text, "x_");
         assert_eq!(metrics.get("leases").unwrap(), 1);
         assert_eq!(metrics.sum("reads").unwrap(), 7);

@@ -216,8 +216,14 @@ fn messages_only(guest: &Guest, borrower: &Borrower, story: &mut Story<'_>) -> R
     let node = namespace(guest, MESSAGES)?;
     let words = format!("{VERIFY} --bsrange=512-32k --size=4m");
     story.verify(guest, "memory by messages: fio", Fio::new(&node, &words))?;
-    let moved = borrower.metrics()?.sum("dma_messages")?;
-    ensure!(moved > 0, "No message carried memory");
+    let metrics = borrower.metrics()?;
+    for direction in ["dma_reads", "dma_writes"] {
+        let messages = metrics.sum(direction)?;
+        ensure!(
+            messages > 0,
+            "Memory was not reached by messages: no {direction}"
+        );
+    }
     Ok(())
 }
 
