@@ -1,0 +1,221 @@
+//! A physical function in use by one borrower.
+
+use crate::config::{COMMAND, COMMAND_IO, COMMAND_MASTER, COMMAND_MEMORY};
+use crate::interrupts::InterruptRouter;
+use crate::kernel::Kernel;
+use crate::mappings::Mappings;
+use crate::source::{Counts, Shared};
+use farlane_pci::{AccessError, DmaMapping, Function, InterruptKind, Region, Signal};
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Registers have at most as many bytes. What is longer is data.
+const REGISTER_BYTES: usize = 8;
+
+/// A physical function in use.
+///
+/// It may access memory exactly while there is some mapped for it: the command register is the
+/// lender's, and the borrower intercepts the bit of its own driver's.
+#[derive(Debug)]
+pub(crate) struct VfioFunction {
+    shared: Arc<Shared>,
+    interrupts: Option<InterruptRouter>,
+    mappings: Mutex<Mappings>,
+}
+
+impl VfioFunction {
+    /// The function, which nobody else uses, as after a reset.
+    pub fn take(shared: Arc<Shared>) -> io::Result<Self> {
+        let kernel = Arc::clone(&shared.kernel);
+        set_command(&*kernel, false)?;
+        kernel.reset()?;
+        set_command(&*kernel, false)?;
+        let interrupts = InterruptRouter::start(kernel, Arc::clone(&shared.counts.interrupts))?;
+        Ok(Self {
+            shared,
+            interrupts: Some(interrupts),
+            mappings: Mutex::default(),
+        })
+    }
+
+    fn kernel(&self) -> &dyn Kernel {
+        &*self.shared.kernel
+    }
+
+    fn counts(&self) -> &Counts {
+        &self.shared.counts
+    }
+
+    fn mappings(&self) -> MutexGuard<'_, Mappings> {
+        self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn interrupts(&self) -> Result<&InterruptRouter, AccessError> {
+        // There until the drop.
+        self.interrupts
+            .as_ref()
+            .ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected).into())
+    }
+
+    fn check(
+        &self,
+        region: Region,
+        offset: u64,
+        length: usize,
+        write: bool,
+    ) -> Result<(), AccessError> {
+        let description = &self.shared.description;
+        let allowed = description
+            .region(region)
+            .is_some_and(|r| if write { r.writable } else { r.readable });
+        if length > 0 && allowed && description.contains(region, offset, length) {
+            Ok(())
+        } else {
+            Err(AccessError::Region {
+                region,
+                offset,
+                length,
+            })
+        }
+    }
+
+    fn count_access(&self, length: usize) {
+        let counts = self.counts();
+        counts.accesses.fetch_add(1, Ordering::Relaxed);
+        if length > REGISTER_BYTES {
+            let bytes = u64::try_from(length).unwrap_or(u64::MAX);
+            counts.payload_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Sets which accesses the function answers (all), and whether it makes some.
+fn set_command(kernel: &dyn Kernel, master: bool) -> io::Result<()> {
+    let mut bytes = [0; 2];
+    kernel.read(Region::Config, COMMAND, &mut bytes)?;
+    let old = u16::from_le_bytes(bytes);
+    let new = command(old, master);
+    if new != old {
+        kernel.write(Region::Config, COMMAND, &new.to_le_bytes())?;
+    }
+    Ok(())
+}
+
+fn command(old: u16, master: bool) -> u16 {
+    let on = COMMAND_IO | COMMAND_MEMORY;
+    let new = (old | on) & !COMMAND_MASTER;
+    if master { new | COMMAND_MASTER } else { new }
+}
+
+impl Function for VfioFunction {
+    fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        self.check(region, offset, data.len(), false)?;
+        self.count_access(data.len());
+        Ok(self.kernel().read(region, offset, data)?)
+    }
+
+    fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.check(region, offset, data.len(), true)?;
+        self.count_access(data.len());
+        let kernel = self.kernel();
+        let end = offset.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
+        if region != Region::Config || offset >= COMMAND + 2 || end <= COMMAND {
+            return Ok(kernel.write(region, offset, data)?);
+        }
+        // Held so that the register does not change in between.
+        let mappings = self.mappings();
+        let mut data = data.to_vec();
+        let fixed = command(0, !mappings.is_empty()).to_le_bytes();
+        let kept = (COMMAND_IO | COMMAND_MEMORY | COMMAND_MASTER).to_le_bytes();
+        for (place, byte) in (offset..end).zip(&mut data) {
+            let at = place
+                .checked_sub(COMMAND)
+                .and_then(|i| usize::try_from(i).ok());
+            if let Some((&mask, &value)) = at.and_then(|i| kept.get(i).zip(fixed.get(i))) {
+                *byte = *byte & !mask | value & mask;
+            }
+        }
+        Ok(kernel.write(region, offset, &data)?)
+    }
+
+    fn set_interrupt(
+        &self,
+        kind: InterruptKind,
+        vector: u16,
+        signal: Option<Arc<dyn Signal>>,
+    ) -> Result<(), AccessError> {
+        self.interrupts()?.set(kind, vector, signal)
+    }
+
+    fn mask_intx(&self, masked: bool) -> Result<(), AccessError> {
+        self.interrupts()?.mask_intx(masked)
+    }
+
+    fn map(&self, mapping: DmaMapping) -> Result<(), AccessError> {
+        let mut mappings = self.mappings();
+        let first = mappings.is_empty();
+        mappings.map(self.kernel(), &mapping)?;
+        if first && let Err(error) = set_command(self.kernel(), true) {
+            mappings.clear(self.kernel());
+            return Err(error.into());
+        }
+        let counts = self.counts();
+        counts.maps.fetch_add(1, Ordering::Relaxed);
+        counts
+            .mapped_bytes
+            .store(mappings.bytes(), Ordering::Relaxed);
+        log::debug!(
+            "{}: {:#x} bytes at {:#x} mapped",
+            self.shared.description.name,
+            mapping.length,
+            mapping.address
+        );
+        Ok(())
+    }
+
+    fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
+        let mut mappings = self.mappings();
+        mappings.unmap(self.kernel(), address, length)?;
+        let counts = self.counts();
+        counts.unmaps.fetch_add(1, Ordering::Relaxed);
+        counts
+            .mapped_bytes
+            .store(mappings.bytes(), Ordering::Relaxed);
+        if mappings.is_empty() {
+            set_command(self.kernel(), false)?;
+        }
+        log::debug!(
+            "{}: {length:#x} bytes at {address:#x} unmapped",
+            self.shared.description.name
+        );
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<(), AccessError> {
+        let mappings = self.mappings();
+        self.kernel().reset()?;
+        Ok(set_command(self.kernel(), !mappings.is_empty())?)
+    }
+}
+
+impl Drop for VfioFunction {
+    fn drop(&mut self) {
+        let name = &self.shared.description.name;
+        let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernel = &*self.shared.kernel;
+        if let Err(e) = set_command(kernel, false) {
+            log::error!("Cannot stop DMA of {name}: {e}");
+        }
+        drop(self.interrupts.take());
+        // What the function has begun ends with the reset. Should it not, the IOMMU stops it.
+        if let Err(e) = kernel.reset() {
+            log::error!("Cannot reset {name}: {e}");
+        }
+        let count = mappings.clear(kernel);
+        let counts = &self.shared.counts;
+        counts.unmaps.fetch_add(count, Ordering::Relaxed);
+        counts.mapped_bytes.store(0, Ordering::Relaxed);
+        self.shared.taken.store(false, Ordering::Release);
+    }
+}

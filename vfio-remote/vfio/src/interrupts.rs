@@ -1,0 +1,327 @@
+//! Interrupts of a function on their way to its user.
+//!
+//! The kernel signals eventfds of our own, which one thread waits for: a borrower that gives a
+//! descriptor of its own could make the kernel's or the lender's threads wait for it.
+
+use crate::kernel::{IrqAction, Kernel};
+use farlane_pci::{AccessError, InterruptKind, Signal};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Tells the thread to end.
+const STOP: u64 = u64::MAX;
+
+#[derive(Debug)]
+struct Vector {
+    event: Arc<OwnedFd>,
+    signal: Arc<dyn Signal>,
+}
+
+type Key = (InterruptKind, u16);
+
+#[derive(Debug, Default)]
+struct State {
+    /// What the user wants, by vector; each kind apart.
+    intx: Option<Vector>,
+    msi: BTreeMap<u16, Vector>,
+    msix: BTreeMap<u16, Vector>,
+    /// What the kernel has been told: the kind that is enabled, and with how many vectors.
+    enabled: Option<(InterruptKind, u16)>,
+    intx_masked: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    epoll: OwnedFd,
+    stop: OwnedFd,
+    state: Mutex<State>,
+    raised: Arc<AtomicU64>,
+}
+
+/// The interrupts of one use of a function.
+#[derive(Debug)]
+pub(crate) struct InterruptRouter {
+    kernel: Arc<dyn Kernel>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn code(kind: InterruptKind) -> u64 {
+    match kind {
+        InterruptKind::Intx => 0,
+        InterruptKind::Msi => 1,
+        InterruptKind::Msix => 2,
+    }
+}
+
+fn key((kind, vector): Key) -> u64 {
+    code(kind) << 16 | u64::from(vector)
+}
+
+fn new_event() -> io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+impl State {
+    fn insert(&mut self, (kind, vector): Key, new: Vector) {
+        match kind {
+            InterruptKind::Intx => self.intx = Some(new),
+            InterruptKind::Msi => drop(self.msi.insert(vector, new)),
+            InterruptKind::Msix => drop(self.msix.insert(vector, new)),
+        }
+    }
+
+    fn remove(&mut self, (kind, vector): Key) -> Option<Vector> {
+        match kind {
+            InterruptKind::Intx => self.intx.take(),
+            InterruptKind::Msi => self.msi.remove(&vector),
+            InterruptKind::Msix => self.msix.remove(&vector),
+        }
+    }
+
+    fn get(&self, (kind, vector): Key) -> Option<&Vector> {
+        match kind {
+            InterruptKind::Intx => self.intx.as_ref(),
+            InterruptKind::Msi => self.msi.get(&vector),
+            InterruptKind::Msix => self.msix.get(&vector),
+        }
+    }
+
+    fn get_mut(&mut self, (kind, vector): Key) -> Option<&mut Vector> {
+        match kind {
+            InterruptKind::Intx => self.intx.as_mut(),
+            InterruptKind::Msi => self.msi.get_mut(&vector),
+            InterruptKind::Msix => self.msix.get_mut(&vector),
+        }
+    }
+
+    /// A function uses one kind at a time (PCI 3.0, 6.8.2): the last that its user has turned to,
+    /// where INTx may stay set up all the while.
+    fn wanted(&self) -> Option<InterruptKind> {
+        if !self.msix.is_empty() {
+            Some(InterruptKind::Msix)
+        } else if !self.msi.is_empty() {
+            Some(InterruptKind::Msi)
+        } else {
+            self.intx.as_ref().map(|_| InterruptKind::Intx)
+        }
+    }
+
+    /// How many vectors a kind is enabled with.
+    fn size(&self, kernel: &dyn Kernel, kind: InterruptKind) -> u16 {
+        let all = kernel.vectors(kind);
+        match kind {
+            // All at once: enabling one more later could lose an interrupt of another.
+            InterruptKind::Msix | InterruptKind::Intx => all,
+            // The function numbers its messages by how many are enabled (PCI 3.0, 6.8.1.3).
+            InterruptKind::Msi => {
+                let last = self.msi.last_key_value().map_or(0, |(&vector, _)| vector);
+                (last + 1).next_power_of_two().min(all)
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forward(&self) {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                None,
+            ) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => {
+                    log::error!("Interrupts cannot be waited for: {e}");
+                    return;
+                }
+            }
+            let state = self.state();
+            for event in &events {
+                let data = event.data.u64();
+                if data == STOP {
+                    return;
+                }
+                let kinds = [InterruptKind::Intx, InterruptKind::Msi, InterruptKind::Msix];
+                let kind = kinds.into_iter().find(|&k| code(k) == data >> 16);
+                let vector = u16::try_from(data & 0xffff).unwrap_or_default();
+                let Some(found) = kind.and_then(|kind| state.get((kind, vector))) else {
+                    continue;
+                };
+                let mut count = [0; 8];
+                if rustix::io::read(&*found.event, &mut count) == Ok(8) {
+                    self.raised
+                        .fetch_add(u64::from_ne_bytes(count), Ordering::Relaxed);
+                    found.signal.raise();
+                }
+            }
+        }
+    }
+}
+
+impl InterruptRouter {
+    /// Starts a thread, which counts in `raised`.
+    pub fn start(kernel: Arc<dyn Kernel>, raised: Arc<AtomicU64>) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let stop = new_event()?;
+        epoll::add(
+            &epoll,
+            &stop,
+            epoll::EventData::new_u64(STOP),
+            epoll::EventFlags::IN,
+        )?;
+        let shared = Arc::new(Shared {
+            epoll,
+            stop,
+            state: Mutex::default(),
+            raised,
+        });
+        let thread = std::thread::Builder::new().name("vfio-irq".into()).spawn({
+            let shared = Arc::clone(&shared);
+            move || shared.forward()
+        })?;
+        Ok(Self {
+            kernel,
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    pub fn set(
+        &self,
+        kind: InterruptKind,
+        vector: u16,
+        signal: Option<Arc<dyn Signal>>,
+    ) -> Result<(), AccessError> {
+        if vector >= self.kernel.vectors(kind) {
+            return Err(AccessError::Interrupt { kind, vector });
+        }
+        let place = (kind, vector);
+        let mut state = self.shared.state();
+        match signal {
+            Some(signal) => {
+                if let Some(known) = state.get_mut(place) {
+                    known.signal = signal;
+                    return Ok(());
+                }
+                let event = Arc::new(new_event()?);
+                epoll::add(
+                    &self.shared.epoll,
+                    &*event,
+                    epoll::EventData::new_u64(key(place)),
+                    epoll::EventFlags::IN,
+                )
+                .map_err(io::Error::from)?;
+                state.insert(place, Vector { event, signal });
+                let told = self.tell(&mut state, place);
+                if told.is_err() {
+                    // The descriptor leaves the set as it is closed.
+                    state.remove(place);
+                    if let Err(e) = self.tell(&mut state, place) {
+                        log::error!("Interrupts are as they were no more: {e}");
+                    }
+                }
+                told
+            }
+            None => {
+                let Some(gone) = state.remove(place) else {
+                    return Ok(());
+                };
+                self.tell(&mut state, place)?;
+                drop(gone);
+                Ok(())
+            }
+        }
+    }
+
+    /// Has the kernel know what is wanted after `changed` has.
+    fn tell(&self, state: &mut State, changed: Key) -> Result<(), AccessError> {
+        let kernel = &*self.kernel;
+        let wanted = state.wanted().map(|kind| (kind, state.size(kernel, kind)));
+        let fits = match (state.enabled, wanted) {
+            (Some((enabled, size)), Some((kind, needed))) => enabled == kind && needed <= size,
+            (None, None) => true,
+            _ => false,
+        };
+        if !fits {
+            if let Some((kind, _)) = state.enabled.take() {
+                kernel.set_irqs(kind, 0, IrqAction::Disable)?;
+            }
+            return match wanted {
+                Some((kind, size)) => self.enable(state, kind, size),
+                None => Ok(()),
+            };
+        }
+        match state.enabled {
+            Some((kind, _)) if kind == changed.0 => {
+                let event = state.get(changed).map(|v| v.event.as_fd());
+                kernel.set_irqs(kind, changed.1, IrqAction::Send(&[event]))?;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn enable(&self, state: &mut State, kind: InterruptKind, size: u16) -> Result<(), AccessError> {
+        let events: Vec<_> = (0..size)
+            .map(|vector| state.get((kind, vector)).map(|v| v.event.as_fd()))
+            .collect();
+        let fewer = self.kernel.set_irqs(kind, 0, IrqAction::Send(&events))?;
+        if let Some(possible) = fewer {
+            let why = format!("the host has {possible} of {size} {kind:?} vectors");
+            return Err(io::Error::other(why).into());
+        }
+        state.enabled = Some((kind, size));
+        if kind == InterruptKind::Intx && state.intx_masked {
+            self.kernel.set_irqs(kind, 0, IrqAction::Mask)?;
+        }
+        Ok(())
+    }
+
+    pub fn mask_intx(&self, masked: bool) -> Result<(), AccessError> {
+        let kind = InterruptKind::Intx;
+        if self.kernel.vectors(kind) == 0 {
+            return Err(AccessError::Interrupt { kind, vector: 0 });
+        }
+        let mut state = self.shared.state();
+        state.intx_masked = masked;
+        if matches!(state.enabled, Some((InterruptKind::Intx, _))) {
+            let action = if masked {
+                IrqAction::Mask
+            } else {
+                IrqAction::Unmask
+            };
+            self.kernel.set_irqs(kind, 0, action)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for InterruptRouter {
+    fn drop(&mut self) {
+        let enabled = self.shared.state().enabled.take();
+        if let Some((kind, _)) = enabled
+            && let Err(e) = self.kernel.set_irqs(kind, 0, IrqAction::Disable)
+        {
+            log::error!("Cannot disable {kind:?}: {e}");
+        }
+        while rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("The thread of interrupts panicked");
+        }
+    }
+}

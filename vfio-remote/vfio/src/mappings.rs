@@ -1,0 +1,126 @@
+//! Memory that a function reaches.
+
+use crate::kernel::Kernel;
+use farlane_pci::{AccessError, DmaMapping, DmaTarget};
+use farlane_zero_copy::Mapping;
+use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
+
+#[derive(Debug)]
+struct Entry {
+    length: u64,
+    // What the kernel has pinned. Only ever passed to it.
+    _memory: Mapping,
+}
+
+/// What is mapped for one function, by address.
+#[derive(Debug, Default)]
+pub(crate) struct Mappings {
+    entries: BTreeMap<u64, Entry>,
+}
+
+/// An error and its sources.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text = format!("{text}: {source}");
+        next = source.source();
+    }
+    text
+}
+
+impl Mappings {
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.entries.values().map(|e| e.length).sum()
+    }
+
+    pub fn map(&mut self, kernel: &dyn Kernel, mapping: &DmaMapping) -> Result<(), AccessError> {
+        let DmaMapping {
+            address, length, ..
+        } = *mapping;
+        let refuse = |why: String| AccessError::Map {
+            address,
+            length,
+            why,
+        };
+        let refusal = kernel.limits().refusal(address, length, self.entries.len());
+        if let Some(why) = refusal {
+            return Err(refuse(why));
+        }
+        // The one that begins last before the end is the only one that can overlap.
+        let before = self.entries.range(..address + length).next_back();
+        if let Some((&other, entry)) = before
+            && other + entry.length > address
+        {
+            let bytes = entry.length;
+            return Err(refuse(format!(
+                "It overlaps {bytes:#x} bytes at {other:#x}"
+            )));
+        }
+        let DmaTarget::File { file, offset } = &mapping.target else {
+            return Err(refuse(
+                "A physical function reaches memory through a window only, and none shows this"
+                    .into(),
+            ));
+        };
+        let memory = Mapping::new(file.as_fd(), *offset, length, mapping.writable)
+            .map_err(|e| refuse(chain(&e)))?;
+        // SAFETY: `memory` lives in `entries` until the kernel has unmapped it, and is never
+        // touched by this process.
+        let mapped = unsafe { kernel.map_dma(address, length, memory.base(), mapping.writable) };
+        mapped.map_err(|e| {
+            let hint = match e.raw_os_error() {
+                Some(libc::ENOMEM) => " (is RLIMIT_MEMLOCK too low?)",
+                Some(libc::EFAULT) => " (has the file as many bytes?)",
+                _ => "",
+            };
+            refuse(format!("{e}{hint}"))
+        })?;
+        let entry = Entry {
+            length,
+            _memory: memory,
+        };
+        self.entries.insert(address, entry);
+        Ok(())
+    }
+
+    pub fn unmap(
+        &mut self,
+        kernel: &dyn Kernel,
+        address: u64,
+        length: u64,
+    ) -> Result<(), AccessError> {
+        if self.entries.get(&address).map(|e| e.length) != Some(length) {
+            return Err(AccessError::Map {
+                address,
+                length,
+                why: "It was not mapped".into(),
+            });
+        }
+        kernel.unmap_dma(address, length)?;
+        self.entries.remove(&address);
+        Ok(())
+    }
+
+    /// Takes everything away. Returns how many mappings there were.
+    pub fn clear(&mut self, kernel: &dyn Kernel) -> u64 {
+        let mut count = 0;
+        for (address, entry) in std::mem::take(&mut self.entries) {
+            count += 1;
+            if let Err(e) = kernel.unmap_dma(address, entry.length) {
+                log::error!(
+                    "Cannot unmap {:#x} bytes at {address:#x}: {e}",
+                    entry.length
+                );
+                // The device may still reach these pages: they must not become others.
+                std::mem::forget(entry);
+            }
+        }
+        count
+    }
+}

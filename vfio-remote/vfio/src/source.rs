@@ -1,0 +1,138 @@
+//! A physical function that can be lent again and again.
+
+use crate::function::VfioFunction;
+use crate::kernel::{self, Kernel};
+use crate::{IommuLimits, OpenError, config};
+use farlane_pci::{Attachment, Counter, Description, Function, Source, SourceError};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub maps: AtomicU64,
+    pub unmaps: AtomicU64,
+    pub mapped_bytes: AtomicU64,
+    pub interrupts: Arc<AtomicU64>,
+    pub accesses: AtomicU64,
+    pub payload_bytes: AtomicU64,
+}
+
+/// What a source and the use of it share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub kernel: Arc<dyn Kernel>,
+    pub description: Description,
+    pub counts: Counts,
+    pub taken: AtomicBool,
+}
+
+/// A physical function, or a virtual function of one (SR-IOV), that is bound to vfio-pci.
+///
+/// Its BARs are not shown to borrowers to be mapped: they are the same for all of them, and a
+/// mapping would outlive the lease. Registers are accessed on behalf of the borrower instead.
+#[derive(Debug)]
+pub struct VfioSource {
+    shared: Arc<Shared>,
+}
+
+impl VfioSource {
+    /// The function at `address`, like `0000:01:00.0`. `sysfs` is `/sys`. It is reset. Everything
+    /// that is needed later is opened here.
+    ///
+    /// # Errors
+    /// There is no such function, it is not bound to vfio-pci, is not isolated from other
+    /// functions or cannot be reset; or the system failed.
+    pub fn open(address: &str, sysfs: &Path) -> Result<Self, OpenError> {
+        let (kernel, function) = kernel::open(sysfs, address)?;
+        Self::new(Arc::new(kernel), address, function.is_virtual)
+    }
+
+    pub(crate) fn new(
+        kernel: Arc<dyn Kernel>,
+        address: &str,
+        is_virtual: bool,
+    ) -> Result<Self, OpenError> {
+        kernel
+            .reset()
+            .map_err(OpenError::failed(format!("reset {address}")))?;
+        let description = config::describe(&*kernel, address, is_virtual)?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                kernel,
+                description,
+                counts: Counts::default(),
+                taken: AtomicBool::new(false),
+            }),
+        })
+    }
+
+    /// What can be mapped for the function's DMA.
+    #[must_use]
+    pub fn limits(&self) -> &IommuLimits {
+        self.shared.kernel.limits()
+    }
+}
+
+impl Source for VfioSource {
+    fn description(&self) -> &Description {
+        &self.shared.description
+    }
+
+    fn attach(&self) -> Result<Attachment, SourceError> {
+        Ok(Attachment::default())
+    }
+
+    fn take(&self, _attachment: &Attachment) -> Result<Box<dyn Function>, SourceError> {
+        if self.shared.taken.swap(true, Ordering::AcqRel) {
+            return Err(SourceError::Busy);
+        }
+        match VfioFunction::take(Arc::clone(&self.shared)) {
+            Ok(function) => Ok(Box::new(function)),
+            Err(source) => {
+                self.shared.taken.store(false, Ordering::Release);
+                Err(SourceError::Failed {
+                    what: format!("take {}", self.shared.description.name),
+                    source,
+                })
+            }
+        }
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let counts = &self.shared.counts;
+        let counter = |name, help, value: &AtomicU64| Counter {
+            name,
+            help,
+            value: value.load(Ordering::Relaxed),
+        };
+        vec![
+            counter("dma_maps", "Ranges that were mapped for DMA.", &counts.maps),
+            counter("dma_unmaps", "Ranges that were unmapped.", &counts.unmaps),
+            counter(
+                "dma_mapped_bytes",
+                "Bytes that are mapped for DMA now.",
+                &counts.mapped_bytes,
+            ),
+            counter(
+                "interrupts",
+                "Interrupts that the function has raised.",
+                &counts.interrupts,
+            ),
+            counter(
+                "register_accesses",
+                "Accesses to the function that were made for borrowers.",
+                &counts.accesses,
+            ),
+            counter(
+                "payload_bytes",
+                "Bytes of data that this process has copied from or to the function: accesses of \
+                 more than a register. DMA goes past it.",
+                &counts.payload_bytes,
+            ),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests;
