@@ -577,3 +577,6 @@ fn write_multi<'a>(message: &Message<'a>) -> Result<Request<'a>, RequestError> {
     }
     Ok(Request::RegionWriteMulti(writes))
 }
+
+#[cfg(test)]
+mod tests;

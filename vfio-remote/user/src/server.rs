@@ -140,7 +140,7 @@ fn serve_message(
         return Ok(Next::Continue);
     }
     let next = session.handle(&header, body, message.fds, message.fds_lost, reply);
-    if header.flags & wire::FLAG_NO_REPLY == 0 || next == Next::End {
+    if header.flags & wire::FLAG_NO_REPLY == 0 {
         let fds: Vec<_> = reply.fds.iter().map(|fd| fd.as_fd()).collect();
         let (head, body) = reply.bytes.split_at(HEADER_BYTES);
         client.send(head, body, &fds)?;
