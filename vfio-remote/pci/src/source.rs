@@ -68,7 +68,8 @@ pub struct SharedArea {
     pub area: Area,
     /// Where its bytes are.
     pub file: Arc<OwnedFd>,
-    /// Offset of its first byte in the file.
+    /// Offset of its first byte in the file: not less than that in the region, and by the same
+    /// difference for all areas of a region, because vfio-user has one number for both.
     pub file_offset: u64,
 }
 

@@ -176,12 +176,21 @@ impl Borrowed {
         self.notice_loss();
     }
 
+    /// Takes the device if the guest has not been without it for a moment already.
+    fn take_at_first_access(&mut self) {
+        match &self.presence {
+            Presence::Held(..) => self.notice_loss(),
+            Presence::Refused(_, when) if when.elapsed() < RETRY => {}
+            _ => self.take(),
+        }
+    }
+
     /// Takes the device if it is not ours yet.
     fn take(&mut self) {
         self.notice_loss();
         let mut session = match std::mem::replace(&mut self.presence, Presence::Lost) {
             Presence::Attached(session) => session,
-            Presence::Refused(session, when) if when.elapsed() >= RETRY => session,
+            Presence::Refused(session, _) => session,
             other => {
                 self.presence = other;
                 return;
@@ -242,7 +251,8 @@ impl Borrowed {
     }
 
     fn config_read(&mut self, offset: u64, data: &mut [u8]) {
-        if matches!(self.presence, Presence::Refused(..)) {
+        self.notice_loss();
+        if matches!(&self.presence, Presence::Refused(_, when) if when.elapsed() >= RETRY) {
             self.take();
         }
         let answers = matches!(self.presence, Presence::Attached(_) | Presence::Held(..));
@@ -275,7 +285,7 @@ impl Borrowed {
             forward,
         } = space.write(offset, data);
         if bus_master == Some(true) || space.has_memory_space() {
-            self.take();
+            self.take_at_first_access();
         }
         if bus_master.is_some() {
             self.follow_bus_master();
@@ -529,7 +539,7 @@ impl Device for Borrowed {
         if region == Region::Config {
             self.config_read(offset, data);
         } else {
-            self.take();
+            self.take_at_first_access();
             self.device_read(region, offset, data);
         }
         Ok(())
@@ -540,7 +550,7 @@ impl Device for Borrowed {
         if region == Region::Config {
             self.config_write(offset, data);
         } else {
-            self.take();
+            self.take_at_first_access();
             self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
             self.with_device("write", |session, fence| {
                 session.post(fence, region, offset, data)

@@ -1,0 +1,296 @@
+//! A lender with a small device, for tests: it copies its memory's bytes and interrupts.
+
+use farlane_pci::{
+    AccessError, Area, Attachment, ClassCode, Counter, Description, DmaMapping, DmaSpace, Function,
+    InterruptKind, Region, SharedArea, Signal, Source, SourceError, Template,
+};
+use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig};
+use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
+use farlane_vfio_remote::link::{Acceptor, Connector};
+use farlane_vfio_user::Server;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Where a copy comes from.
+pub const SOURCE: u64 = 0x00;
+/// Where it goes.
+pub const TARGET: u64 = 0x08;
+/// How many bytes; writing it begins the copy.
+pub const LENGTH: u64 = 0x10;
+/// 1 after a copy, 2 after one that failed.
+pub const STATUS: u64 = 0x18;
+/// Memory that is mapped.
+pub const AREA: Area = Area {
+    offset: 0x1000,
+    size: 0x1000,
+};
+pub const MSIX: u32 = 2;
+
+/// A device that copies.
+pub struct Copier {
+    description: Description,
+    in_use: Arc<AtomicBool>,
+    pub copies: Arc<AtomicU64>,
+    with_area: bool,
+}
+
+impl Copier {
+    pub fn new(with_area: bool) -> Self {
+        let class = ClassCode {
+            base: 0xff,
+            sub: 0,
+            interface: 0,
+        };
+        Self {
+            description: Template::new(0x1b36, 0x0005, 0, class)
+                .memory_bar(0, 0x4000, false)
+                .msix(2, 0, 0x2000, 0x3000)
+                .describe("a copier".into()),
+            in_use: Arc::default(),
+            copies: Arc::default(),
+            with_area,
+        }
+    }
+}
+
+impl Source for Copier {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn attach(&self) -> Result<Attachment, SourceError> {
+        let mut attachment = Attachment::default();
+        if self.with_area {
+            // vfio-user wants an area no further in its region than in its file.
+            let file = memfd(0x2000);
+            rustix::io::pwrite(&file, b"copier", 0x1000).unwrap();
+            attachment.areas.push(SharedArea {
+                region: Region::Bar0,
+                area: AREA,
+                file: Arc::new(file),
+                file_offset: AREA.offset,
+            });
+        }
+        Ok(attachment)
+    }
+
+    fn take(&self, _attachment: &Attachment) -> Result<Box<dyn Function>, SourceError> {
+        if self.in_use.swap(true, Ordering::SeqCst) {
+            return Err(SourceError::Busy);
+        }
+        Ok(Box::new(Copying {
+            in_use: Arc::clone(&self.in_use),
+            copies: Arc::clone(&self.copies),
+            memory: DmaSpace::new(),
+            registers: Mutex::default(),
+            signals: Mutex::default(),
+        }))
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        vec![Counter {
+            name: "copies",
+            help: "Copies.",
+            value: self.copies.load(Ordering::SeqCst),
+        }]
+    }
+}
+
+struct Copying {
+    in_use: Arc<AtomicBool>,
+    copies: Arc<AtomicU64>,
+    memory: Arc<DmaSpace>,
+    registers: Mutex<HashMap<u64, u64>>,
+    signals: Mutex<HashMap<u16, Arc<dyn Signal>>>,
+}
+
+impl Drop for Copying {
+    fn drop(&mut self) {
+        self.memory.clear();
+        self.in_use.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Copying {
+    fn copy(&self) {
+        let register = |at| *self.registers.lock().unwrap().get(&at).unwrap_or(&0);
+        let length = usize::try_from(register(LENGTH)).unwrap().min(1 << 20);
+        let mut data = vec![0; length];
+        let result = self
+            .memory
+            .read(register(SOURCE), &mut data)
+            .and_then(|()| self.memory.write(register(TARGET), &data));
+        self.copies.fetch_add(1, Ordering::SeqCst);
+        let status = if result.is_ok() { 1 } else { 2 };
+        self.registers.lock().unwrap().insert(STATUS, status);
+        if let Some(signal) = self.signals.lock().unwrap().get(&1) {
+            signal.raise();
+        }
+    }
+}
+
+impl Function for Copying {
+    fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        data.fill(0);
+        if region == Region::Bar0 {
+            let value = *self.registers.lock().unwrap().get(&offset).unwrap_or(&0);
+            let n = data.len().min(8);
+            data[..n].copy_from_slice(&value.to_le_bytes()[..n]);
+        }
+        Ok(())
+    }
+
+    fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        if region == Region::Bar0
+            && let Ok(bytes) = data.try_into()
+        {
+            let value = u64::from_le_bytes(bytes);
+            self.registers.lock().unwrap().insert(offset, value);
+            if offset == LENGTH {
+                self.copy();
+            }
+        }
+        Ok(())
+    }
+
+    fn set_interrupt(
+        &self,
+        kind: InterruptKind,
+        vector: u16,
+        signal: Option<Arc<dyn Signal>>,
+    ) -> Result<(), AccessError> {
+        if kind != InterruptKind::Msix || vector > 1 {
+            return Err(AccessError::Interrupt { kind, vector });
+        }
+        let mut signals = self.signals.lock().unwrap();
+        match signal {
+            Some(signal) => drop(signals.insert(vector, signal)),
+            None => drop(signals.remove(&vector)),
+        }
+        Ok(())
+    }
+
+    fn mask_intx(&self, _masked: bool) -> Result<(), AccessError> {
+        Err(AccessError::Interrupt {
+            kind: InterruptKind::Intx,
+            vector: 0,
+        })
+    }
+
+    fn map(&self, mapping: DmaMapping) -> Result<(), AccessError> {
+        self.memory.map(&mapping)
+    }
+
+    fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
+        self.memory.unmap(address, length)
+    }
+
+    fn reset(&self) -> Result<(), AccessError> {
+        self.registers.lock().unwrap().clear();
+        Ok(())
+    }
+}
+
+pub fn memfd(bytes: u64) -> OwnedFd {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = memfd_create("test", flags).unwrap();
+    ftruncate(&fd, bytes).unwrap();
+    fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+    fd
+}
+
+pub fn unix_acceptor(path: &Path) -> Acceptor {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 16).unwrap();
+    Acceptor::Unix(socket)
+}
+
+/// A lender of two copiers, "mapped" (with an area) and "plain" (without).
+pub fn lender(borrowers: &[&str]) -> Arc<Lender> {
+    let offer = |name: &str, with_area| Offer {
+        name: name.to_owned(),
+        source: Box::new(Copier::new(with_area)),
+        borrowers: borrowers.iter().map(|&b| b.to_owned()).collect(),
+    };
+    Lender::new(LenderConfig {
+        name: "lender".into(),
+        offers: vec![offer("mapped", true), offer("plain", false)],
+        bridges: BTreeMap::new(),
+        term: Duration::from_secs(1),
+        grace: Duration::from_millis(300),
+    })
+    .unwrap()
+}
+
+/// A lender that listens at a UNIX socket in a folder of its own.
+pub struct Rig {
+    pub folder: tempfile::TempDir,
+    pub lender: Arc<Lender>,
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let lender = lender(&[]);
+        let acceptor = unix_acceptor(&folder.path().join("lender"));
+        std::thread::spawn({
+            let lender = Arc::clone(&lender);
+            move || lender.serve(&acceptor)
+        });
+        Self { folder, lender }
+    }
+
+    pub fn connector(&self) -> Connector {
+        let address = format!("unix:{}", self.folder.path().join("lender").display());
+        Connector::new(address.parse().unwrap(), None).unwrap()
+    }
+
+    /// A borrower called `name`; its vfio-user socket.
+    pub fn borrow(&self, name: &str, device: &str) -> PathBuf {
+        serve_borrowed(self.folder.path(), name, device, self.connector())
+    }
+
+    pub fn holder(&self, device: &str) -> Option<String> {
+        let all = self.lender.status(None);
+        let device = all.iter().find(|d| d.name == device).unwrap();
+        device.holder.as_ref().map(|h| h.name.clone())
+    }
+}
+
+pub fn serve_borrowed(folder: &Path, name: &str, device: &str, connector: Connector) -> PathBuf {
+    let path = folder.join(name);
+    let listener = UnixListener::bind(&path).unwrap();
+    let config = BorrowerConfig {
+        name: name.to_owned(),
+        device: device.to_owned(),
+        connector,
+        bridges: Vec::new(),
+    };
+    let device = Borrowed::new(config, Arc::<BorrowCounters>::default());
+    let name = name.to_owned();
+    std::thread::spawn(move || Server::serve(&name, listener.into(), device));
+    path
+}
+
+/// Waits until `holds`, for a bounded time.
+pub fn until(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < end, "{what} does not come");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
