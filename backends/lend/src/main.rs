@@ -1,3 +1,87 @@
-//! `farlane-lend`.
+//! `farlane-lend`: lends PCIe devices of this host to virtual machines of others.
 
-fn main() {}
+use anyhow::Context as _;
+use clap::Parser as _;
+use farlane_daemon::lifecycle::{Ending, Lifecycle};
+use farlane_daemon::listener::{Kind, Listener};
+use farlane_daemon::{metrics, privileges, seccomp};
+use farlane_lend::options::{Command, Options};
+use farlane_lend::setup::{self, Setup};
+use farlane_lend::{ask, metrics_text};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// System calls that devices need besides those of every backend: I/O of the NVMe controller,
+/// registers, interrupts and mappings of physical functions, bridges to borrowers of this host.
+const SYSTEM_CALLS: &[libc::c_long] = &[
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_pread64,
+    libc::SYS_pwrite64,
+    libc::SYS_ioctl,
+    libc::SYS_eventfd2,
+    libc::SYS_socketpair,
+];
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("farlane-lend: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<ExitCode> {
+    let options = Options::parse();
+    match &options.command {
+        Some(Command::List { lender, json }) => {
+            ask::list(lender, *json)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(Command::Revoke { device, lender }) => {
+            ask::revoke(lender, device)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        None => {}
+    }
+    let lifecycle = Lifecycle::begin().context("Cannot block signals")?;
+    if options.daemon.print_capabilities {
+        farlane_lend::CAPABILITIES.print()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    options.daemon.start_logging();
+    let Setup {
+        lender,
+        acceptors,
+        sockets,
+    } = setup::open(&options)?;
+    let metrics_socket = match &options.daemon.metrics {
+        Some(path) => Some(Listener::bind(path, Kind::Stream)?),
+        None => None,
+    };
+    privileges::give_up(privileges::Needs::default())?;
+    if let Some(listener) = &metrics_socket {
+        let lender = Arc::clone(&lender);
+        metrics::serve(listener.try_clone()?, move || metrics_text(&lender))?;
+    }
+    for (address, acceptor) in acceptors {
+        let lender = Arc::clone(&lender);
+        log::info!("Waiting for borrowers at {address}");
+        std::thread::Builder::new()
+            .name("listener".to_owned())
+            .spawn(move || lender.serve(&acceptor))?;
+    }
+    seccomp::confine(options.daemon.seccomp, SYSTEM_CALLS)?;
+    log::info!("Ready");
+
+    let ending = lifecycle.wait();
+    // Their files go. Devices stop with the process.
+    drop((sockets, metrics_socket));
+    std::process::exit(match ending {
+        Ending::Asked => 0,
+        Ending::Failed => 1,
+    });
+}

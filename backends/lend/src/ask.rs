@@ -1,0 +1,134 @@
+//! `list` and `revoke`.
+
+use crate::options::LenderOptions;
+use anyhow::Context as _;
+use farlane_daemon::options::host_name;
+use farlane_vfio_remote::borrower;
+use farlane_vfio_remote::link::message::DeviceStatus;
+use farlane_vfio_remote::link::{Connector, TlsIdentity};
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+fn connector(options: &LenderOptions) -> anyhow::Result<(Connector, String)> {
+    let identity = match options.tls.files() {
+        Some((certificate, key, authorities)) => {
+            Some(TlsIdentity::load(certificate, key, authorities)?)
+        }
+        None => None,
+    };
+    let connector = Connector::new(options.lender.clone(), identity)?;
+    let name = options.name.clone().unwrap_or_else(host_name);
+    Ok((connector, name))
+}
+
+/// Prints what a lender offers.
+///
+/// # Errors
+/// The lender cannot be asked, or nothing be printed.
+pub fn list(options: &LenderOptions, json: bool) -> anyhow::Result<()> {
+    let (connector, name) = connector(options)?;
+    let devices = borrower::list(&connector, &name)?;
+    let text = if json {
+        serde_json::to_string_pretty(&devices)? + "\n"
+    } else {
+        table(&devices)
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("Cannot print")
+}
+
+/// Takes a device from its holder.
+///
+/// # Errors
+/// The lender cannot be asked, or refuses.
+pub fn revoke(options: &LenderOptions, device: &str) -> anyhow::Result<()> {
+    let (connector, name) = connector(options)?;
+    borrower::revoke(&connector, &name, device)?;
+    Ok(())
+}
+
+/// One line a device.
+fn table(devices: &[DeviceStatus]) -> String {
+    let mut rows = vec![[
+        "DEVICE".to_owned(),
+        "HOLDER".to_owned(),
+        "LEASE".to_owned(),
+        "HELD".to_owned(),
+        "MEMORY".to_owned(),
+        "HOPS".to_owned(),
+        "WHAT IT IS".to_owned(),
+    ]];
+    for device in devices {
+        let none = || "-".to_owned();
+        let holder = device.holder.as_ref();
+        rows.push([
+            device.name.clone(),
+            holder.map_or_else(none, |h| h.name.clone()),
+            holder.map_or_else(none, |h| format!("{:x}", h.fence)),
+            holder.map_or_else(none, |h| format!("{} s", h.held_seconds)),
+            holder.map_or_else(none, |h| {
+                let bytes: u64 = h.mappings.iter().map(|m| m.length).sum();
+                let mut ways: Vec<&str> = h.mappings.iter().map(|m| m.way.as_str()).collect();
+                ways.sort_unstable();
+                ways.dedup();
+                format!("{} MiB ({})", bytes >> 20, ways.join(", "))
+            }),
+            holder
+                .and_then(|h| h.hops)
+                .map_or_else(none, |hops| hops.to_string()),
+            device.about.clone(),
+        ]);
+    }
+    let mut widths = [0; 7];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.len().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(widths) {
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farlane_vfio_remote::link::message::{Holder, MappingStatus};
+
+    #[test]
+    fn a_table_has_a_line_for_each_device() {
+        let device = |name: &str, holder| DeviceStatus {
+            name: name.to_owned(),
+            about: "NVMe controller".to_owned(),
+            holder,
+            attached: 1,
+            borrowers: Vec::new(),
+        };
+        let holder = Holder {
+            name: "rack2".to_owned(),
+            fence: 0x1f,
+            held_seconds: 12,
+            mappings: vec![MappingStatus {
+                address: 0,
+                length: 1 << 30,
+                writable: true,
+                way: "shm 0".to_owned(),
+            }],
+            hops: Some(0),
+        };
+        let text = table(&[device("a", Some(holder)), device("nvme0", None)]);
+        assert_eq!(
+            text,
+            "DEVICE  HOLDER  LEASE  HELD  MEMORY            HOPS  WHAT IT IS\n\
+             a       rack2   1f     12 s  1024 MiB (shm 0)  0     NVMe controller\n\
+             nvme0   -       -      -     -                 -     NVMe controller\n"
+        );
+    }
+}

@@ -1,0 +1,77 @@
+//! The lender: offers PCI functions of this host.
+//!
+//! * [`options`]: the command line;
+//! * [`config`]: what is lent, and to whom;
+//! * [`setup`]: from both, the lender of the library (`farlane-vfio-remote`) with its devices and
+//!   bridges;
+//! * [`ask`]: `list` and `revoke`.
+
+pub mod ask;
+pub mod config;
+pub mod options;
+pub mod setup;
+
+use farlane_daemon::metrics::{Sample, write_labelled, write_samples};
+use farlane_vfio_remote::lender::Lender;
+
+/// Type of this backend.
+pub const CAPABILITIES: farlane_daemon::options::Capabilities =
+    farlane_daemon::options::Capabilities {
+        kind: "lend",
+        features: &[],
+    };
+
+/// The counters, as Prometheus text.
+#[must_use]
+pub fn metrics_text(lender: &Lender) -> String {
+    let mut text = String::new();
+    let links = u64::try_from(lender.links()).unwrap_or(u64::MAX);
+    write_samples(
+        &mut text,
+        "farlane_lend",
+        [Sample {
+            name: "links",
+            help: "Links that are open.",
+            value: links,
+        }],
+    );
+    let held = lender.status(None).into_iter().map(|device| {
+        let value = u64::from(device.holder.is_some());
+        let help = "Whether somebody holds it: 0 or 1.";
+        let mapped = device.holder.iter().flat_map(|h| &h.mappings);
+        let mapped_bytes = mapped.map(|m| m.length).sum();
+        let samples = vec![
+            Sample {
+                name: "held",
+                help,
+                value,
+            },
+            Sample {
+                name: "mapped_bytes",
+                help: "Memory of its holder that it reaches now.",
+                value: mapped_bytes,
+            },
+        ];
+        (device.name, samples)
+    });
+    write_labelled(
+        &mut text,
+        "farlane_lend",
+        "device",
+        &held.collect::<Vec<_>>(),
+    );
+    let counters = lender.counters();
+    let counted: Vec<_> = counters
+        .into_iter()
+        .map(|(name, counters)| {
+            let samples = counters.into_iter().map(|c| Sample {
+                name: c.name,
+                help: c.help,
+                value: c.value,
+            });
+            (name, samples.collect())
+        })
+        .collect();
+    write_labelled(&mut text, "farlane_lend_device", "device", &counted);
+    text
+}

@@ -1,0 +1,198 @@
+//! From command line and configuration file to a lender. All files are opened here.
+
+use crate::config::{
+    Backing, BlockBytes, BridgeConfig, CacheMode, Config, DeviceConfig, DoorbellMode, NvmeOptions,
+    SourceConfig, WindowConfig,
+};
+use crate::options::Options;
+use anyhow::{Context as _, bail};
+use farlane_daemon::listener::{Kind, Listener};
+use farlane_daemon::options::host_name;
+use farlane_ntb::{IvshmemNtb, Ntb, OutboundWindow, PciNtb};
+use farlane_nvme::{BlockSize, Cache, Doorbells, NamespaceConfig, NvmeConfig, NvmeSource};
+use farlane_pci::Source;
+use farlane_vfio::VfioSource;
+use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
+use farlane_vfio_remote::link::{Acceptor, Address, TlsIdentity};
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a lease lasts that is not renewed, where nobody says otherwise.
+const TERM: Duration = Duration::from_secs(3);
+/// How long a holder has to give a revoked device back, where nobody says otherwise.
+const GRACE: Duration = Duration::from_secs(5);
+/// Longest serial number of an NVMe controller (NVMe 1.4, figure 247).
+const SERIAL_BYTES: usize = 20;
+
+/// A lender and where it is reached.
+pub struct Setup {
+    /// The lender.
+    pub lender: Arc<Lender>,
+    /// What accepts connections, and where.
+    pub acceptors: Vec<(Address, Acceptor)>,
+    /// Files of sockets, which go with this.
+    pub sockets: Vec<Listener>,
+}
+
+/// Opens everything.
+///
+/// # Errors
+/// Says what cannot be opened.
+pub fn open(options: &Options) -> anyhow::Result<Setup> {
+    let config = match &options.config {
+        Some(path) => Config::load(path)?,
+        None => Config::default(),
+    };
+    let mut addresses: Vec<Address> = config.listen.iter().map(|a| a.0.clone()).collect();
+    addresses.extend(options.listen.iter().cloned());
+    if addresses.is_empty() {
+        bail!("Nobody can connect: give --listen, or listen in the configuration");
+    }
+    let devices: Vec<&DeviceConfig> = config.devices.iter().chain(&options.devices).collect();
+    if devices.is_empty() {
+        bail!("Nothing to lend: give --device, or a device in the configuration");
+    }
+    let identity = match &config.tls {
+        Some(tls) => Some(TlsIdentity::load(
+            &tls.certificate,
+            &tls.key,
+            &tls.authorities,
+        )?),
+        None => None,
+    };
+    let mut offers = Vec::new();
+    for device in devices {
+        let source = source(device).with_context(|| format!("Cannot lend {}", device.name))?;
+        log::info!("{}: {}", device.name, source.description().name);
+        offers.push(Offer {
+            name: device.name.clone(),
+            source,
+            borrowers: device.borrowers.clone(),
+        });
+    }
+    let mut bridges = BTreeMap::new();
+    for window in &config.windows {
+        let bridge =
+            bridge(window).with_context(|| format!("Cannot use window {}", window.name))?;
+        if bridges.insert(window.name.clone(), bridge).is_some() {
+            bail!("There are two windows {}", window.name);
+        }
+    }
+    let name = options.name.clone().or(config.name);
+    let seconds = |given: Option<u16>, default: Duration| {
+        given.map_or(default, |s| Duration::from_secs(u64::from(s)))
+    };
+    let lender = Lender::new(LenderConfig {
+        name: name.unwrap_or_else(host_name),
+        offers,
+        bridges,
+        term: seconds(config.term_seconds, TERM),
+        grace: seconds(config.grace_seconds, GRACE),
+    })?;
+    let mut acceptors = Vec::new();
+    let mut sockets = Vec::new();
+    for address in addresses {
+        let acceptor = listen(&address, identity.as_ref(), &mut sockets)
+            .with_context(|| format!("Cannot listen at {address}"))?;
+        acceptors.push((address, acceptor));
+    }
+    Ok(Setup {
+        lender,
+        acceptors,
+        sockets,
+    })
+}
+
+fn listen(
+    address: &Address,
+    identity: Option<&TlsIdentity>,
+    sockets: &mut Vec<Listener>,
+) -> anyhow::Result<Acceptor> {
+    Ok(match address {
+        Address::Unix(path) => {
+            let listener = Listener::bind(path, Kind::SeqPacket)?;
+            let acceptor = Acceptor::Unix(listener.try_clone()?);
+            sockets.push(listener);
+            acceptor
+        }
+        Address::Loopback(place) => Acceptor::Tcp(TcpListener::bind(place)?, None),
+        Address::Tls { .. } => {
+            let identity = identity.context("There is no [tls] in the configuration")?;
+            let places = address.resolve()?;
+            Acceptor::Tcp(TcpListener::bind(&places[..])?, Some(identity.clone()))
+        }
+    })
+}
+
+fn source(device: &DeviceConfig) -> anyhow::Result<Box<dyn Source>> {
+    Ok(match &device.source {
+        SourceConfig::Nvme(options) => Box::new(NvmeSource::open(nvme(&device.name, options))?),
+        SourceConfig::Vfio(function) => {
+            Box::new(VfioSource::open(&function.function.0, Path::new("/sys"))?)
+        }
+    })
+}
+
+fn nvme(name: &str, options: &NvmeOptions) -> NvmeConfig {
+    let serial = options.serial.clone().unwrap_or_else(|| {
+        format!("farlane-{name}")
+            .chars()
+            .take(SERIAL_BYTES)
+            .collect()
+    });
+    let block_size = match options.block {
+        BlockBytes::B512 => BlockSize::B512,
+        BlockBytes::B4096 => BlockSize::B4096,
+    };
+    let mut config = NvmeConfig::new(name, serial);
+    config.namespaces = options
+        .namespaces
+        .iter()
+        .map(|backing| NamespaceConfig {
+            backing: match backing {
+                Backing::File(path) => farlane_nvme::Backing::File {
+                    path: path.clone(),
+                    read_only: options.read_only,
+                },
+                Backing::Null(size) => farlane_nvme::Backing::Null { bytes: size.0 },
+            },
+            block_size,
+        })
+        .collect();
+    config.doorbells = match options.doorbells {
+        DoorbellMode::Trapped => Doorbells::Trapped,
+        DoorbellMode::Shared => Doorbells::Shared,
+    };
+    config.cache = match options.cache {
+        CacheMode::Direct => Cache::Direct,
+        CacheMode::Buffered => Cache::Buffered,
+    };
+    if let Some(queues) = options.queues {
+        config.io_queues = queues;
+    }
+    config
+}
+
+fn bridge(window: &WindowConfig) -> anyhow::Result<Arc<dyn Ntb>> {
+    Ok(match &window.bridge {
+        BridgeConfig::Ivshmem { function } => IvshmemNtb::open_pci(&function.0)?,
+        BridgeConfig::Pci {
+            function,
+            bar,
+            offset,
+            size,
+        } => {
+            let outbound = OutboundWindow {
+                function: function.0.clone(),
+                bar: *bar,
+                offset: *offset,
+                size: size.0,
+                write_combining: false,
+            };
+            PciNtb::open(Path::new("/sys"), &[], &[outbound])?
+        }
+    })
+}
