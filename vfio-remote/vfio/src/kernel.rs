@@ -3,7 +3,7 @@
 use crate::IommuLimits;
 use crate::OpenError;
 use crate::sysfs::BoundFunction;
-use farlane_pci::{InterruptKind, REGION_COUNT, Region};
+use farlane_pci::{InterruptKind, Region};
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_RESET, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE,
     VFIO_IRQ_SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK,
-    VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_INTX_IRQ_INDEX,
-    VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX, VFIO_REGION_INFO_FLAG_READ,
-    VFIO_REGION_INFO_FLAG_WRITE, vfio_device_info, vfio_iommu_type1_dma_map,
-    vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
+    VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_CONFIG_REGION_INDEX,
+    VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
+    VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE, vfio_device_info,
+    vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
 };
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError};
 use vmm_sys_util::ioctl::{
@@ -62,6 +62,7 @@ pub(crate) enum IrqAction<'a> {
 
 /// What is asked of the kernel about one function.
 pub(crate) trait Kernel: Send + Sync + Debug {
+    /// Of BARs, expansion ROM and configuration space; others have no bytes.
     fn region(&self, region: Region) -> RegionInfo;
     fn vectors(&self, kind: InterruptKind) -> u16;
     fn limits(&self) -> &IommuLimits;
@@ -151,8 +152,7 @@ impl VfioKernel {
         if !can_reset(&device).map_err(OpenError::failed(format!("examine {address}")))? {
             return Err(OpenError::NoReset(address.into()));
         }
-        let regions = (0..REGION_COUNT)
-            .filter_map(|index| u32::try_from(index).ok())
+        let regions = (0..=VFIO_PCI_CONFIG_REGION_INDEX)
             .map(|index| {
                 let flags = device.get_region_flags(index);
                 RegionInfo {
