@@ -1,1 +1,45 @@
-//! An NVMe controller.
+//! An NVMe 1.4 controller over files and block devices.
+//!
+//! [`NvmeSource`] opens what holds the namespaces; a function that is taken from it is the
+//! controller in use: the driver writes registers, a worker thread reads commands from the
+//! driver's queues and moves bytes straight between files and the driver's memory.
+//!
+//! * `bits`, `cmds`: wire layout, and commands parsed from it.
+//! * `data`: where a command's data lies: physical region pages, scatter gather lists.
+//! * `registers`, `doorbells`, `interrupts`: what the driver touches.
+//! * `queue`: ring mechanics.
+//! * `controller`: the worker.
+//! * `ring`: its `io_uring`, and `remote`, for memory that is not mapped.
+//! * `namespace`: where blocks are.
+//!
+//! The numbers of sections and figures in the comments are those of NVM Express 1.4.
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("NVMe structures are little-endian, and so has to be the host");
+
+mod bits;
+mod cmds;
+mod config;
+mod controller;
+mod counters;
+mod data;
+mod doorbells;
+mod features;
+mod function;
+mod identify;
+mod idle;
+mod interrupts;
+mod namespace;
+mod queue;
+mod registers;
+mod remote;
+mod ring;
+mod shared;
+mod source;
+mod timing;
+
+pub use config::{
+    Backing, BlockSize, Cache, Doorbells, MAX_IO_QUEUES, MAX_NAMESPACES, NamespaceConfig,
+    NvmeConfig, NvmeError,
+};
+pub use source::NvmeSource;

@@ -1,0 +1,293 @@
+//! Admin commands (NVMe 1.4, 5).
+
+use super::Controller;
+use crate::bits::{PAGE, Sqe, Status, log_page};
+use crate::cmds::{AdminCommand, CreateCq, CreateSq};
+use crate::controller::requests::{Owner, Request, Work};
+use crate::counters::count;
+use crate::data::{DataPointer, WalkError, scatter};
+use crate::features::{Features, Value};
+use crate::identify::{Logs, MAX_TRANSFER_SHIFT};
+use crate::queue::{CompletionQueue, SubmissionQueue};
+use crate::registers::MAX_QUEUE_ENTRIES;
+
+/// How a command is answered.
+enum Answer {
+    /// Now.
+    Done(u32),
+    /// Later.
+    Later,
+}
+
+impl Controller {
+    /// Executes a command of the admin queue.
+    pub(super) fn admin(&mut self, sqe: &Sqe) {
+        let result = AdminCommand::parse(sqe).and_then(|c| self.start_admin(sqe.cid, c));
+        self.answer(sqe.cid, result);
+    }
+
+    fn answer(&mut self, cid: u16, result: Result<Answer, Status>) {
+        match result {
+            Ok(Answer::Done(dw0)) => {
+                count(&self.shared.counters.admin, 1);
+                self.complete(0, cid, Status::SUCCESS, dw0);
+            }
+            Ok(Answer::Later) => (),
+            Err(status) => self.complete(0, cid, status, 0),
+        }
+    }
+
+    fn start_admin(&mut self, cid: u16, command: AdminCommand) -> Result<Answer, Status> {
+        match command {
+            AdminCommand::CreateCq(create) => self.create_cq(&create),
+            AdminCommand::CreateSq(create) => self.create_sq(&create),
+            AdminCommand::DeleteCq(queue) => self.delete_cq(queue),
+            AdminCommand::DeleteSq(queue) => self.delete_sq(cid, queue),
+            AdminCommand::Identify { what, nsid, data } => {
+                let bytes = self.identity.identify(what, nsid)?;
+                self.write_data(cid, data, bytes, 0)
+            }
+            AdminCommand::LogPage {
+                page,
+                retain_event,
+                length,
+                offset,
+                data,
+            } => self.log_page(cid, page, retain_event, length, offset, data),
+            AdminCommand::Abort { sq, cid } => {
+                // What has been given to a device cannot be taken back; "not aborted" is dword 0
+                // (5.1.1). Held event requests can.
+                let aborted = sq == 0 && self.events.abort(cid);
+                if aborted {
+                    if let Some(Some(sq)) = self.sqs.first_mut() {
+                        sq.in_flight += 1;
+                    }
+                    self.complete(0, cid, Status::ABORT_REQUESTED, 0);
+                }
+                Ok(Answer::Done(u32::from(!aborted)))
+            }
+            AdminCommand::SetFeatures { save: true, .. } => Err(Status::FEATURE_NOT_SAVEABLE),
+            AdminCommand::SetFeatures { feature, data, .. } => {
+                let length = Features::data_length(feature);
+                if length == 0 {
+                    return self.set_feature(command, &[]);
+                }
+                match self.read_data(&data, length) {
+                    Ok(bytes) => self.set_feature(command, &bytes),
+                    Err(WalkError::Status(status)) => Err(status),
+                    Err(WalkError::Unreachable) => {
+                        let owner = Owner::Command { queue: 0, cid };
+                        let mut request = Request::new(owner, Work::Admin(command), 0, 0, 0);
+                        request.pointer = data;
+                        self.begin_gather(request, length);
+                        Ok(Answer::Later)
+                    }
+                }
+            }
+            AdminCommand::GetFeatures {
+                feature,
+                select,
+                index,
+                data,
+            } => match self.features.get(feature, select, index)? {
+                Value::Number(value) => Ok(Answer::Done(value)),
+                Value::Data(bytes) => self.write_data(cid, data, bytes, 0),
+            },
+            AdminCommand::AsyncEvent => {
+                let answer = self.events.request(cid)?;
+                // Held requests are not in flight: they must not keep others out of the queue.
+                if let Some(Some(sq)) = self.sqs.first_mut() {
+                    sq.in_flight = sq.in_flight.saturating_sub(1);
+                }
+                if let Some((cid, dword)) = answer {
+                    self.complete_event(cid, dword);
+                }
+                Ok(Answer::Later)
+            }
+            AdminCommand::DoorbellBuffer { doorbells, events } => {
+                self.set_shadow(doorbells, events)?;
+                Ok(Answer::Done(0))
+            }
+        }
+    }
+
+    fn set_feature(&mut self, command: AdminCommand, data: &[u8]) -> Result<Answer, Status> {
+        let AdminCommand::SetFeatures { feature, value, .. } = command else {
+            return Err(Status::INTERNAL_ERROR);
+        };
+        // After queues have been created their number is settled (5.21.1.7).
+        let queues_exist = self.sqs.iter().chain([&None]).skip(1).any(Option::is_some)
+            || self.cqs.iter().skip(1).any(Option::is_some);
+        if feature == crate::bits::feature::NUMBER_OF_QUEUES && queues_exist {
+            return Err(Status::SEQUENCE_ERROR);
+        }
+        self.features.set(feature, value, data).map(Answer::Done)
+    }
+
+    /// Goes on with a command whose data has been read by messages.
+    pub(super) fn admin_with_data(&mut self, cid: u16, command: AdminCommand, data: &[u8]) {
+        let result = self.set_feature(command, data);
+        self.answer(cid, result);
+    }
+
+    /// Answers with data.
+    fn write_data(
+        &mut self,
+        cid: u16,
+        pointer: DataPointer,
+        data: Vec<u8>,
+        dw0: u32,
+    ) -> Result<Answer, Status> {
+        let view = self.view();
+        let mut segments = Vec::new();
+        let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let written = pointer
+            .walk(length, &*view, &mut segments)
+            .and_then(|()| scatter(&*view, &segments, &data).map_err(WalkError::from));
+        match written {
+            Ok(()) => Ok(Answer::Done(dw0)),
+            Err(WalkError::Status(status)) => Err(status),
+            Err(WalkError::Unreachable) => {
+                let owner = Owner::Command { queue: 0, cid };
+                let mut request = Request::new(owner, Work::Answer { dw0 }, 0, 0, 0);
+                request.pointer = pointer;
+                self.begin_scatter(request, data);
+                Ok(Answer::Later)
+            }
+        }
+    }
+
+    fn log_page(
+        &mut self,
+        cid: u16,
+        page: u8,
+        retain_event: bool,
+        length: u64,
+        offset: u64,
+        data: DataPointer,
+    ) -> Result<Answer, Status> {
+        if length > PAGE << MAX_TRANSFER_SHIFT || !offset.is_multiple_of(4) {
+            return Err(Status::INVALID_FIELD);
+        }
+        let logs = Logs {
+            errors: &self.error_entry,
+            error_count: self.error_count,
+            counters: &self.shared.counters,
+        };
+        let whole = logs.page(page)?;
+        let rest = usize::try_from(offset)
+            .ok()
+            .and_then(|offset| whole.get(offset..))
+            .ok_or(Status::INVALID_FIELD)?;
+        let length = usize::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
+        let mut bytes = rest.get(..length).unwrap_or(rest).to_vec();
+        bytes.resize(length, 0);
+        if page == log_page::ERRORS
+            && !retain_event
+            && let Some((cid, dword)) = self.events.log_was_read()
+        {
+            self.complete_event(cid, dword);
+        }
+        self.write_data(cid, data, bytes, 0)
+    }
+
+    /// An identifier that an I/O queue can have.
+    fn io_queue(&self, queue: u16) -> Result<usize, Status> {
+        if queue == 0 || queue > self.identity.io_queues {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        Ok(queue.into())
+    }
+
+    fn check_queue(&self, entries: u32, address: u64, entry_bytes: u64) -> Result<(), Status> {
+        if !(2..=MAX_QUEUE_ENTRIES).contains(&entries) {
+            return Err(Status::INVALID_QUEUE_SIZE);
+        }
+        let ends = address.checked_add(u64::from(entries) * entry_bytes);
+        if !address.is_multiple_of(PAGE) || ends.is_none() {
+            return Err(Status::INVALID_PRP_OFFSET);
+        }
+        if !self.shared.registers().io_entry_sizes_are_set() {
+            return Err(Status::INVALID_QUEUE_SIZE);
+        }
+        Ok(())
+    }
+
+    fn create_cq(&mut self, create: &CreateCq) -> Result<Answer, Status> {
+        let index = self.io_queue(create.id)?;
+        if self.cqs[index].is_some() {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        self.check_queue(create.entries, create.address, crate::bits::CQE_BYTES)?;
+        // As many vectors as queues, and one for the admin queue.
+        if create.named_vector > self.identity.io_queues {
+            return Err(Status::INVALID_VECTOR);
+        }
+        let queue = CompletionQueue::new(create.address, create.entries, create.vector);
+        self.cqs[index] = Some(queue);
+        self.shared.doorbells.reset_head(create.id);
+        self.adopt_head(create.id);
+        Ok(Answer::Done(0))
+    }
+
+    fn create_sq(&mut self, create: &CreateSq) -> Result<Answer, Status> {
+        let index = self.io_queue(create.id)?;
+        if self.sqs[index].is_some() {
+            return Err(Status::INVALID_QUEUE_ID);
+        }
+        let cq = self.io_queue(create.cq).map_err(|_| Status::INVALID_CQ)?;
+        self.check_queue(create.entries, create.address, crate::bits::SQE_BYTES)?;
+        let Some(cq) = &mut self.cqs[cq] else {
+            return Err(Status::INVALID_CQ);
+        };
+        cq.users += 1;
+        let queue = SubmissionQueue::new(create.address, create.entries, create.cq);
+        self.sqs[index] = Some(queue);
+        self.shared.doorbells.reset_tail(create.id);
+        self.adopt_tail(create.id);
+        Ok(Answer::Done(0))
+    }
+
+    fn delete_cq(&mut self, queue: u16) -> Result<Answer, Status> {
+        let index = self.io_queue(queue)?;
+        match &self.cqs[index] {
+            None => Err(Status::INVALID_QUEUE_ID),
+            Some(cq) if cq.users > 0 => Err(Status::INVALID_QUEUE_DELETION),
+            Some(_) => {
+                self.cqs[index] = None;
+                Ok(Answer::Done(0))
+            }
+        }
+    }
+
+    /// The queue goes once what was taken from it has been completed (5.6).
+    fn delete_sq(&mut self, cid: u16, queue: u16) -> Result<Answer, Status> {
+        let index = self.io_queue(queue)?;
+        match &mut self.sqs[index] {
+            None => Err(Status::INVALID_QUEUE_ID),
+            Some(sq) if sq.deleting.is_some() => Err(Status::INVALID_QUEUE_ID),
+            Some(sq) if sq.in_flight > 0 || sq.fetching => {
+                sq.deleting = Some(cid);
+                Ok(Answer::Later)
+            }
+            Some(_) => {
+                self.remove_sq(queue);
+                Ok(Answer::Done(0))
+            }
+        }
+    }
+
+    fn remove_sq(&mut self, queue: u16) {
+        if let Some(sq) = self.sqs.get_mut(usize::from(queue)).and_then(Option::take)
+            && let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cq))
+        {
+            cq.users = cq.users.saturating_sub(1);
+        }
+    }
+
+    /// The last command of a queue that is to be deleted has been completed.
+    pub(super) fn finish_deletion(&mut self, queue: u16, cid: u16) {
+        self.remove_sq(queue);
+        self.answer(cid, Ok(Answer::Done(0)));
+    }
+}

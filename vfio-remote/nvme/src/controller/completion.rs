@@ -1,0 +1,185 @@
+//! Completions on their way out.
+
+use super::{Controller, State};
+use crate::bits::{Cqe, Status};
+use crate::counters::count;
+use crate::data::Unreachable;
+use crate::features::AsyncEvent;
+use crate::remote::Job;
+use farlane_pci::DmaView;
+use std::sync::atomic::Ordering;
+use zerocopy::IntoBytes as _;
+
+/// Writes an entry so that its phase is seen after the rest of it.
+fn write_entry(view: &DmaView, address: u64, cqe: &Cqe) -> Option<()> {
+    let (first, _) = cqe.as_bytes().split_at(12);
+    view.write(address, first).ok()?;
+    let last = u32::from(cqe.cid) | u32::from(cqe.status) << 16;
+    view.word(address + 12).ok()?.store(last, Ordering::Release);
+    Some(())
+}
+
+impl Controller {
+    /// Completes a command of submission queue `queue`.
+    pub(super) fn complete(&mut self, queue: u16, cid: u16, status: Status, dw0: u32) {
+        if !status.is_success() {
+            count(&self.shared.counters.errors, 1);
+        }
+        let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) else {
+            return;
+        };
+        sq.in_flight = sq.in_flight.saturating_sub(1);
+        let (cq, head) = (sq.cq, sq.head());
+        let finished = if sq.in_flight == 0 { sq.deleting } else { None };
+        self.post(
+            cq,
+            Cqe {
+                dw0,
+                dw1: 0,
+                sq_head: head,
+                sq_id: queue,
+                cid,
+                status: status.0 << 1,
+            },
+        );
+        if let Some(cid) = finished {
+            self.finish_deletion(queue, cid);
+        }
+    }
+
+    /// An entry that went by messages has arrived, or not.
+    pub(super) fn posted(&mut self, queue: u16, result: Result<(), Unreachable>) {
+        if result.is_err() {
+            self.fail();
+        }
+        if let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) {
+            cq.posting = cq.posting.saturating_sub(1);
+            // For the pin, whose level is looked at here.
+            cq.posted |= self.shared.interrupts.by_pin();
+        }
+    }
+
+    fn post(&mut self, queue: u16, cqe: Cqe) {
+        if self.state != State::Running {
+            return;
+        }
+        self.refresh_if_full(queue);
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) else {
+            return;
+        };
+        if cq.is_full() || !cq.backlog.is_empty() {
+            cq.backlog.push_back(cqe);
+        } else {
+            self.write(queue, cqe);
+        }
+    }
+
+    /// Writes an entry; the queue is not full.
+    fn write(&mut self, queue: u16, cqe: Cqe) {
+        let view = self.view();
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) else {
+            return;
+        };
+        let (address, cqe) = cq.claim(cqe);
+        if cq.posting > 0 || write_entry(&view, address, &cqe).is_none() {
+            let vector = cq.vector;
+            cq.posted = false;
+            cq.posting += 1;
+            self.remote.submit(Job::Post {
+                cq: queue,
+                address,
+                cqe,
+                vector,
+            });
+        }
+    }
+
+    fn refresh_if_full(&mut self, queue: u16) {
+        if let Some(Some(cq)) = self.cqs.get(usize::from(queue))
+            && cq.is_full()
+        {
+            self.refresh_head(queue);
+        }
+    }
+
+    /// Takes the driver's head over.
+    fn refresh_head(&mut self, queue: u16) {
+        let head = self.driver_head(queue);
+        let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) else {
+            return;
+        };
+        if cq.set_head(head).is_err() {
+            if !std::mem::replace(&mut cq.bad_head, true) {
+                log::debug!("Completion queue {queue}: head {head} is none");
+                self.report(AsyncEvent::InvalidDoorbellValue, queue);
+            }
+            return;
+        }
+        cq.bad_head = false;
+        let behind = cq.behind();
+        if queue > 0 {
+            self.set_head_event(queue, behind);
+        }
+    }
+
+    /// Writes what found its queue full, as far as there is room now.
+    pub(super) fn flush_backlogs(&mut self) {
+        for queue in 0..self.queue_count() {
+            let index = usize::from(queue);
+            let waits = |cqs: &Vec<Option<crate::queue::CompletionQueue>>| matches!(cqs.get(index), Some(Some(cq)) if !cq.backlog.is_empty());
+            if !waits(&self.cqs) {
+                continue;
+            }
+            self.refresh_head(queue);
+            while let Some(Some(cq)) = self.cqs.get_mut(index)
+                && !cq.is_full()
+                && let Some(cqe) = cq.backlog.pop_front()
+            {
+                self.write(queue, cqe);
+            }
+        }
+    }
+
+    /// Interrupts, once for each queue with new entries.
+    pub(super) fn interrupt(&mut self) {
+        let by_pin = self.shared.interrupts.by_pin();
+        let mut posted = false;
+        for cq in self.cqs.iter_mut().flatten() {
+            if !std::mem::take(&mut cq.posted) {
+                continue;
+            }
+            posted = true;
+            if let Some(vector) = cq.vector
+                && !by_pin
+            {
+                self.shared.interrupts.raise(vector);
+            }
+        }
+        if by_pin && posted {
+            self.evaluate_pin();
+        }
+    }
+
+    /// The pin is high while a queue that interrupts has entries and its vector is not masked
+    /// (7.5.1.1).
+    pub(super) fn evaluate_pin(&mut self) {
+        if self.state != State::Running || !self.shared.interrupts.by_pin() {
+            return;
+        }
+        for queue in 0..self.queue_count() {
+            if matches!(self.cqs.get(usize::from(queue)), Some(Some(cq)) if cq.vector.is_some()) {
+                self.refresh_head(queue);
+            }
+        }
+        let masked = self.shared.registers().masked();
+        let is_unmasked = |vector: u16| vector >= 32 || masked >> vector & 1 == 0;
+        let high = self
+            .cqs
+            .iter()
+            .flatten()
+            .any(|cq| cq.has_entries() && cq.vector.is_some_and(is_unmasked));
+        if high {
+            self.shared.interrupts.assert_pin();
+        }
+    }
+}

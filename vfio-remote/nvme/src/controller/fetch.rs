@@ -1,0 +1,167 @@
+//! Commands on their way in.
+
+use super::{Controller, State};
+use crate::bits::{SQE_BYTES, Sqe};
+use crate::data::Unreachable;
+use crate::features::AsyncEvent;
+use crate::remote::{Done, Job};
+use crate::ring::Event;
+use farlane_pci::DmaView;
+use zerocopy::IntoBytes as _;
+
+/// Most commands of a queue in a turn.
+const BATCH: u32 = 64;
+/// Most bytes that the commands of a queue move in a turn before it is another's.
+const BATCH_BYTES: u64 = 4 << 20;
+
+fn read_entry(view: &DmaView, address: u64) -> Result<Sqe, Unreachable> {
+    let mut sqe = Sqe::default();
+    view.read(address, sqe.as_mut_bytes())
+        .map_err(|_| Unreachable)?;
+    Ok(sqe)
+}
+
+impl Controller {
+    /// Takes what has ended. Returns whether anything had.
+    pub(super) fn reap(&mut self) -> bool {
+        let mut worked = false;
+        while let Some(event) = self.ring.next() {
+            if let Event::Done { slot, result } = event {
+                worked = true;
+                self.transferred(slot, result);
+            }
+        }
+        while let Some(done) = self.remote.next() {
+            worked = true;
+            match done {
+                Done::Fetched { sq, entries } => self.fetched(sq, entries),
+                Done::Posted { cq, result } => self.posted(cq, result),
+                Done::Gathered { slot, data } => self.gathered(slot, data),
+                Done::Scattered { slot, result } => self.scattered(slot, result),
+            }
+        }
+        worked
+    }
+
+    /// Takes new commands, of each queue in turn. Returns whether there were any.
+    pub(super) fn take_commands(&mut self) -> bool {
+        let count = self.sqs.len();
+        let mut worked = false;
+        for step in 0..count {
+            let index = (self.first + step) % count;
+            if self.sqs[index].is_some()
+                && let Ok(queue) = u16::try_from(index)
+            {
+                worked |= self.take_commands_of(queue);
+            }
+            if self.state != State::Running {
+                break;
+            }
+        }
+        self.first = (self.first + 1) % count;
+        worked
+    }
+
+    fn take_commands_of(&mut self, queue: u16) -> bool {
+        let index = usize::from(queue);
+        let tail = self.driver_tail(queue);
+        let Some(Some(sq)) = self.sqs.get_mut(index) else {
+            return false;
+        };
+        if sq.set_tail(tail).is_err() {
+            if !std::mem::replace(&mut sq.bad_tail, true) {
+                log::debug!("Submission queue {queue}: tail {tail} is none");
+                self.report(AsyncEvent::InvalidDoorbellValue, queue);
+            }
+            return false;
+        }
+        sq.bad_tail = false;
+        if sq.pending() == 0 || sq.fetching || sq.deleting.is_some() {
+            return false;
+        }
+        let cq_waits = match self.cqs.get(usize::from(sq.cq)) {
+            Some(Some(cq)) => !cq.backlog.is_empty(),
+            _ => true,
+        };
+        // As many as fit into the ring are in flight at most, even if the driver moves its tail on
+        // before the first has been completed.
+        let free = (sq.entries().saturating_sub(sq.in_flight)).min(BATCH);
+        if cq_waits || free == 0 {
+            return false;
+        }
+        self.follow_tail(queue);
+        let before = self.requests.moved();
+        let mut taken = 0;
+        while taken < free && self.state == State::Running {
+            let is_admin = queue == 0;
+            let Some(Some(sq)) = self.sqs.get_mut(index) else {
+                break;
+            };
+            let run = sq.run(free - taken);
+            if run == 0
+                || !self.requests.has_room(is_admin)
+                || self.requests.moved() - before >= BATCH_BYTES
+            {
+                break;
+            }
+            let address = sq.head_address();
+            let Ok(sqe) = read_entry(&self.view(), address) else {
+                self.fetch_remotely(queue, run);
+                return true;
+            };
+            let Some(Some(sq)) = self.sqs.get_mut(index) else {
+                break;
+            };
+            sq.advance();
+            sq.in_flight += 1;
+            taken += 1;
+            self.execute(queue, &sqe);
+        }
+        taken > 0
+    }
+
+    fn execute(&mut self, queue: u16, sqe: &Sqe) {
+        if queue == 0 {
+            self.admin(sqe);
+        } else {
+            self.io(queue, sqe);
+        }
+    }
+
+    /// Entries that are not mapped are read by messages, or turn out not to be memory.
+    fn fetch_remotely(&mut self, queue: u16, run: u32) {
+        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) {
+            sq.fetching = true;
+            // Up to the end of the page: the next one may be mapped.
+            let in_page = (4096 - sq.head_address() % 4096) / SQE_BYTES;
+            let count = run.min(u32::try_from(in_page).unwrap_or(1).max(1));
+            self.remote.submit(Job::Fetch {
+                sq: queue,
+                address: sq.head_address(),
+                count,
+            });
+        }
+    }
+
+    fn fetched(&mut self, queue: u16, entries: Result<Vec<Sqe>, Unreachable>) {
+        let index = usize::from(queue);
+        let Some(Some(sq)) = self.sqs.get_mut(index) else {
+            return;
+        };
+        sq.fetching = false;
+        if self.state != State::Running {
+            return;
+        }
+        let Ok(entries) = entries else {
+            self.fail();
+            return;
+        };
+        for sqe in entries {
+            if let Some(Some(sq)) = self.sqs.get_mut(index) {
+                sq.advance();
+                sq.in_flight += 1;
+                self.execute(queue, &sqe);
+            }
+        }
+    }
+}

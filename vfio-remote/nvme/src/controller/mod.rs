@@ -1,0 +1,304 @@
+//! A controller in use: one worker thread, which owns the queues, the commands in flight and the
+//! ring.
+//!
+//! A turn looks at the registers, takes what has ended, takes new commands of each queue in turn
+//! (a bounded number, so that no queue starves another), tells the kernel of the transfers, and
+//! interrupts once for each completion queue that has new entries.
+
+mod admin;
+mod completion;
+mod fetch;
+mod io;
+mod requests;
+mod shadow;
+mod transfer;
+
+use crate::bits::{PAGE, Status};
+use crate::features::{AsyncEvent, Events, Features};
+use crate::identify::Identity;
+use crate::idle::{Idle, Rest};
+use crate::queue::{CompletionQueue, SubmissionQueue};
+use crate::remote::Remote;
+use crate::ring::Ring;
+use crate::shared::{Notice, Shared};
+use farlane_pci::DmaView;
+use requests::Requests;
+use shadow::Shadow;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Whether commands are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// CC.EN is zero.
+    Disabled,
+    /// They are.
+    Running,
+    /// No longer, after a fatal error (CSTS.CFS); until the driver resets the controller.
+    Failed,
+    /// What is in flight ends, then everything is forgotten.
+    Resetting,
+}
+
+/// The worker's side of a controller.
+pub struct Controller {
+    shared: Arc<Shared>,
+    identity: Arc<Identity>,
+    ring: Ring,
+    remote: Remote,
+    state: State,
+    stopping: bool,
+    /// Memory as it was at `generation`. Not kept over a wait; transfers keep it until they end.
+    view: Option<Rc<DmaView>>,
+    generation: u64,
+    /// By identifier; 0 is the admin queue.
+    sqs: Vec<Option<SubmissionQueue>>,
+    cqs: Vec<Option<CompletionQueue>>,
+    /// Where the next turn begins.
+    first: usize,
+    requests: Requests,
+    shadow: Option<Shadow>,
+    features: Features,
+    events: Events,
+    error_entry: [[u8; 64]; 1],
+    error_count: u64,
+    idle: Idle,
+    scratch: transfer::Scratch,
+}
+
+impl Controller {
+    /// A disabled controller for the calling thread. `rings` says whether doorbells ring.
+    pub fn new(shared: Arc<Shared>, identity: Arc<Identity>, rings: bool) -> std::io::Result<Self> {
+        use std::os::fd::{AsFd as _, AsRawFd as _};
+        let files: Vec<_> = identity
+            .namespaces
+            .iter()
+            .map(|n| n.file().map_or(-1, |file| file.as_raw_fd()))
+            .collect();
+        let ring = Ring::new(&files, shared.kick.as_fd())?;
+        let queues = usize::from(identity.io_queues) + 1;
+        Ok(Self {
+            remote: Remote::start(Arc::clone(&shared))?,
+            ring,
+            state: State::Disabled,
+            stopping: false,
+            view: None,
+            generation: 0,
+            sqs: (0..queues).map(|_| None).collect(),
+            cqs: (0..queues).map(|_| None).collect(),
+            first: 0,
+            requests: Requests::default(),
+            shadow: None,
+            features: Features::new(identity.io_queues, identity.has_write_cache()),
+            events: Events::default(),
+            error_entry: [[0; 64]],
+            error_count: 0,
+            idle: Idle::new(rings),
+            scratch: transfer::Scratch::default(),
+            shared,
+            identity,
+        })
+    }
+
+    /// Works until it is told to stop; nothing is in flight then.
+    pub fn run(&mut self) {
+        loop {
+            let worked = match self.turn() {
+                Ok(worked) => worked,
+                Err(e) => {
+                    log::error!("The controller's ring failed: {e}");
+                    self.fail();
+                    // Whatever it was, it is not to be met again at full speed.
+                    std::thread::sleep(Duration::from_millis(10));
+                    false
+                }
+            };
+            if self.stopping && self.state == State::Disabled {
+                return;
+            }
+            if worked {
+                self.idle.worked();
+            } else if let Err(e) = self.rest() {
+                log::error!("The controller's ring failed: {e}");
+                self.fail();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+
+    /// One turn. Returns whether there was anything to do.
+    fn turn(&mut self) -> std::io::Result<bool> {
+        let mut worked = self.take_notices();
+        self.drop_stale_view();
+        worked |= self.reap();
+        if self.state == State::Running {
+            self.flush_backlogs();
+            worked |= self.take_commands();
+            self.ring.submit()?;
+            worked |= self.reap();
+        } else {
+            self.ring.submit()?;
+        }
+        worked |= self.settle();
+        self.interrupt();
+        Ok(worked)
+    }
+
+    fn take_notices(&mut self) -> bool {
+        let notices = self.shared.take_notices();
+        if notices.has(Notice::Stop) {
+            self.stopping = true;
+            self.state = State::Resetting;
+        }
+        if notices.has(Notice::Control) {
+            self.look_at_registers();
+        }
+        if notices.has(Notice::Pin) {
+            self.evaluate_pin();
+        }
+        if notices.has(Notice::BadDoorbell) && self.state == State::Running {
+            self.report(AsyncEvent::InvalidDoorbell, u16::MAX);
+        }
+        notices.has(Notice::Control) || notices.has(Notice::Stop)
+    }
+
+    fn look_at_registers(&mut self) {
+        let mut registers = self.shared.registers();
+        if registers.take_reset() {
+            self.state = State::Resetting;
+            return;
+        }
+        let shutdown = registers.take_shutdown();
+        let enabled = registers.is_enabled();
+        drop(registers);
+        if self.state == State::Disabled && enabled && !self.stopping {
+            self.enable();
+        }
+        if shutdown {
+            self.begin_shutdown();
+        }
+    }
+
+    fn enable(&mut self) {
+        let mut registers = self.shared.registers();
+        let queues = registers.admin_queues().filter(|q| {
+            let ends = |at: u64, entries: u32| at.checked_add(u64::from(entries) * 64).is_some();
+            q.sq.is_multiple_of(PAGE) && ends(q.sq, q.sq_entries) && ends(q.cq, q.cq_entries)
+        });
+        let Some(queues) = queues else {
+            log::warn!("The driver asks for what is not offered");
+            registers.failed();
+            self.state = State::Failed;
+            return;
+        };
+        self.shared.doorbells.clear();
+        self.sqs[0] = Some(SubmissionQueue::new(queues.sq, queues.sq_entries, 0));
+        let mut cq = CompletionQueue::new(queues.cq, queues.cq_entries, Some(0));
+        cq.users = 1;
+        self.cqs[0] = Some(cq);
+        self.state = State::Running;
+        registers.ready();
+        log::debug!("Enabled: {queues:x?}");
+    }
+
+    /// Ends a reset once nothing is in flight any more. Returns whether it did.
+    fn settle(&mut self) -> bool {
+        if self.state != State::Resetting || !self.requests.is_empty() || !self.remote.is_idle() {
+            return false;
+        }
+        self.sqs.iter_mut().for_each(|q| *q = None);
+        self.cqs.iter_mut().for_each(|q| *q = None);
+        self.shadow = None;
+        self.features = Features::new(self.identity.io_queues, self.identity.has_write_cache());
+        self.events = Events::default();
+        self.shared.interrupts.clear_pending();
+        self.view = None;
+        self.state = State::Disabled;
+        let mut registers = self.shared.registers();
+        registers.stopped();
+        self.shared.settle();
+        drop(registers);
+        // It may have been enabled again meanwhile.
+        self.look_at_registers();
+        true
+    }
+
+    /// A fatal error: no further command is taken (CSTS.CFS).
+    fn fail(&mut self) {
+        if self.state == State::Running {
+            self.state = State::Failed;
+            self.shared.registers().failed();
+        }
+    }
+
+    /// Memory as it is now.
+    fn view(&mut self) -> Rc<DmaView> {
+        let shared = &self.shared;
+        let generation = &mut self.generation;
+        let view = self.view.get_or_insert_with(|| {
+            *generation = shared.dma.generation();
+            Rc::new(shared.dma.view())
+        });
+        Rc::clone(view)
+    }
+
+    fn drop_stale_view(&mut self) {
+        if self.view.is_some() && self.shared.dma.generation() != self.generation {
+            self.view = None;
+        }
+    }
+
+    /// There was nothing to do.
+    fn rest(&mut self) -> std::io::Result<()> {
+        // A controller that takes no commands waits for its registers to be written.
+        let rest = match self.state {
+            State::Running => self.idle.idle(),
+            _ => Rest::Sleep,
+        };
+        match rest {
+            Rest::Look => Ok(()),
+            Rest::Nap(limit) => self.sleep(Some(limit)),
+            Rest::Sleep => self.sleep(None),
+        }
+    }
+
+    fn sleep(&mut self, limit: Option<Duration>) -> std::io::Result<()> {
+        let arm = limit.is_none() && self.state == State::Running;
+        if arm {
+            self.arm_doorbells();
+        }
+        self.shared.prepare_sleep();
+        if !self.shared.has_notices() && !self.doorbells_rang() {
+            self.view = None;
+            self.ring.wait(limit)?;
+        }
+        self.shared.woke();
+        if arm {
+            self.disarm_doorbells();
+        }
+        Ok(())
+    }
+
+    /// Reports an event to the driver.
+    fn report(&mut self, event: AsyncEvent, queue: u16) {
+        self.error_count += 1;
+        let mut entry = [0; 64];
+        entry[..8].copy_from_slice(&self.error_count.to_le_bytes());
+        entry[8..10].copy_from_slice(&queue.to_le_bytes());
+        // No command: an identifier of all ones (figure 193).
+        entry[10..12].fill(0xff);
+        self.error_entry = [entry];
+        if let Some((cid, dword)) = self.events.report(event) {
+            self.complete_event(cid, dword);
+        }
+    }
+
+    /// Completes a held event request.
+    fn complete_event(&mut self, cid: u16, dword: u32) {
+        if let Some(Some(sq)) = self.sqs.first_mut() {
+            sq.in_flight += 1;
+        }
+        self.complete(0, cid, Status::SUCCESS, dword);
+    }
+}

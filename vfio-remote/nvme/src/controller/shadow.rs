@@ -1,0 +1,181 @@
+//! Doorbells: as messages or in a shared page, or in memory of the driver (NVMe 1.4, 7.13).
+
+use super::Controller;
+use crate::bits::{PAGE, Status};
+use farlane_pci::DmaView;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// Shadow doorbells of I/O queues, and what the driver compares them with before it rings.
+#[derive(Clone, Copy, Debug)]
+pub struct Shadow {
+    doorbells: u64,
+    events: u64,
+}
+
+impl Shadow {
+    fn tail(view: &DmaView, page: u64, queue: u16) -> Option<&AtomicU32> {
+        view.word(page + u64::from(queue) * 8).ok()
+    }
+
+    fn head(view: &DmaView, page: u64, queue: u16) -> Option<&AtomicU32> {
+        view.word(page + u64::from(queue) * 8 + 4).ok()
+    }
+}
+
+impl Controller {
+    /// Doorbell Buffer Config.
+    pub(super) fn set_shadow(&mut self, doorbells: u64, events: u64) -> Result<(), Status> {
+        let view = self.view();
+        let mapped = |page: u64| {
+            page.is_multiple_of(PAGE) && view.resolve(page, PAGE, true, |_, _| ()).is_ok()
+        };
+        // Memory that is reached by messages cannot be polled.
+        if !mapped(doorbells) || !mapped(events) || doorbells == events {
+            return Err(Status::INVALID_FIELD);
+        }
+        self.shadow = Some(Shadow { doorbells, events });
+        for queue in 1..self.queue_count() {
+            self.adopt_tail(queue);
+            self.adopt_head(queue);
+        }
+        Ok(())
+    }
+
+    pub(super) fn queue_count(&self) -> u16 {
+        self.identity.io_queues + 1
+    }
+
+    /// The shadow of a queue's tail continues from its doorbell.
+    pub(super) fn adopt_tail(&mut self, queue: u16) {
+        let view = self.view();
+        if let (Some(shadow), Some(Some(sq))) = (self.shadow, self.sqs.get_mut(usize::from(queue)))
+        {
+            if let Some(word) = Shadow::tail(&view, shadow.doorbells, queue) {
+                word.store(self.shared.doorbells.tail(queue), Ordering::Release);
+            }
+            sq.event = None;
+        }
+    }
+
+    /// Likewise, of a completion queue's head.
+    pub(super) fn adopt_head(&mut self, queue: u16) {
+        let view = self.view();
+        if let (Some(shadow), Some(Some(cq))) = (self.shadow, self.cqs.get(usize::from(queue))) {
+            if let Some(word) = Shadow::head(&view, shadow.doorbells, queue) {
+                word.store(self.shared.doorbells.head(queue), Ordering::Release);
+            }
+            if let Some(word) = Shadow::head(&view, shadow.events, queue) {
+                word.store(cq.behind(), Ordering::Release);
+            }
+        }
+    }
+
+    /// A queue's tail as the driver has it.
+    pub(super) fn driver_tail(&mut self, queue: u16) -> u32 {
+        if queue > 0
+            && let Some(shadow) = self.shadow
+            && let Some(word) = Shadow::tail(&self.view(), shadow.doorbells, queue)
+        {
+            return word.load(Ordering::Acquire);
+        }
+        self.shared.doorbells.tail(queue)
+    }
+
+    /// A queue's head as the driver has it.
+    pub(super) fn driver_head(&mut self, queue: u16) -> u32 {
+        if queue > 0
+            && let Some(shadow) = self.shadow
+            && let Some(word) = Shadow::head(&self.view(), shadow.doorbells, queue)
+        {
+            return word.load(Ordering::Acquire);
+        }
+        self.shared.doorbells.head(queue)
+    }
+
+    /// Tells the driver to ring when it passes `index` with a tail.
+    fn set_event(&mut self, queue: u16, index: u32) {
+        let view = self.view();
+        if let (Some(shadow), Some(Some(sq))) = (self.shadow, self.sqs.get_mut(usize::from(queue)))
+            && let Some(word) = Shadow::tail(&view, shadow.events, queue)
+        {
+            word.store(index, Ordering::Relaxed);
+            sq.event = Some(index);
+        }
+    }
+
+    /// The driver need not ring while this thread looks: the index that it compares with stays
+    /// behind. It is moved on only now and then, because each store costs the driver a cache miss.
+    pub(super) fn follow_tail(&mut self, queue: u16) {
+        let Some(Some(sq)) = self.sqs.get(usize::from(queue)) else {
+            return;
+        };
+        let lags = sq.event.is_none_or(|e| sq.distance(e) > sq.entries() / 2);
+        if self.shadow.is_some() && queue > 0 && lags {
+            let behind = sq.behind();
+            self.set_event(queue, behind);
+        }
+    }
+
+    /// Has the driver ring for whatever comes next. Afterwards one has to look once more.
+    pub(super) fn arm_doorbells(&mut self) {
+        if self.shadow.is_none() {
+            return;
+        }
+        for queue in 1..self.queue_count() {
+            if let Some(Some(sq)) = self.sqs.get(usize::from(queue)) {
+                let tail = sq.tail();
+                self.set_event(queue, tail);
+            }
+            let waiting = match self.cqs.get(usize::from(queue)) {
+                Some(Some(cq)) if !cq.backlog.is_empty() => Some(cq.head()),
+                _ => None,
+            };
+            if let Some(head) = waiting {
+                self.set_head_event(queue, head);
+            }
+        }
+        // The driver writes its tail, then reads the index; this is the other side of that.
+        fence(Ordering::SeqCst);
+    }
+
+    pub(super) fn disarm_doorbells(&mut self) {
+        if self.shadow.is_none() {
+            return;
+        }
+        for queue in 1..self.queue_count() {
+            if let Some(Some(sq)) = self.sqs.get(usize::from(queue)) {
+                let behind = sq.behind();
+                self.set_event(queue, behind);
+            }
+        }
+    }
+
+    /// Tells the driver to ring when it passes `index` with a head.
+    pub(super) fn set_head_event(&mut self, queue: u16, index: u32) {
+        if let Some(shadow) = self.shadow
+            && let Some(word) = Shadow::head(&self.view(), shadow.events, queue)
+        {
+            word.store(index, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a doorbell has been written that has not been seen.
+    pub(super) fn doorbells_rang(&mut self) -> bool {
+        if self.state != super::State::Running {
+            return false;
+        }
+        (0..self.queue_count()).any(|queue| {
+            let index = usize::from(queue);
+            let tail = match self.sqs.get(index) {
+                Some(Some(sq)) if !sq.bad_tail => Some(sq.tail()),
+                _ => None,
+            };
+            let head = match self.cqs.get(index) {
+                Some(Some(cq)) if !cq.backlog.is_empty() && !cq.bad_head => Some(cq.head()),
+                _ => None,
+            };
+            tail.is_some_and(|tail| self.driver_tail(queue) != tail)
+                || head.is_some_and(|head| self.driver_head(queue) != head)
+        })
+    }
+}

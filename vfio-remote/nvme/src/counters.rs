@@ -1,0 +1,45 @@
+//! What a controller counts, over all its users.
+
+use farlane_pci::Counter;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($field:ident $name:literal $help:literal)*) => {
+        /// The numbers.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $(#[doc = $help] pub $field: AtomicU64,)*
+        }
+
+        impl Counters {
+            /// All of them.
+            pub fn list(&self) -> Vec<Counter> {
+                vec![$(Counter {
+                    name: $name,
+                    help: $help,
+                    value: self.$field.load(Ordering::Relaxed),
+                },)*]
+            }
+        }
+    };
+}
+
+counters! {
+    reads "nvme_reads" "Read commands completed."
+    read_bytes "nvme_read_bytes" "Bytes read by completed commands."
+    writes "nvme_writes" "Write commands completed."
+    written_bytes "nvme_written_bytes" "Bytes written by completed commands."
+    flushes "nvme_flushes" "Flush commands completed."
+    others "nvme_other_commands" "Other I/O commands completed."
+    admin "nvme_admin_commands" "Admin commands completed."
+    errors "nvme_errors" "Commands completed with an error."
+    interrupts "nvme_interrupts" "Interrupts raised."
+    kicks "nvme_kicks" "Doorbell writes that arrived as messages."
+    wakes "nvme_wakes" "Times that the worker was woken."
+    bounced_bytes "nvme_bounced_bytes" "Bytes copied because the memory is not mapped, or not aligned for direct I/O."
+}
+
+/// Adds to a number.
+pub fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}

@@ -1,0 +1,259 @@
+//! What a controller says about itself (NVMe 1.4, 5.15) and what has happened to it (5.14).
+
+use crate::bits::{ALL_NAMESPACES, Status, log_page};
+use crate::counters::Counters;
+use crate::namespace::{Namespace, Storage};
+use std::sync::atomic::Ordering;
+
+/// Data transfer size: at most 2^8 pages, 1 MiB (MDTS).
+pub const MAX_TRANSFER_SHIFT: u8 = 8;
+/// Asynchronous event requests that are held.
+pub const MAX_EVENT_REQUESTS: usize = 4;
+/// PCI vendor: 1234 belongs to nobody; emulated devices use it.
+pub const VENDOR: u16 = 0x1234;
+/// PCI device.
+pub const DEVICE: u16 = 0xfa1e;
+const MODEL: &str = "Farlane NVMe";
+/// Kelvin.
+const TEMPERATURE: u16 = 300;
+const TEMPERATURE_WARNING: u16 = 343;
+const TEMPERATURE_CRITICAL: u16 = 373;
+
+/// What stays the same.
+#[derive(Debug)]
+pub struct Identity {
+    /// Serial number.
+    pub serial: String,
+    /// All namespaces; the first is number 1.
+    pub namespaces: Vec<Namespace>,
+    /// I/O queue pairs.
+    pub io_queues: u16,
+}
+
+fn put(data: &mut [u8], at: usize, bytes: &[u8]) {
+    if let Some(place) = data.get_mut(at..).and_then(|d| d.get_mut(..bytes.len())) {
+        place.copy_from_slice(bytes);
+    }
+}
+
+/// ASCII, padded with spaces (1.5).
+fn put_text(data: &mut [u8], at: usize, length: usize, text: &str) {
+    let mut padded = vec![b' '; length];
+    for (place, byte) in padded.iter_mut().zip(text.bytes()) {
+        *place = byte;
+    }
+    put(data, at, &padded);
+}
+
+/// FNV-1a: identifiers have to be the same each time, not unguessable.
+fn hash(seed: u64, text: &[u8]) -> u64 {
+    text.iter()
+        .fold(0xcbf2_9ce4_8422_2325 ^ seed, |hash, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        })
+}
+
+impl Identity {
+    /// A namespace, by its identifier.
+    pub fn namespace(&self, nsid: u32) -> Option<(usize, &Namespace)> {
+        let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
+        Some((index, self.namespaces.get(index)?))
+    }
+
+    fn count(&self) -> u32 {
+        u32::try_from(self.namespaces.len()).unwrap_or(0)
+    }
+
+    /// Whether something has to be flushed to be durable.
+    pub fn has_write_cache(&self) -> bool {
+        self.namespaces
+            .iter()
+            .any(|n| matches!(n.storage, Storage::Ring { .. }) && !n.read_only)
+    }
+
+    fn unique(&self, nsid: u32) -> [u8; 16] {
+        let mut id = [0; 16];
+        let high = hash(u64::from(nsid), self.serial.as_bytes());
+        let low = hash(high, self.serial.as_bytes());
+        put(&mut id, 0, &high.to_be_bytes());
+        put(&mut id, 8, &low.to_be_bytes());
+        id
+    }
+
+    /// The answer to Identify: 4096 bytes.
+    pub fn identify(&self, what: u8, nsid: u32) -> Result<Vec<u8>, Status> {
+        let known = |nsid| self.namespace(nsid).ok_or(Status::INVALID_NAMESPACE);
+        match what {
+            0x00 => {
+                let (_, namespace) = known(nsid)?;
+                Ok(self.describe(nsid, namespace))
+            }
+            0x01 => Ok(self.describe_controller()),
+            0x02 => {
+                if nsid >= ALL_NAMESPACES - 1 {
+                    return Err(Status::INVALID_NAMESPACE);
+                }
+                let mut data = vec![0; 4096];
+                let active = (1..=self.count()).filter(|&id| id > nsid);
+                for (at, id) in (0..4096).step_by(4).zip(active) {
+                    put(&mut data, at, &id.to_le_bytes());
+                }
+                Ok(data)
+            }
+            0x03 => {
+                known(nsid)?;
+                let id = self.unique(nsid);
+                let mut data = vec![0; 4096];
+                // Type 2, NGUID, 16 bytes; type 1, EUI64, 8 bytes (figure 249).
+                put(&mut data, 0, &[2, 16]);
+                put(&mut data, 4, &id);
+                put(&mut data, 20, &[1, 8]);
+                put(&mut data, 24, &id[..8]);
+                Ok(data)
+            }
+            _ => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// Figure 247.
+    fn describe_controller(&self) -> Vec<u8> {
+        let mut data = vec![0; 4096];
+        put(&mut data, 0, &VENDOR.to_le_bytes());
+        put(&mut data, 2, &VENDOR.to_le_bytes());
+        put_text(&mut data, 4, 20, &self.serial);
+        put_text(&mut data, 24, 40, MODEL);
+        put_text(&mut data, 64, 8, env!("CARGO_PKG_VERSION"));
+        put(&mut data, 77, &[MAX_TRANSFER_SHIFT]);
+        put(&mut data, 80, &0x0001_0400_u32.to_le_bytes());
+        // An I/O controller.
+        put(&mut data, 111, &[1]);
+        // OACS: Doorbell Buffer Config.
+        put(&mut data, 256, &0x0100_u16.to_le_bytes());
+        // Abort limit and event limit, zero-based.
+        put(&mut data, 258, &[3, 3]);
+        // One firmware slot, read-only. Log pages: effects, extended data.
+        put(&mut data, 260, &[0b011, 0b110]);
+        put(&mut data, 266, &TEMPERATURE_WARNING.to_le_bytes());
+        put(&mut data, 268, &TEMPERATURE_CRITICAL.to_le_bytes());
+        // Entries of 64 and 16 bytes.
+        put(&mut data, 512, &[0x66, 0x44]);
+        put(&mut data, 516, &self.count().to_le_bytes());
+        // ONCS: Compare, Dataset Management, Write Zeroes, Select, Timestamp.
+        put(&mut data, 520, &0x005d_u16.to_le_bytes());
+        // VWC: there may be a cache; Flush takes all namespaces at once.
+        put(&mut data, 525, &[0b110 | u8::from(self.has_write_cache())]);
+        // SGLS: supported; bit buckets; lists longer than the data.
+        put(&mut data, 536, &0x0005_0001_u32.to_le_bytes());
+        let name = format!("nqn.2026-11.io.farlane:nvme:{}", self.serial.trim());
+        put(&mut data, 768, name.as_bytes());
+        // Power state 0: 25 W, in hundredths.
+        put(&mut data, 2048, &2500_u16.to_le_bytes());
+        data
+    }
+
+    /// Figure 245.
+    fn describe(&self, nsid: u32, namespace: &Namespace) -> Vec<u8> {
+        let mut data = vec![0; 4096];
+        let blocks = namespace.blocks.to_le_bytes();
+        for at in [0, 8, 16] {
+            put(&mut data, at, &blocks);
+        }
+        // DLFEAT: blocks given back read as zeroes, and Write Zeroes may give back.
+        put(&mut data, 33, &[0b1001]);
+        let bytes = u128::from(namespace.blocks) << namespace.block_size.shift();
+        put(&mut data, 48, &bytes.to_le_bytes());
+        put(&mut data, 99, &[u8::from(namespace.read_only)]);
+        let id = self.unique(nsid);
+        put(&mut data, 104, &id);
+        put(&mut data, 120, &id[..8]);
+        // LBADS of the only format.
+        put(
+            &mut data,
+            130,
+            &namespace.block_size.shift().to_le_bytes()[..1],
+        );
+        data
+    }
+}
+
+/// What a log page is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Logs<'a> {
+    /// Errors with commands or doorbells: the newest first, 64 bytes each.
+    pub errors: &'a [[u8; 64]],
+    /// Errors there were.
+    pub error_count: u64,
+    /// Numbers.
+    pub counters: &'a Counters,
+}
+
+/// Entries of the error log (ELPE is zero-based zero: one).
+pub const ERROR_ENTRIES: usize = 1;
+
+impl Logs<'_> {
+    /// A whole log page.
+    pub fn page(&self, page: u8) -> Result<Vec<u8>, Status> {
+        match page {
+            log_page::ERRORS => {
+                let mut data = self.errors.concat();
+                data.resize(ERROR_ENTRIES * 64, 0);
+                Ok(data)
+            }
+            log_page::SMART => Ok(self.smart()),
+            log_page::FIRMWARE => {
+                let mut data = vec![0; 512];
+                // Slot 1 is active.
+                put(&mut data, 0, &[1]);
+                put_text(&mut data, 8, 8, env!("CARGO_PKG_VERSION"));
+                Ok(data)
+            }
+            log_page::CHANGED_NAMESPACES => Ok(vec![0; 4096]),
+            log_page::EFFECTS => Ok(Self::effects()),
+            _ => Err(Status::INVALID_LOG_PAGE),
+        }
+    }
+
+    /// Figure 196.
+    fn smart(&self) -> Vec<u8> {
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let c = self.counters;
+        let mut data = vec![0; 512];
+        put(&mut data, 1, &TEMPERATURE.to_le_bytes());
+        // Available spare and its threshold, percent.
+        put(&mut data, 3, &[100, 10]);
+        // Thousands of 512 bytes.
+        let units = |bytes: u64| bytes.div_ceil(512_000);
+        let numbers = [
+            units(load(&c.read_bytes)),
+            units(load(&c.written_bytes)),
+            load(&c.reads),
+            load(&c.writes),
+        ];
+        for (at, number) in (32..).step_by(16).zip(numbers) {
+            put(&mut data, at, &number.to_le_bytes());
+        }
+        put(&mut data, 176, &self.error_count.to_le_bytes());
+        data
+    }
+
+    /// Figure 202: supported; of those, what changes blocks.
+    fn effects() -> Vec<u8> {
+        let mut data = vec![0; 4096];
+        for opcode in [
+            0x00, 0x01, 0x02, 0x04, 0x05, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x7c,
+        ] {
+            put(&mut data, opcode * 4, &[1]);
+        }
+        for (opcode, effect) in [
+            (0x00, 1),
+            (0x01, 3),
+            (0x02, 1),
+            (0x05, 1),
+            (0x08, 3),
+            (0x09, 3),
+        ] {
+            put(&mut data, 1024 + opcode * 4, &[effect]);
+        }
+        data
+    }
+}

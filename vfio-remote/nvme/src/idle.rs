@@ -1,0 +1,176 @@
+//! How a controller's worker waits for the next command.
+//!
+//! After the last command it polls, giving way; then it naps, with a look at the doorbells between
+//! two naps; then it sleeps until somebody rings. A nap costs two switches and lets others have
+//! the CPU in the meantime, a doorbell that has to be rung costs a trap and messages between
+//! processes: so it naps for several times as long as the driver usually takes from one command to
+//! the next.
+
+use std::time::{Duration, Instant};
+
+/// Polling without a nap while nobody else wants the CPU.
+const SPIN: Duration = Duration::from_micros(30);
+/// A `sched_yield` that took longer than this: somebody else had the CPU.
+const YIELD_TAKEN: Duration = Duration::from_micros(4);
+/// Polls between two looks at the clock.
+const POLLS_BETWEEN_LOOKS: u32 = 16;
+/// Turns without a spin after somebody else had the CPU: at first, and at most.
+const FIRST_TRUST: u32 = 16;
+const LAST_TRUST: u32 = 1024;
+/// The first nap.
+const NAP: Duration = Duration::from_micros(15);
+/// A nap while doorbells ring.
+const LONGEST_NAP: Duration = Duration::from_micros(100);
+/// Napping, at least and at most, before sleeping.
+const FIRST_PATIENCE: Duration = Duration::from_micros(400);
+const LAST_PATIENCE: Duration = Duration::from_millis(4);
+/// Naps there have to be before sleeping: time passes, too, while others have the CPU.
+const FEWEST_NAPS: u32 = 4;
+/// Naps while doorbells do not ring: after some milliseconds, after two seconds.
+const SHARED_NAP: Duration = Duration::from_millis(1);
+const SHARED_IDLE_NAP: Duration = Duration::from_millis(10);
+const SHARED_IDLE: Duration = Duration::from_secs(2);
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// Look again.
+    Look,
+    /// Wait for so long at most, or a notice.
+    Nap(Duration),
+    /// Arrange for being woken, look again, and wait.
+    Sleep,
+}
+
+/// Decides how to wait.
+#[derive(Debug)]
+pub struct Idle {
+    /// Whether doorbells ring.
+    rings: bool,
+    since: Option<Instant>,
+    polls: u32,
+    naps: u32,
+    /// Turns to go before spinning is tried again.
+    contended: u32,
+    trust: u32,
+    /// Average time without work between two commands, where it is short.
+    gap: Duration,
+}
+
+impl Idle {
+    /// For doorbells that ring, or do not.
+    pub fn new(rings: bool) -> Self {
+        Self {
+            rings,
+            since: None,
+            polls: 0,
+            naps: 0,
+            contended: 0,
+            trust: FIRST_TRUST,
+            gap: Duration::ZERO,
+        }
+    }
+
+    /// There was work.
+    pub fn worked(&mut self) {
+        if let Some(since) = self.since.take() {
+            let gap = since.elapsed().min(2 * LAST_PATIENCE);
+            self.gap = (self.gap * 7 + gap) / 8;
+            self.contended = self.contended.saturating_sub(1);
+        }
+        self.polls = 0;
+        self.naps = 0;
+    }
+
+    /// Time to nap before sleeping: four times the usual gap. Where gaps are so long that this
+    /// cannot bridge them, napping is in vain.
+    fn patience(&self) -> Duration {
+        if self.gap > LAST_PATIENCE {
+            FIRST_PATIENCE
+        } else {
+            (4 * self.gap).clamp(FIRST_PATIENCE, LAST_PATIENCE)
+        }
+    }
+
+    /// There was none; says what to do. Has given way if that is to look again.
+    pub fn idle(&mut self) -> Rest {
+        self.polls += 1;
+        if self.since.is_some() && !self.polls.is_multiple_of(POLLS_BETWEEN_LOOKS) {
+            std::hint::spin_loop();
+            return Rest::Look;
+        }
+        let now = Instant::now();
+        let waited = now - *self.since.get_or_insert(now);
+        if self.contended == 0 && waited < SPIN {
+            std::thread::yield_now();
+            if now.elapsed() > YIELD_TAKEN {
+                self.contended = self.trust;
+                self.trust = (self.trust * 2).min(LAST_TRUST);
+            } else if waited > SPIN / 2 {
+                self.trust = FIRST_TRUST;
+            }
+            return Rest::Look;
+        }
+        self.polls = POLLS_BETWEEN_LOOKS - 1;
+        let nap = (waited / 4).max(NAP);
+        if !self.rings {
+            let longest = if waited < SHARED_IDLE {
+                SHARED_NAP
+            } else {
+                SHARED_IDLE_NAP
+            };
+            return Rest::Nap(nap.min(longest));
+        }
+        self.naps += 1;
+        if waited < self.patience() || self.naps <= FEWEST_NAPS {
+            Rest::Nap(nap.min(LONGEST_NAP))
+        } else {
+            Rest::Sleep
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_doorbells_that_ring_it_sleeps_in_the_end() {
+        let mut idle = Idle::new(true);
+        let mut naps = 0;
+        loop {
+            match idle.idle() {
+                Rest::Look => (),
+                Rest::Nap(nap) => {
+                    assert!(nap <= LONGEST_NAP);
+                    naps += 1;
+                    std::thread::sleep(nap);
+                }
+                Rest::Sleep => break,
+            }
+        }
+        assert!(naps >= FEWEST_NAPS);
+    }
+
+    #[test]
+    fn with_doorbells_that_do_not_it_naps_for_longer_and_longer() {
+        let mut idle = Idle::new(false);
+        idle.since = Instant::now().checked_sub(Duration::from_millis(1));
+        idle.polls = POLLS_BETWEEN_LOOKS - 1;
+        assert!(matches!(idle.idle(), Rest::Nap(nap) if nap >= Duration::from_micros(250)));
+        idle.since = Instant::now().checked_sub(Duration::from_secs(1));
+        assert_eq!(idle.idle(), Rest::Nap(SHARED_NAP));
+        idle.since = Instant::now().checked_sub(Duration::from_secs(3));
+        assert_eq!(idle.idle(), Rest::Nap(SHARED_IDLE_NAP));
+    }
+
+    #[test]
+    fn patience_follows_the_gaps() {
+        let mut idle = Idle::new(true);
+        assert_eq!(idle.patience(), FIRST_PATIENCE);
+        idle.gap = Duration::from_micros(500);
+        assert_eq!(idle.patience(), Duration::from_millis(2));
+        idle.gap = Duration::from_millis(7);
+        assert_eq!(idle.patience(), FIRST_PATIENCE);
+    }
+}

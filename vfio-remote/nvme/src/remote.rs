@@ -1,0 +1,231 @@
+//! Memory that is reached by messages: what touches it blocks for as long as its owner takes, and
+//! is therefore done by a thread of its own, in order.
+
+use crate::bits::{Cqe, Sqe, Status};
+use crate::data::{DataPointer, Unreachable, WalkError, gather, scatter};
+use crate::shared::{Notice, Shared};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use zerocopy::IntoBytes as _;
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Job {
+    /// Read entries of a submission queue.
+    Fetch {
+        /// Queue.
+        sq: u16,
+        /// Address of the first.
+        address: u64,
+        /// How many.
+        count: u32,
+    },
+    /// Write an entry of a completion queue, then interrupt.
+    Post {
+        /// Queue.
+        cq: u16,
+        /// Address.
+        address: u64,
+        /// Entry.
+        cqe: Cqe,
+        /// Vector, where it interrupts.
+        vector: Option<u16>,
+    },
+    /// Read a command's data.
+    Gather {
+        /// Its request.
+        slot: usize,
+        /// Where from.
+        pointer: DataPointer,
+        /// Bytes.
+        length: usize,
+    },
+    /// Write a command's data.
+    Scatter {
+        /// Its request.
+        slot: usize,
+        /// Where to.
+        pointer: DataPointer,
+        /// What.
+        data: Vec<u8>,
+    },
+}
+
+/// What has been done.
+#[derive(Debug)]
+pub enum Done {
+    /// Entries of a submission queue.
+    Fetched {
+        /// Queue.
+        sq: u16,
+        /// The entries.
+        entries: Result<Vec<Sqe>, Unreachable>,
+    },
+    /// An entry of a completion queue was written.
+    Posted {
+        /// Queue.
+        cq: u16,
+        /// How that went.
+        result: Result<(), Unreachable>,
+    },
+    /// A command's data was read.
+    Gathered {
+        /// Its request.
+        slot: usize,
+        /// The data.
+        data: Result<Vec<u8>, Status>,
+    },
+    /// A command's data was written.
+    Scattered {
+        /// Its request.
+        slot: usize,
+        /// How that went.
+        result: Result<(), Status>,
+    },
+}
+
+/// The thread, from its controller.
+#[derive(Debug)]
+pub struct Remote {
+    jobs: Option<Sender<Job>>,
+    done: Receiver<Done>,
+    thread: Option<JoinHandle<()>>,
+    under_way: usize,
+}
+
+impl Remote {
+    /// Starts it.
+    pub fn start(shared: Arc<Shared>) -> std::io::Result<Self> {
+        let (jobs, received) = channel();
+        let (reply, done) = channel();
+        let thread = std::thread::Builder::new()
+            .name("nvme-remote".into())
+            .spawn(move || {
+                for job in received {
+                    let finished = perform(&shared, job);
+                    if reply.send(finished).is_err() {
+                        return;
+                    }
+                    shared.notify(Notice::Remote);
+                }
+            })?;
+        Ok(Self {
+            jobs: Some(jobs),
+            done,
+            thread: Some(thread),
+            under_way: 0,
+        })
+    }
+
+    /// Has something done.
+    pub fn submit(&mut self, job: Job) {
+        if let Some(jobs) = &self.jobs
+            && jobs.send(job).is_ok()
+        {
+            self.under_way += 1;
+        }
+    }
+
+    /// Takes something that has been done.
+    pub fn next(&mut self) -> Option<Done> {
+        let done = self.done.try_recv().ok()?;
+        self.under_way -= 1;
+        Some(done)
+    }
+
+    /// Whether nothing is to be done.
+    pub fn is_idle(&self) -> bool {
+        self.under_way == 0
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("The thread for remote memory has panicked");
+        }
+    }
+}
+
+fn status(error: WalkError) -> Status {
+    match error {
+        WalkError::Status(status) => status,
+        WalkError::Unreachable => Status::DATA_TRANSFER_ERROR,
+    }
+}
+
+fn perform(shared: &Shared, job: Job) -> Done {
+    let memory = &*shared.dma;
+    let segments = |pointer: DataPointer, length: usize| {
+        let mut segments = Vec::new();
+        let length = u64::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
+        pointer
+            .walk(length, memory, &mut segments)
+            .map_err(status)
+            .map(|()| segments)
+    };
+    match job {
+        Job::Fetch { sq, address, count } => {
+            let count = usize::try_from(count).unwrap_or(0);
+            let mut entries = vec![Sqe::default(); count];
+            let read = memory.read(address, entries.as_mut_slice().as_mut_bytes());
+            let entries = match read {
+                Ok(()) => Ok(entries),
+                Err(e) => {
+                    log::warn!("Submission queue {sq} cannot be read: {e}");
+                    Err(Unreachable)
+                }
+            };
+            Done::Fetched { sq, entries }
+        }
+        Job::Post {
+            cq,
+            address,
+            cqe,
+            vector,
+        } => {
+            // The phase must not be seen before the rest: the last four bytes go last.
+            let (first, last) = cqe.as_bytes().split_at(12);
+            let written = memory
+                .write(address, first)
+                .and_then(|()| memory.write(address.wrapping_add(12), last));
+            if let (Ok(()), Some(vector)) = (&written, vector)
+                && !shared.interrupts.by_pin()
+            {
+                shared.interrupts.raise(vector);
+            }
+            let result = written.map_err(|e| {
+                log::warn!("Completion queue {cq} cannot be written: {e}");
+                Unreachable
+            });
+            Done::Posted { cq, result }
+        }
+        Job::Gather {
+            slot,
+            pointer,
+            length,
+        } => {
+            let data = segments(pointer, length).and_then(|segments| {
+                let mut data = vec![0; length];
+                gather(memory, &segments, &mut data)
+                    .map(|()| data)
+                    .map_err(|Unreachable| Status::DATA_TRANSFER_ERROR)
+            });
+            Done::Gathered { slot, data }
+        }
+        Job::Scatter {
+            slot,
+            pointer,
+            data,
+        } => {
+            let result = segments(pointer, data.len()).and_then(|segments| {
+                scatter(memory, &segments, &data).map_err(|Unreachable| Status::DATA_TRANSFER_ERROR)
+            });
+            Done::Scattered { slot, result }
+        }
+    }
+}

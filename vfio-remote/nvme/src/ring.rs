@@ -1,0 +1,243 @@
+//! The `io_uring` of a controller: transfers, and the one place where its worker waits.
+
+use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode, squeue};
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
+use std::time::Duration;
+
+/// Submissions between two system calls.
+const ENTRIES: u32 = 256;
+/// Completions that the kernel can have ready: twice what can be in flight.
+const COMPLETIONS: u32 = 4096;
+/// Marks completions of the kick.
+const KICK: u64 = u64::MAX;
+
+/// What has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The eventfd was written.
+    Kick,
+    /// An operation has ended.
+    Done {
+        /// Its request.
+        slot: usize,
+        /// Its result: negative for an error number.
+        result: i32,
+    },
+}
+
+/// How blocks are given back or zeroed (`fallocate(2)`), by preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallocate {
+    /// Zeroed where they are.
+    ZeroRange,
+    /// Given back; they read as zeroes.
+    PunchHole,
+}
+
+impl Fallocate {
+    pub(crate) fn mode(self) -> i32 {
+        libc::FALLOC_FL_KEEP_SIZE
+            | match self {
+                Self::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
+                Self::PunchHole => libc::FALLOC_FL_PUNCH_HOLE,
+            }
+    }
+}
+
+/// An `io_uring`, used by one thread.
+pub struct Ring {
+    ring: IoUring,
+    kick: RawFd,
+    /// Submissions that the kernel has not been told of.
+    queued: usize,
+    kick_is_armed: bool,
+}
+
+impl Ring {
+    /// A ring for the calling thread over these files (-1 for none), woken by `kick`, an eventfd
+    /// that outlives it.
+    pub fn new(files: &[RawFd], kick: BorrowedFd<'_>) -> io::Result<Self> {
+        let mut builder = IoUring::builder();
+        builder.setup_cqsize(COMPLETIONS).setup_clamp();
+        let ring = builder
+            .clone()
+            .setup_single_issuer()
+            .setup_coop_taskrun()
+            .setup_taskrun_flag()
+            .build(ENTRIES)
+            // Before Linux 6.0.
+            .or_else(|_| builder.build(ENTRIES))?;
+        ring.submitter().register_files(files)?;
+        let mut ring = Self {
+            ring,
+            kick: kick.as_raw_fd(),
+            queued: 0,
+            kick_is_armed: false,
+        };
+        ring.arm_kick()?;
+        Ok(ring)
+    }
+
+    fn arm_kick(&mut self) -> io::Result<()> {
+        let events = u32::try_from(libc::POLLIN).map_err(io::Error::other)?;
+        let entry = opcode::PollAdd::new(Fd(self.kick), events)
+            .multi(true)
+            .build();
+        // SAFETY: it refers to no memory.
+        unsafe { self.push(entry, KICK) }?;
+        self.kick_is_armed = true;
+        Ok(())
+    }
+
+    /// # Safety
+    /// What the entry refers to lives until its completion has been taken.
+    unsafe fn push(&mut self, entry: squeue::Entry, user_data: u64) -> io::Result<()> {
+        let entry = entry.user_data(user_data);
+        if self.ring.submission().is_full() {
+            self.submit()?;
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
+        self.queued += 1;
+        Ok(())
+    }
+
+    fn slot(slot: usize) -> u64 {
+        u64::try_from(slot).unwrap_or(KICK - 1)
+    }
+
+    /// Reads or writes a file at `offset`.
+    ///
+    /// # Safety
+    /// The vectors and the memory that they name live until the completion has been taken.
+    pub unsafe fn transfer(
+        &mut self,
+        file: u32,
+        write: Option<Durable>,
+        iovecs: &[libc::iovec],
+        offset: u64,
+        slot: usize,
+    ) -> io::Result<()> {
+        let flags = match write {
+            Some(Durable(true)) => libc::RWF_DSYNC,
+            _ => 0,
+        };
+        let count = u32::try_from(iovecs.len()).map_err(io::Error::other)?;
+        let single = match iovecs {
+            [one] => u32::try_from(one.iov_len).ok().map(|n| (one.iov_base, n)),
+            _ => None,
+        };
+        let entry = match (single, write.is_some()) {
+            (Some((base, length)), false) => opcode::Read::new(Fixed(file), base.cast(), length)
+                .offset(offset)
+                .build(),
+            (Some((base, length)), true) => opcode::Write::new(Fixed(file), base.cast(), length)
+                .offset(offset)
+                .rw_flags(flags)
+                .build(),
+            (None, false) => opcode::Readv::new(Fixed(file), iovecs.as_ptr(), count)
+                .offset(offset)
+                .build(),
+            (None, true) => opcode::Writev::new(Fixed(file), iovecs.as_ptr(), count)
+                .offset(offset)
+                .rw_flags(flags)
+                .build(),
+        };
+        // SAFETY: as the caller promises.
+        unsafe { self.push(entry, Self::slot(slot)) }
+    }
+
+    /// Makes what was written to a file durable.
+    pub fn sync(&mut self, file: u32, slot: usize) -> io::Result<()> {
+        let entry = opcode::Fsync::new(Fixed(file))
+            .flags(FsyncFlags::DATASYNC)
+            .build();
+        // SAFETY: it refers to no memory.
+        unsafe { self.push(entry, Self::slot(slot)) }
+    }
+
+    /// Zeroes or gives back bytes of a file.
+    pub fn fallocate(
+        &mut self,
+        file: u32,
+        how: Fallocate,
+        offset: u64,
+        length: u64,
+        slot: usize,
+    ) -> io::Result<()> {
+        let entry = opcode::Fallocate::new(Fixed(file), length)
+            .offset(offset)
+            .mode(how.mode())
+            .build();
+        // SAFETY: it refers to no memory.
+        unsafe { self.push(entry, Self::slot(slot)) }
+    }
+
+    /// Tells the kernel of what was queued, if anything was, and lets it tell of what has ended.
+    pub fn submit(&mut self) -> io::Result<()> {
+        if self.queued == 0 && !self.ring.submission().taskrun() {
+            return Ok(());
+        }
+        match self.ring.submit() {
+            Ok(_) => {
+                self.queued = 0;
+                Ok(())
+            }
+            // Completions have to be taken, or memory is short: again in the next turn.
+            Err(e) if is_temporary(&e) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Waits for an event, for at most `limit`.
+    pub fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        if !self.kick_is_armed {
+            self.arm_kick()?;
+        }
+        let result = match limit {
+            None => self.ring.submit_and_wait(1),
+            Some(limit) => {
+                let time = Timespec::new()
+                    .sec(limit.as_secs())
+                    .nsec(limit.subsec_nanos());
+                let args = SubmitArgs::new().timespec(&time);
+                self.ring.submitter().submit_with_args(1, &args)
+            }
+        };
+        match result {
+            Ok(_) => (),
+            // Submissions come before the wait.
+            Err(e) if e.raw_os_error() == Some(libc::ETIME) => (),
+            Err(e) if is_temporary(&e) => return Ok(()),
+            Err(e) => return Err(e),
+        }
+        self.queued = 0;
+        Ok(())
+    }
+
+    /// Takes an event.
+    pub fn next(&mut self) -> Option<Event> {
+        let entry = self.ring.completion().next()?;
+        if entry.user_data() == KICK {
+            self.kick_is_armed = cqueue::more(entry.flags());
+            return Some(Event::Kick);
+        }
+        Some(Event::Done {
+            slot: usize::try_from(entry.user_data()).unwrap_or(usize::MAX),
+            result: entry.result(),
+        })
+    }
+}
+
+/// Whether a write is to be durable when it is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Durable(pub bool);
+
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)
+    )
+}

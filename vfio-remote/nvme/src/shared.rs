@@ -1,0 +1,167 @@
+//! What the users of a function and its worker share.
+
+use crate::counters::{Counters, count};
+use crate::doorbells::DoorbellPage;
+use crate::interrupts::Interrupts;
+use crate::registers::Registers;
+use farlane_pci::DmaSpace;
+use rustix::event::EventfdFlags;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// What the worker is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Notice {
+    /// To look at the registers.
+    Control = 1,
+    /// To look at the pin.
+    Pin = 1 << 1,
+    /// Something about remote memory is done.
+    Remote = 1 << 2,
+    /// To end.
+    Stop = 1 << 3,
+    /// A doorbell was written of a queue that there cannot be.
+    BadDoorbell = 1 << 4,
+}
+
+/// Shared by the function's users, its worker and the thread for remote memory.
+#[derive(Debug)]
+pub struct Shared {
+    registers: Mutex<Registers>,
+    /// The worker has seen a reset through, or has ended.
+    settled: Condvar,
+    ended: AtomicBool,
+    /// The doorbells.
+    pub doorbells: DoorbellPage,
+    /// Memory.
+    pub dma: Arc<DmaSpace>,
+    /// Interrupts.
+    pub interrupts: Interrupts,
+    /// Numbers.
+    pub counters: Arc<Counters>,
+    notices: AtomicU32,
+    /// The worker waits, or is about to, and has to be woken.
+    asleep: AtomicBool,
+    /// Wakes it.
+    pub kick: OwnedFd,
+}
+
+impl Shared {
+    /// As after a reset.
+    pub fn new(
+        doorbells: DoorbellPage,
+        vectors: u16,
+        counters: Arc<Counters>,
+    ) -> std::io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self {
+            registers: Mutex::default(),
+            settled: Condvar::new(),
+            ended: AtomicBool::new(false),
+            doorbells,
+            dma: DmaSpace::new(),
+            interrupts: Interrupts::new(vectors, Arc::clone(&counters)),
+            counters,
+            notices: AtomicU32::new(0),
+            asleep: AtomicBool::new(false),
+            kick: rustix::event::eventfd(0, flags)?,
+        })
+    }
+
+    /// The registers; held for a moment only.
+    pub fn registers(&self) -> MutexGuard<'_, Registers> {
+        self.registers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the worker something.
+    pub fn notify(&self, notice: Notice) {
+        self.notices.fetch_or(notice as u32, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Wakes the worker if it waits. What it is to see has been stored before.
+    pub fn wake(&self) {
+        // Pairs with the one in `prepare_sleep`: either this sees that the worker sleeps, or the
+        // worker sees what was stored.
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) {
+            // A full counter has woken it already.
+            while rustix::io::write(&self.kick, &1_u64.to_ne_bytes())
+                == Err(rustix::io::Errno::INTR)
+            {}
+        }
+    }
+
+    /// The worker is going to wait. It has to look once more after this.
+    pub fn prepare_sleep(&self) {
+        self.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The worker no longer waits.
+    pub fn woke(&self) {
+        self.asleep.store(false, Ordering::Relaxed);
+        count(&self.counters.wakes, 1);
+    }
+
+    /// Whether there are notices.
+    pub fn has_notices(&self) -> bool {
+        self.notices.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes all notices.
+    pub fn take_notices(&self) -> Notices {
+        if self.has_notices() {
+            Notices(self.notices.swap(0, Ordering::SeqCst))
+        } else {
+            Notices(0)
+        }
+    }
+
+    /// The worker has seen a reset through.
+    pub fn settle(&self) {
+        self.settled.notify_all();
+    }
+
+    /// The worker has ended.
+    pub fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        let _registers = self.registers();
+        self.settled.notify_all();
+    }
+
+    /// Resets the registers and waits until the worker has seen that through.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn reset(&self) -> std::io::Result<()> {
+        let mut registers = self.registers();
+        registers.reset();
+        self.notify(Notice::Control);
+        while registers.is_resetting() {
+            if self.ended.load(Ordering::SeqCst) {
+                return Err(std::io::Error::other("The worker has ended"));
+            }
+            registers = self
+                .settled
+                .wait(registers)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+}
+
+/// Some notices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notices(u32);
+
+impl Notices {
+    /// Whether this is among them.
+    pub fn has(self, notice: Notice) -> bool {
+        self.0 & notice as u32 != 0
+    }
+}
