@@ -7,11 +7,13 @@
 //! * [`SharedMemory`]: a region as one contiguous mapping, for rings and queues.
 //! * [`Pool`]: buffers in host memory that a guest maps.
 //! * [`eventfd`]: event descriptors that somebody else has made.
+//! * [`fault`]: mapped files that their owner shrinks.
 //! * [`topology`]: on which NUMA node memory lies.
 
 mod address_space;
 mod copy;
 pub mod eventfd;
+pub mod fault;
 mod mapping;
 mod pool;
 mod process;

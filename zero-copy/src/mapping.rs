@@ -1,5 +1,6 @@
 //! Memory mappings that unmap themselves.
 
+use crate::fault::{self, Covered};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -31,6 +32,8 @@ pub enum MappingError {
 pub struct Mapping {
     base: NonNull<u8>,
     length: usize,
+    // None where there are too many mappings.
+    covered: Option<Covered>,
 }
 
 // SAFETY: a mapping is plain memory without thread affinity. All access goes through raw
@@ -43,8 +46,8 @@ impl Mapping {
     /// Maps `length` bytes from `offset` of `fd`, readable and, if asked, writable.
     ///
     /// # Errors
-    /// Zero length, or what `mmap` says. The file must not shrink while it is mapped; callers
-    /// that take a file from somebody else check that first.
+    /// Zero length, or what `mmap` says. The file must not shrink while it is mapped: see
+    /// [`fault`](crate::fault).
     pub fn new(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -109,7 +112,12 @@ impl Mapping {
         let base = base.map_err(|e| fail(e.into()))?;
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| fail(std::io::ErrorKind::OutOfMemory.into()))?;
-        Ok(Self { base, length })
+        let covered = fault::cover(base.as_ptr().expose_provenance(), length);
+        Ok(Self {
+            base,
+            length,
+            covered,
+        })
     }
 
     /// Lays `length` bytes from `offset` of `fd` over this mapping, from byte `at` on.
@@ -157,6 +165,13 @@ impl Mapping {
         self.length
     }
 
+    /// How many of its pages had gone when they were touched, because somebody shrank the file:
+    /// see [`fault`](crate::fault).
+    #[must_use]
+    pub fn lost_pages(&self) -> u64 {
+        self.covered.as_ref().map_or(0, Covered::lost)
+    }
+
     /// Never: a mapping has at least one byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -166,6 +181,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // First: the range may be somebody else's at once.
+        self.covered = None;
         // SAFETY: the range was mapped by us, and no pointer into it outlives its owner.
         if let Err(e) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) } {
             log::error!("Cannot unmap {:#x} bytes: {e}", self.length);

@@ -40,11 +40,13 @@ impl Lifecycle {
     /// The first thing that a daemon does, before it has a second thread: all threads inherit that
     /// the signals are blocked.
     ///
-    /// Files and sockets that the daemon makes from now on are its user's alone.
+    /// Files and sockets that the daemon makes from now on are its user's alone. A mapped file that
+    /// its owner shrinks ends the daemon no more, see [`farlane_zero_copy::fault`].
     ///
     /// # Errors
-    /// When the signals cannot be blocked.
+    /// When the signals cannot be blocked or handled.
     pub fn begin() -> io::Result<Self> {
+        farlane_zero_copy::fault::install()?;
         rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
         let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sigemptyset initialises the set that the other calls take; SIG_IGN is a valid

@@ -59,7 +59,18 @@ pub fn write_labelled<'a>(
     }
 }
 
-/// Serves `render`'s text on `socket` from a thread of its own.
+/// What every daemon tells of itself.
+fn write_own(out: &mut String) {
+    let lost_pages = Sample {
+        name: "lost_pages",
+        help: "Pages of mapped files that their owner had taken away when they were touched.",
+        value: farlane_zero_copy::fault::lost_pages(),
+    };
+    write_samples(out, "farlane_daemon", [lost_pages]);
+}
+
+/// Serves `render`'s text, and what every daemon tells of itself, on `socket` from a thread of its
+/// own.
 ///
 /// # Errors
 /// When the thread cannot be started.
@@ -71,10 +82,12 @@ pub fn serve(socket: OwnedFd, render: impl Fn() -> String + Send + 'static) -> s
             loop {
                 match listener.accept() {
                     Ok((mut stream, _)) => {
+                        let mut text = render();
+                        write_own(&mut text);
                         // A reader that went away is no trouble.
                         let _ = stream
                             .set_write_timeout(Some(PATIENCE))
-                            .and_then(|()| stream.write_all(render().as_bytes()));
+                            .and_then(|()| stream.write_all(text.as_bytes()));
                     }
                     // Out of descriptors, most likely.
                     Err(_) => std::thread::sleep(PATIENCE),
@@ -136,7 +149,9 @@ mod tests {
             assert_eq!(
                 text,
                 "# HELP farlane_calls All of them.\nfarlane_calls 18446744073709551615\n\
-                 # HELP farlane_bytes All of them.\nfarlane_bytes 3\n"
+                 # HELP farlane_bytes All of them.\nfarlane_bytes 3\n\
+                 # HELP farlane_daemon_lost_pages Pages of mapped files that their owner had taken \
+                 away when they were touched.\nfarlane_daemon_lost_pages 0\n"
             );
         }
     }

@@ -1,0 +1,216 @@
+//! Mapped files that shrink.
+//!
+//! Whoever has given us a file can shrink it while we have it mapped; touching what is gone raises
+//! `SIGBUS`, which ends the process and so cuts off everybody else whom it serves. With
+//! [`install`], the page is replaced by one of zeroes instead: its owner has lost it, and nobody
+//! else notices. System calls that are given such memory fail with `EFAULT`, with or without this.
+//!
+//! Only [`Mapping`](crate::Mapping)s are covered; a fault anywhere else ends the process as ever.
+
+use std::cell::UnsafeCell;
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, Once, PoisonError};
+
+/// Mappings that are covered at a time. Those beyond are as without this.
+const PLACES: usize = 16 * 1024;
+
+/// A mapping, for the handler. `turn` is odd while `start` and `end` are of a live mapping: it
+/// changes before and after them, so that the handler never takes the parts of two for one.
+struct Place {
+    turn: AtomicUsize,
+    start: AtomicUsize,
+    end: AtomicUsize,
+    lost: AtomicU64,
+}
+
+static TABLE: [Place; PLACES] = [const {
+    Place {
+        turn: AtomicUsize::new(0),
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        lost: AtomicU64::new(0),
+    }
+}; PLACES];
+
+/// Places that are free. Never taken by the handler.
+static FREE: Mutex<Free> = Mutex::new(Free {
+    returned: Vec::new(),
+    fresh: 0,
+});
+
+struct Free {
+    returned: Vec<usize>,
+    /// The first that nobody has ever had; the handler looks no further.
+    fresh: usize,
+}
+
+/// Places below this one may be in use.
+static USED: AtomicUsize = AtomicUsize::new(0);
+/// Faults that cost a page.
+static LOST: AtomicU64 = AtomicU64::new(0);
+static INSTALLED: AtomicBool = AtomicBool::new(false);
+static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::uninit()));
+
+/// What handled `SIGBUS` before.
+struct Previous(UnsafeCell<MaybeUninit<libc::sigaction>>);
+
+// SAFETY: written once, before `INSTALLED` is set; read only after that was seen.
+unsafe impl Sync for Previous {}
+
+/// A covered mapping's place in the table.
+#[derive(Debug)]
+pub(crate) struct Covered(usize);
+
+/// Covers `length` bytes at `start`, which are mapped, until the place is dropped. None where there
+/// are too many.
+pub(crate) fn cover(start: usize, length: usize) -> Option<Covered> {
+    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    let index = match free.returned.pop() {
+        Some(index) => index,
+        None if free.fresh < PLACES => {
+            free.fresh += 1;
+            USED.store(free.fresh, Ordering::Release);
+            free.fresh - 1
+        }
+        None => return None,
+    };
+    drop(free);
+    let place = &TABLE[index];
+    place.lost.store(0, Ordering::Relaxed);
+    place.start.store(start, Ordering::Relaxed);
+    place
+        .end
+        .store(start.saturating_add(length), Ordering::Relaxed);
+    place.turn.fetch_add(1, Ordering::Release);
+    Some(Covered(index))
+}
+
+impl Covered {
+    /// Faults that cost this mapping a page.
+    pub(crate) fn lost(&self) -> u64 {
+        TABLE[self.0].lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Covered {
+    fn drop(&mut self) {
+        TABLE[self.0].turn.fetch_add(1, Ordering::Release);
+        // Before another one writes what the handler may be about to compare.
+        fence(Ordering::SeqCst);
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        free.returned.push(self.0);
+    }
+}
+
+/// How many pages of mapped files had gone when they were touched.
+#[must_use]
+pub fn lost_pages() -> u64 {
+    LOST.load(Ordering::Relaxed)
+}
+
+/// From now on a mapped file that shrinks ends this process no more. Once is enough.
+///
+/// # Errors
+/// The system refuses.
+pub fn install() -> io::Result<()> {
+    static ONCE: Once = Once::new();
+    let mut result = Ok(());
+    ONCE.call_once(|| result = install_once());
+    result
+}
+
+fn install_once() -> io::Result<()> {
+    let mut previous = MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: `sigaction` is plain data for which zeroes are valid; the handler has the signature
+    // that SA_SIGINFO asks for, and calls only what may be called in one.
+    let rc = unsafe {
+        let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        action.sa_sigaction = handle as *const () as usize;
+        // On the stack that the thread has for that, if any: its own may be what has run out.
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigemptyset(&raw mut action.sa_mask);
+        // First, for the handler may be called as soon as it is there.
+        if libc::sigaction(libc::SIGBUS, ptr::null(), previous.as_mut_ptr()) == 0 {
+            *PREVIOUS.0.get() = previous;
+            INSTALLED.store(true, Ordering::Release);
+            libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut())
+        } else {
+            -1
+        }
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Runs in a signal handler: no locks, no allocation, no `errno`.
+extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid `siginfo_t`. A fault's has an address.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
+    if code == libc::BUS_ADRERR && replace(address) {
+        return;
+    }
+    // Somebody has sent it: there will be no second fault.
+    let sent = code <= 0;
+    // SAFETY: `PREVIOUS` was written before `INSTALLED` was set, and never again; zeroes are a valid
+    // action, the default one. Without errors for a valid action of a valid signal, so that `errno`
+    // is left alone.
+    unsafe {
+        let default: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        let previous = if INSTALLED.load(Ordering::Acquire) && !sent {
+            (*PREVIOUS.0.get()).as_ptr()
+        } else {
+            &raw const default
+        };
+        libc::sigaction(signal, previous, ptr::null_mut());
+    }
+    if sent {
+        let pid = rustix::process::getpid();
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::BUS);
+    }
+}
+
+/// Puts zeroes where a covered mapping has lost its page. Says whether there is one.
+fn replace(address: usize) -> bool {
+    let used = USED.load(Ordering::Acquire).min(PLACES);
+    for place in &TABLE[..used] {
+        let turn = place.turn.load(Ordering::Acquire);
+        let start = place.start.load(Ordering::Relaxed);
+        let end = place.end.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let live = turn % 2 == 1 && place.turn.load(Ordering::Relaxed) == turn;
+        if live && (start..end).contains(&address) {
+            place.lost.fetch_add(1, Ordering::Relaxed);
+            LOST.fetch_add(1, Ordering::Relaxed);
+            let page = address & !(PAGE - 1);
+            // A page; or all of it: where pages are huge, or where the kernel will not have more
+            // pieces.
+            return put_zeroes(page, PAGE.min(end - page)) || put_zeroes(start, end - start);
+        }
+    }
+    false
+}
+
+/// What a mapping is made of, but for huge pages.
+const PAGE: usize = 4096;
+
+fn put_zeroes(start: usize, length: usize) -> bool {
+    // SAFETY: [start, start + length) is of a mapping that lives, since a thread is touching it,
+    // and whose users make no references to its bytes: others write them at any time. rustix makes
+    // the system call itself.
+    let zeroes = unsafe {
+        rustix::mm::mmap_anonymous(
+            ptr::with_exposed_provenance_mut(start),
+            length,
+            rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+            rustix::mm::MapFlags::PRIVATE
+                | rustix::mm::MapFlags::FIXED
+                | rustix::mm::MapFlags::NORESERVE,
+        )
+    };
+    zeroes.is_ok()
+}
