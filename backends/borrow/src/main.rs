@@ -22,6 +22,8 @@ const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_connect,
     libc::SYS_ioctl,
     libc::SYS_eventfd2,
+    // What kind of file a VM's memory is.
+    libc::SYS_fstatfs,
 ];
 
 fn main() -> ExitCode {

@@ -177,12 +177,12 @@ fn conditional() -> Result<Rules, seccompiler::BackendError> {
             thread,
         )?])?],
     );
-    // Names of threads and of mappings.
-    let names = [libc::PR_SET_NAME, libc::PR_SET_VMA];
-    let names = names.iter().filter_map(|&n| u64::try_from(n).ok());
+    // Names of threads and of mappings, and how punctually a thread wakes.
+    let options = [libc::PR_SET_NAME, libc::PR_SET_VMA, libc::PR_SET_TIMERSLACK];
+    let options = options.iter().filter_map(|&n| u64::try_from(n).ok());
     rules.insert(
         libc::SYS_prctl,
-        names
+        options
             .map(|n| SeccompRule::new(vec![condition(0, n)?]))
             .collect::<Result<_, _>>()?,
     );

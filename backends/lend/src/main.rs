@@ -19,9 +19,16 @@ const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_io_uring_register,
     libc::SYS_pread64,
     libc::SYS_pwrite64,
+    libc::SYS_preadv,
+    libc::SYS_pwritev,
+    libc::SYS_preadv2,
+    libc::SYS_pwritev2,
+    libc::SYS_fdatasync,
     libc::SYS_ioctl,
     libc::SYS_eventfd2,
     libc::SYS_socketpair,
+    // What kind of file a window or a borrower's memory is.
+    libc::SYS_fstatfs,
 ];
 
 fn main() -> ExitCode {
