@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Debug)]
 pub struct DoorbellPage(SharedMemory);
 
-/// Memory for a page of doorbells, which cannot shrink under whoever maps it.
-pub fn new_file() -> std::io::Result<OwnedFd> {
+/// Memory for a page of doorbells at `offset`, which cannot shrink under whoever maps it.
+pub fn new_file(offset: u64) -> std::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("farlane-doorbells", flags)?;
-    rustix::fs::ftruncate(&file, PAGE)?;
+    rustix::fs::ftruncate(&file, offset + PAGE)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals)?;
     Ok(file)

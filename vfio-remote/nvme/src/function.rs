@@ -17,6 +17,9 @@ use std::thread::JoinHandle;
 /// Bytes of an entry of the MSI-X table (PCI 3.0, 6.8.2.6).
 const MSIX_ENTRY_BYTES: usize = 16;
 
+/// Bytes of configuration space of a PCI Express function.
+const CONFIG_BYTES: u64 = 4096;
+
 /// An NVMe controller in use.
 #[derive(Debug)]
 pub struct NvmeFunction {
@@ -24,6 +27,9 @@ pub struct NvmeFunction {
     worker: Option<JoinHandle<()>>,
     /// The MSI-X table, which nobody looks at: who virtualises interrupts keeps his own.
     table: Mutex<Vec<u8>>,
+    /// Configuration space after a reset. What of it whoever uses the function does not virtualise
+    /// never changes.
+    config: Vec<u8>,
     io_queues: u16,
     /// Goes last.
     _lease: Lease,
@@ -39,10 +45,12 @@ impl Drop for Ended {
 }
 
 impl NvmeFunction {
-    /// Starts the worker. `rings` says whether doorbells arrive as messages.
+    /// Starts the worker. `rings` says whether doorbells arrive as messages, `config` is the
+    /// configuration space.
     pub(crate) fn start(
         doorbells: DoorbellPage,
         rings: bool,
+        config: Vec<u8>,
         identity: Arc<Identity>,
         counters: Arc<Counters>,
         lease: Lease,
@@ -66,6 +74,7 @@ impl NvmeFunction {
             shared,
             worker: Some(worker),
             table: Mutex::new(table),
+            config,
             io_queues: vectors - 1,
             _lease: lease,
         };
@@ -77,10 +86,15 @@ impl NvmeFunction {
     }
 
     fn check(region: Region, offset: u64, length: usize) -> Result<(), AccessError> {
+        let bytes = match region {
+            Region::Bar0 => BAR_BYTES,
+            Region::Config => CONFIG_BYTES,
+            _ => 0,
+        };
         let end = u64::try_from(length)
             .ok()
             .and_then(|length| offset.checked_add(length));
-        if region == Region::Bar0 && end.is_some_and(|end| end <= BAR_BYTES) {
+        if end.is_some_and(|end| end <= bytes) {
             return Ok(());
         }
         Err(AccessError::Region {
@@ -135,6 +149,10 @@ fn copy_from(from: &[u8], offset: u64, data: &mut [u8]) {
 impl Function for NvmeFunction {
     fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
         Self::check(region, offset, data.len())?;
+        if region == Region::Config {
+            copy_from(&self.config, offset, data);
+            return Ok(());
+        }
         match offset / PAGE * PAGE {
             0 => self.shared.registers().read(offset, data),
             MSIX_TABLE => {
@@ -153,6 +171,10 @@ impl Function for NvmeFunction {
 
     fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), AccessError> {
         Self::check(region, offset, data.len())?;
+        if region == Region::Config {
+            // Nothing that a write would change has a meaning without a bus of its own.
+            return Ok(());
+        }
         match offset / PAGE * PAGE {
             0 => {
                 let effect = self.shared.registers().write(offset, data);

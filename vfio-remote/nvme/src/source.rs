@@ -95,8 +95,10 @@ impl Source for NvmeSource {
                     offset: DOORBELLS,
                     size: PAGE,
                 },
-                file: Arc::new(doorbells::new_file().map_err(failed("make doorbells"))?),
-                file_offset: 0,
+                // Where they are in the BAR they are in the file: vfio-user has one offset for
+                // all areas of a region.
+                file: Arc::new(doorbells::new_file(DOORBELLS).map_err(failed("make doorbells"))?),
+                file_offset: DOORBELLS,
             }],
         };
         Ok(Attachment { areas })
@@ -110,12 +112,13 @@ impl Source for NvmeSource {
         let shared = attachment.areas.iter().find(is_doorbells);
         let page = match shared {
             Some(area) => DoorbellPage::new(&area.file, area.file_offset),
-            None => doorbells::new_file().and_then(|file| DoorbellPage::new(&file, 0)),
+            None => doorbells::new_file(0).and_then(|file| DoorbellPage::new(&file, 0)),
         }
         .map_err(failed("map the doorbells"))?;
         let function = NvmeFunction::start(
             page,
             shared.is_none(),
+            self.description.config.clone(),
             Arc::clone(&self.identity),
             Arc::clone(&self.counters),
             lease,
