@@ -4,6 +4,7 @@ use crate::function::VfioFunction;
 use crate::kernel::{self, Kernel};
 use crate::{IommuLimits, OpenError, config};
 use farlane_pci::{Attachment, Counter, Description, Function, Source, SourceError};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -38,12 +39,14 @@ pub struct VfioSource {
 
 impl VfioSource {
     /// The function at `address`, like `0000:01:00.0`. `sysfs` is `/sys`. It is reset. Everything
-    /// that is needed later is opened here.
+    /// that is needed later is opened here, and the process's limit of locked memory is raised as
+    /// far as it may: what is mapped for DMA is locked.
     ///
     /// # Errors
     /// There is no such function, it is not bound to vfio-pci, is not isolated from other
     /// functions or cannot be reset; or the system failed.
     pub fn open(address: &str, sysfs: &Path) -> Result<Self, OpenError> {
+        raise_locked_memory();
         let (kernel, function) = kernel::open(sysfs, address)?;
         Self::new(Arc::new(kernel), address, function.is_virtual)
     }
@@ -71,6 +74,25 @@ impl VfioSource {
     #[must_use]
     pub fn limits(&self) -> &IommuLimits {
         self.shared.kernel.limits()
+    }
+}
+
+/// To what is needed, where the process may do that; else to what it is allowed.
+fn raise_locked_memory() {
+    let unlimited = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    if setrlimit(Resource::Memlock, unlimited).is_ok() {
+        return;
+    }
+    let maximum = getrlimit(Resource::Memlock).maximum;
+    let allowed = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    if let Err(e) = setrlimit(Resource::Memlock, allowed) {
+        log::warn!("Cannot raise the limit of locked memory: {e}");
     }
 }
 
