@@ -120,7 +120,9 @@ pub fn region_info(
     }
     fixed.argsz = u32::try_from(total).map_err(|_| DeviceError::Count(index))?;
     if fixed.argsz > room {
-        // The client asks again with more room. Nothing is found at an offset that is not there.
+        // The client asks again with more room. Nothing is found at an offset that is not there,
+        // and QEMU 11.1 refuses capabilities that are announced without one.
+        fixed.flags &= !wire::REGION_CAPS;
         fixed.cap_offset = 0;
         reply.push(&fixed);
         return Ok(());
