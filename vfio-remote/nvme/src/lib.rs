@@ -18,6 +18,7 @@
 compile_error!("NVMe structures are little-endian, and so has to be the host");
 
 mod bits;
+mod bounce;
 mod cmds;
 mod config;
 mod controller;

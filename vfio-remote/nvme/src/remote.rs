@@ -2,6 +2,7 @@
 //! is therefore done by a thread of its own, in order.
 
 use crate::bits::{Cqe, Sqe, Status};
+use crate::bounce::Bounce;
 use crate::data::{DataPointer, Unreachable, WalkError, gather, scatter};
 use crate::shared::{Notice, Shared};
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub enum Job {
         /// Where to.
         pointer: DataPointer,
         /// What.
-        data: Vec<u8>,
+        data: Bounce,
     },
 }
 
@@ -74,7 +75,7 @@ pub enum Done {
         /// Its request.
         slot: usize,
         /// The data.
-        data: Result<Vec<u8>, Status>,
+        data: Result<Bounce, Status>,
     },
     /// A command's data was written.
     Scattered {
@@ -210,7 +211,7 @@ fn perform(shared: &Shared, job: Job) -> Done {
             length,
         } => {
             let data = segments(pointer, length).and_then(|segments| {
-                let mut data = vec![0; length];
+                let mut data = Bounce::new(length);
                 gather(memory, &segments, &mut data)
                     .map(|()| data)
                     .map_err(|Unreachable| Status::DATA_TRANSFER_ERROR)

@@ -2,6 +2,7 @@
 
 use super::Controller;
 use crate::bits::{PAGE, Sqe, Status, log_page};
+use crate::bounce::Bounce;
 use crate::cmds::{AdminCommand, CreateCq, CreateSq};
 use crate::controller::requests::{Owner, Request, Work};
 use crate::counters::count;
@@ -151,7 +152,7 @@ impl Controller {
                 let owner = Owner::Command { queue: 0, cid };
                 let mut request = Request::new(owner, Work::Answer { dw0 }, 0, 0, 0);
                 request.pointer = pointer;
-                self.begin_scatter(request, data);
+                self.begin_scatter(request, Bounce::from(&*data));
                 Ok(Answer::Later)
             }
         }

@@ -2,6 +2,7 @@
 
 use super::Controller;
 use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status};
+use crate::bounce::Bounce;
 use crate::cmds::{IoCommand, Transfer};
 use crate::controller::requests::{Owner, Request, Work, Zeroing};
 use crate::controller::transfer::{Located, Scratch, fill_with_zeroes, status_of, transfer_now};
@@ -135,7 +136,7 @@ impl Controller {
         let work = match direction {
             Direction::Read => Work::Read,
             Direction::Write => Work::Write(self.durable(transfer.force_unit_access)),
-            Direction::Compare => Work::Compare(Vec::new()),
+            Direction::Compare => Work::Compare(Bounce::default()),
         };
         let mut scratch = std::mem::take(&mut self.scratch);
         let located = if direction == Direction::Compare {
@@ -163,7 +164,7 @@ impl Controller {
                 request.pointer = transfer.data;
                 let bytes = usize::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
                 if direction == Direction::Read {
-                    request.data = vec![0; bytes];
+                    request.data = Bounce::new(bytes);
                     self.begin(request);
                 } else {
                     self.begin_gather(request, bytes);

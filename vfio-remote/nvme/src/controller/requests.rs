@@ -2,6 +2,7 @@
 
 use super::{Controller, State};
 use crate::bits::{ALL_NAMESPACES, Status};
+use crate::bounce::Bounce;
 use crate::cmds::AdminCommand;
 use crate::controller::transfer::{fill_with_zeroes, skip, status_of, transfer_now};
 use crate::counters::count;
@@ -53,7 +54,7 @@ pub enum Work {
     /// A write.
     Write(Durable),
     /// Data of the guest to be compared with the namespace's, which is read to here.
-    Compare(Vec<u8>),
+    Compare(Bounce),
     /// Flushes of these namespaces.
     Flush(VecDeque<usize>),
     /// Zeroing, then perhaps a flush, which may be under way.
@@ -100,7 +101,7 @@ pub struct Request {
     /// Keeps that memory mapped, if it is the guest's.
     pub view: Option<Rc<DmaView>>,
     /// That memory, if it is not.
-    pub data: Vec<u8>,
+    pub data: Bounce,
 }
 
 impl Request {
@@ -116,7 +117,7 @@ impl Request {
             done: 0,
             iovecs: Vec::new(),
             view: None,
-            data: Vec::new(),
+            data: Bounce::default(),
         }
     }
 
@@ -226,12 +227,12 @@ impl Controller {
     }
 
     /// Begins a request that only writes data by messages.
-    pub(super) fn begin_scatter(&mut self, request: Request, data: Vec<u8>) {
+    pub(super) fn begin_scatter(&mut self, request: Request, data: Bounce) {
         let slot = self.requests.claim();
         self.scatter(slot, request, data);
     }
 
-    fn scatter(&mut self, slot: usize, request: Request, data: Vec<u8>) {
+    fn scatter(&mut self, slot: usize, request: Request, data: Bounce) {
         let pointer = request.pointer;
         let bytes = u64::try_from(data.len()).unwrap_or(0);
         count(&self.shared.counters.bounced_bytes, bytes);
@@ -261,7 +262,7 @@ impl Controller {
     }
 
     /// A command's data has been read by messages.
-    pub(super) fn gathered(&mut self, slot: usize, data: Result<Vec<u8>, Status>) {
+    pub(super) fn gathered(&mut self, slot: usize, data: Result<Bounce, Status>) {
         let Some(mut request) = self.requests.take(slot) else {
             return;
         };
@@ -401,7 +402,7 @@ impl Controller {
                 let data = std::mem::take(&mut request.data);
                 self.scatter(slot, request, data);
             }
-            Work::Compare(other) if *other != request.data => {
+            Work::Compare(other) if **other != *request.data => {
                 self.finish(slot, request, Status::COMPARE_FAILURE);
             }
             _ => self.finish(slot, request, Status::SUCCESS),
@@ -435,7 +436,7 @@ impl Controller {
             }
             Work::Compare(other) => {
                 if request.iovecs.is_empty() && request.done == 0 {
-                    other.resize(request.data.len(), 0);
+                    *other = Bounce::new(request.data.len());
                     request.iovecs.push(libc::iovec {
                         iov_base: other.as_mut_ptr().cast(),
                         iov_len: other.len(),
