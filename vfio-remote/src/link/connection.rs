@@ -123,6 +123,20 @@ impl Sender {
         }
     }
 
+    /// Sends bytes that need not be a message: for tests of the other end.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn send_frame(&self, frame: &[u8]) -> Result<(), LinkError> {
+        if frame.len() > MAX_FRAME_BYTES {
+            return Err(LinkError::TooLong(frame.len()));
+        }
+        match &*self.0 {
+            Inner::Packet(socket) => socket.send(frame, &[]),
+            Inner::Stream(socket) => socket.send(frame),
+        }
+    }
+
     /// Bytes that wait for the other end to take them.
     #[must_use]
     pub fn backlog(&self) -> usize {
@@ -284,6 +298,22 @@ fn connect(
         _ => None,
     };
     Ok(halves(Inner::Stream(StreamSocket::new(socket, tls)?)))
+}
+
+/// Two ends of a link within this process.
+///
+/// # Errors
+/// Out of descriptors.
+pub fn pair() -> Result<[(Sender, Receiver); 2], LinkError> {
+    let (one, other) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(|e| LinkError::Io(e.into()))?;
+    let end = |socket| Ok::<_, LinkError>(halves(Inner::Packet(PacketSocket::new(socket)?)));
+    Ok([end(one)?, end(other)?])
 }
 
 /// What a lender accepts connections with. Each accepted connection is finished (the handshake,

@@ -12,5 +12,5 @@ mod stream;
 mod tls;
 
 pub use address::{Address, AddressError};
-pub use connection::{Acceptor, Connector, Incoming, LinkError, Received, Receiver, Sender};
+pub use connection::{Acceptor, Connector, Incoming, LinkError, Received, Receiver, Sender, pair};
 pub use tls::{TlsError, TlsIdentity};
