@@ -96,6 +96,15 @@ impl Queue {
         self.entries
     }
 
+    /// Offset in memory of the page of shadow doorbells, if the queue uses them.
+    #[must_use]
+    pub fn shadow_doorbells(&self) -> Option<usize> {
+        match self.bell {
+            Bell::Shadow { doorbells, .. } => Some(doorbells),
+            Bell::Trapped | Bell::Page(_) => None,
+        }
+    }
+
     /// Whether no command can be put into it.
     #[must_use]
     pub fn is_full(&self) -> bool {
