@@ -5,7 +5,7 @@
 mod common;
 
 use common::{
-    AREA, LENGTH, MSIX, Rig, SOURCE, STATUS, TARGET, lender, memfd, serve_borrowed, until,
+    AREA, LENGTH, MSI, Rig, SOURCE, STATUS, TARGET, lender, memfd, serve_borrowed, until,
 };
 use farlane_pci::InterruptKind;
 use farlane_vfio_remote::borrower;
@@ -51,7 +51,7 @@ impl Monitor {
             .unwrap();
         client.reset().unwrap();
         client
-            .set_irqs(MSIX, BIND, 1, 1, &[interrupt.as_raw_fd()])
+            .set_irqs(MSI, BIND, 1, 1, &[interrupt.as_raw_fd()])
             .unwrap();
         Self {
             client,

@@ -64,6 +64,7 @@ fn run() -> anyhow::Result<ExitCode> {
             device: device.clone(),
             connector: connector.clone(),
             bridges: bridges.clone(),
+            interrupts: options.interrupts.into(),
         };
         devices.push(serve(config, socket, &lifecycle.stopper())?);
     }

@@ -1,6 +1,7 @@
 //! The command line.
 
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
+use farlane_vfio_remote::borrower::InterruptView;
 use farlane_vfio_remote::lender::is_name;
 use farlane_vfio_remote::link::Address;
 use std::path::PathBuf;
@@ -36,6 +37,10 @@ pub struct Options {
     #[arg(long = "window", value_name = "NAME=FILE")]
     pub windows: Vec<WindowOption>,
 
+    /// How the virtual machine sees the interrupts of a device with MSI-X
+    #[arg(long, value_enum, value_name = "KIND", default_value_t = Interrupts::Msi)]
+    pub interrupts: Interrupts,
+
     #[command(flatten)]
     #[allow(missing_docs)]
     pub tls: TlsOptions,
@@ -43,6 +48,25 @@ pub struct Options {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub daemon: DaemonOptions,
+}
+
+/// How a VM sees the interrupts of a device with MSI-X.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Interrupts {
+    /// As MSI, 32 vectors at most: the device can be unplugged from QEMU 11.1
+    #[default]
+    Msi,
+    /// As they are: QEMU 11.1 ends when the device is unplugged
+    Msix,
+}
+
+impl From<Interrupts> for InterruptView {
+    fn from(interrupts: Interrupts) -> Self {
+        match interrupts {
+            Interrupts::Msi => Self::Msi,
+            Interrupts::Msix => Self::Msix,
+        }
+    }
 }
 
 /// Why the command line cannot be followed.

@@ -9,6 +9,7 @@ mod config;
 mod description;
 mod dma;
 mod interrupt;
+mod msi;
 mod source;
 mod template;
 

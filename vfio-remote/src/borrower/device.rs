@@ -7,7 +7,7 @@ use crate::lender::chain;
 use crate::link::Connector;
 use crate::link::message::{Delivery, Fence, MAX_VECTORS, Refusal, Request};
 use farlane_ntb::Ntb;
-use farlane_pci::{ConfigSpace, Effects, InterruptKind, Region, SharedArea};
+use farlane_pci::{ConfigSpace, Effects, InterruptKind, Interrupts, Region, SharedArea};
 use farlane_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, Errno, IrqAction, IrqInfo, IrqRequest, MapArea, RegionInfo,
 };
@@ -31,6 +31,19 @@ pub struct BorrowerConfig {
     pub connector: Connector,
     /// Bridges to the lender, by the names it has for them.
     pub bridges: Vec<(String, Arc<dyn Ntb>)>,
+    /// How the VM sees the interrupts of a function that has MSI-X.
+    pub interrupts: InterruptView,
+}
+
+/// How a VM sees the interrupts of a function that has MSI-X.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InterruptView {
+    /// As MSI, with at most 32 vectors. The monitor can be asked to unplug the device.
+    #[default]
+    Msi,
+    /// As they are. The monitor is not asked to unplug the device: QEMU (11.1) ends when a
+    /// vfio-user device with MSI-X is unplugged.
+    Msix,
 }
 
 /// What a borrower counts.
@@ -81,6 +94,10 @@ pub struct Borrowed {
     client: Option<Client>,
     presence: Presence,
     space: Option<ConfigSpace>,
+    /// The function as the VM sees it.
+    interrupts: Interrupts,
+    /// MSI vectors of the VM are MSI-X vectors of the function.
+    translated: bool,
     areas: Vec<SharedArea>,
     layout: Layout,
     signals: Arc<Signals>,
@@ -96,6 +113,8 @@ impl Borrowed {
             client: None,
             presence: Presence::Away,
             space: None,
+            interrupts: Interrupts::default(),
+            translated: false,
             areas: Vec::new(),
             layout: Layout::new(),
             signals: Arc::default(),
@@ -129,7 +148,16 @@ impl Borrowed {
                 file_offset: area.file_offset,
             })
             .collect();
-        self.space = Some(ConfigSpace::new(&session.attached.description));
+        let own = &session.attached.description;
+        let seen = match self.config.interrupts {
+            InterruptView::Msi => own.with_msi(),
+            InterruptView::Msix => None,
+        };
+        self.translated = seen.is_some();
+        self.signals.set_translated(self.translated);
+        let seen = seen.as_ref().unwrap_or(own);
+        self.interrupts = seen.interrupts;
+        self.space = Some(ConfigSpace::new(seen));
         self.presence = Presence::Attached(session);
         Ok(())
     }
@@ -240,12 +268,21 @@ impl Borrowed {
         self.notice_loss();
     }
 
+    /// What the function's interrupts are that the VM sees as of this kind.
+    fn kind_at_lender(&self, kind: InterruptKind) -> InterruptKind {
+        match kind {
+            InterruptKind::Msi if self.translated => InterruptKind::Msix,
+            other => other,
+        }
+    }
+
     /// Tells the lender where all vectors of a kind go.
     fn send_vectors(&mut self, kind: InterruptKind) {
         let bound = self.signals.bound_vectors(kind);
+        let theirs = self.kind_at_lender(kind);
         self.with_device("set interrupts", |session, fence| {
             bound.iter().try_for_each(|(vector, eventfd)| {
-                send_vector(session, fence, kind, *vector, Some(eventfd))
+                send_vector(session, fence, theirs, *vector, Some(eventfd))
             })
         });
     }
@@ -310,8 +347,12 @@ impl Borrowed {
     }
 
     fn has_intx(&self) -> bool {
-        self.session()
-            .is_some_and(|s| s.attached.description.interrupts.intx > 0)
+        self.interrupts.intx > 0
+    }
+
+    /// Whether the monitor may be asked to unplug the device.
+    fn can_be_unplugged(&self) -> bool {
+        self.interrupts.msix == 0
     }
 
     /// Reads from the device in use; without one, or when it fails, what a missing device reads as.
@@ -344,12 +385,13 @@ impl Borrowed {
             return Ok(());
         }
         let kind = kind_of(index).ok_or(Errno::INVAL)?;
+        let theirs = self.kind_at_lender(kind);
         let mut vector = u16::try_from(start).map_err(|_| Errno::INVAL)?;
         for eventfd in eventfds {
             let eventfd = eventfd.map(Arc::new);
             self.signals.bind(kind, vector, eventfd.clone());
             self.with_device("set an interrupt", |session, fence| {
-                send_vector(session, fence, kind, vector, eventfd.as_ref())
+                send_vector(session, fence, theirs, vector, eventfd.as_ref())
             });
             vector = vector.checked_add(1).ok_or(Errno::INVAL)?;
         }
@@ -362,11 +404,11 @@ impl Borrowed {
             return Ok(());
         }
         let kind = kind_of(index).ok_or(Errno::INVAL)?;
-        let bound = self.signals.bound_vectors(kind);
-        for (vector, _) in bound {
+        let theirs = self.kind_at_lender(kind);
+        for (vector, _) in self.signals.bound_vectors(kind) {
             self.signals.bind(kind, vector, None);
             self.with_device("unset an interrupt", |session, fence| {
-                send_vector(session, fence, kind, vector, None)
+                send_vector(session, fence, theirs, vector, None)
             });
         }
         Ok(())
@@ -506,7 +548,7 @@ impl Device for Borrowed {
     }
 
     fn irq(&self, index: u32) -> Option<IrqInfo> {
-        if index == REQUEST_IRQ {
+        if index == REQUEST_IRQ && self.can_be_unplugged() {
             return Some(IrqInfo {
                 count: 1,
                 eventfd: true,
@@ -517,16 +559,12 @@ impl Device for Borrowed {
         if index >= DeviceInfo::PCI.irqs {
             return None;
         }
-        let interrupts = self
-            .session()
-            .map(|s| s.attached.description.interrupts)
-            .unwrap_or_default();
         let Some(kind) = kind_of(index) else {
             return Some(IrqInfo::default());
         };
         let is_intx = kind == InterruptKind::Intx;
         Some(IrqInfo {
-            count: u32::from(count_of(interrupts, kind)),
+            count: u32::from(count_of(self.interrupts, kind)),
             eventfd: true,
             maskable: is_intx,
             automasked: is_intx,

@@ -7,5 +7,5 @@ mod session;
 mod signals;
 
 pub use admin::{list, revoke};
-pub use device::{BorrowCounters, Borrowed, BorrowerConfig};
+pub use device::{BorrowCounters, Borrowed, BorrowerConfig, InterruptView};
 pub use session::SessionError;

@@ -434,7 +434,9 @@ fn receive(
                     shared.changed.notify_all();
                 }
             }
-            ToBorrower::Interrupt { kind, vector, .. } => shared.signals.raise(kind, vector),
+            ToBorrower::Interrupt { kind, vector, .. } => {
+                shared.signals.raise_from_lender(kind, vector)
+            }
             ToBorrower::Revoking { grace_ms, .. } => {
                 log::info!("The lender wants the device back within {grace_ms} ms");
                 shared.signals.want_back();

@@ -10,6 +10,8 @@ struct Bound {
     /// By kind and vector.
     vectors: BTreeMap<(u8, u16), Arc<OwnedFd>>,
     request: Option<EventSignal>,
+    /// MSI vectors of the VM are MSI-X vectors of the function.
+    translated: bool,
     /// The device is wanted back, or gone: told as soon as somebody can be told.
     wanted: bool,
 }
@@ -72,11 +74,28 @@ impl Signals {
             .collect()
     }
 
-    /// Raises a vector, if it is bound.
+    /// Raises a vector as the VM sees it, if it is bound.
     pub fn raise(&self, kind: InterruptKind, vector: u16) {
         if let Some(fd) = self.bound().vectors.get(&(number(kind), vector)) {
             farlane_zero_copy::eventfd::signal(fd.as_fd());
         }
+    }
+
+    /// Raises a vector of the function, which the VM may see as MSI instead of MSI-X.
+    pub fn raise_from_lender(&self, kind: InterruptKind, vector: u16) {
+        let bound = self.bound();
+        let seen = match kind {
+            InterruptKind::Msix if bound.translated => InterruptKind::Msi,
+            other => other,
+        };
+        if let Some(fd) = bound.vectors.get(&(number(seen), vector)) {
+            farlane_zero_copy::eventfd::signal(fd.as_fd());
+        }
+    }
+
+    /// Whether the VM sees MSI-X vectors of the function as MSI vectors.
+    pub fn set_translated(&self, translated: bool) {
+        self.bound().translated = translated;
     }
 
     /// Binds the request for the device (`VFIO_PCI_REQ_IRQ_INDEX`), upon which the monitor

@@ -4,7 +4,7 @@ use farlane_pci::{
     AccessError, Area, Attachment, ClassCode, Counter, Description, DmaMapping, DmaSpace, Function,
     InterruptKind, Region, SharedArea, Signal, Source, SourceError, Template,
 };
-use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig};
+use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig, InterruptView};
 use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
 use farlane_vfio_remote::link::{Acceptor, Connector};
 use farlane_vfio_user::Server;
@@ -31,7 +31,8 @@ pub const AREA: Area = Area {
     offset: 0x1000,
     size: 0x1000,
 };
-pub const MSIX: u32 = 2;
+/// How a monitor sees the copier's MSI-X.
+pub const MSI: u32 = 1;
 
 /// A device that copies.
 pub struct Copier {
@@ -279,6 +280,7 @@ pub fn serve_borrowed(folder: &Path, name: &str, device: &str, connector: Connec
         device: device.to_owned(),
         connector,
         bridges: Vec::new(),
+        interrupts: InterruptView::Msi,
     };
     let device = Borrowed::new(config, Arc::<BorrowCounters>::default());
     let name = name.to_owned();
