@@ -17,12 +17,15 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 pub enum Bench {
     /// Virtual RDMA: calls, registration, transfers, events (writes target/bench/rdma.json and plots)
     Rdma,
+    /// A lent NVMe: rates, latency, bandwidth (writes target/bench/lend.json and plots)
+    Lend,
 }
 
 /// Measures, and says where the results are.
 pub fn run(workspace: &Workspace, bench: Bench) -> Result<ExitCode> {
     match bench {
         Bench::Rdma => rdma(workspace),
+        Bench::Lend => lend(workspace),
     }
 }
 
@@ -37,11 +40,31 @@ fn rdma(workspace: &Workspace) -> Result<ExitCode> {
         .arg("--out")
         .arg(workspace.target().join("bench"))
         .env("RUST_LOG", "warn");
-    let mut bench = Process::spawn("farlane-bench", command)?;
+    measure("farlane-bench", command)
+}
+
+fn lend(workspace: &Workspace) -> Result<ExitCode> {
+    progress::step("Building lender, borrower and the bench", || {
+        workspace.build_release(&["farlane-lend", "farlane-borrow", "farlane-bench"])
+    })?;
+    let mut command = Command::new(workspace.built("farlane-bench-lend")?);
+    command
+        .arg("--lender")
+        .arg(workspace.built("farlane-lend")?)
+        .arg("--borrower")
+        .arg(workspace.built("farlane-borrow")?)
+        .arg("--out")
+        .arg(workspace.target().join("bench"))
+        .env("RUST_LOG", "warn");
+    measure("farlane-bench-lend", command)
+}
+
+fn measure(name: &str, command: Command) -> Result<ExitCode> {
+    let mut bench = Process::spawn(name, command)?;
     let Some(status) = bench.wait(TIMEOUT)? else {
         bench.kill()?;
-        bail!("farlane-bench takes longer than {} s", TIMEOUT.as_secs());
+        bail!("{name} takes longer than {} s", TIMEOUT.as_secs());
     };
-    ensure!(status.success(), "farlane-bench {}", describe(status));
+    ensure!(status.success(), "{name} {}", describe(status));
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,42 @@
+//! `cargo xtask bench lend`: a lent NVMe controller at native speed, without a VM, beside the same
+//! reads made locally, measured in one run on one machine.
+
+#[path = "lend/drive.rs"]
+mod drive;
+#[path = "lend/local.rs"]
+mod local;
+#[path = "lend/measure.rs"]
+mod measure;
+#[path = "lend/pair.rs"]
+mod pair;
+mod plot;
+mod report;
+mod stats;
+
+use anyhow::Result;
+use clap::Parser;
+use std::path::PathBuf;
+
+/// Measures a lent NVMe controller beside local reads.
+#[derive(Parser)]
+struct Options {
+    /// The lender to measure. Without it, only the controller in this process is.
+    #[arg(long, value_name = "PATH", requires = "borrower")]
+    lender: Option<PathBuf>,
+    /// The borrower to measure.
+    #[arg(long, value_name = "PATH", requires = "lender")]
+    borrower: Option<PathBuf>,
+    /// Where the results go.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    std::fs::create_dir_all(&options.out)?;
+    let programs = options.lender.as_deref().zip(options.borrower.as_deref());
+    let report = measure::run(programs, &options.out)?;
+    report.write(&options.out.join("lend.json"))?;
+    report.print();
+    Ok(())
+}
