@@ -35,10 +35,32 @@ impl Mappings {
         self.ranges.insert(address, size);
     }
 
-    /// Whether there is exactly this range.
-    #[must_use]
-    pub fn contains(&self, address: u64, size: u64) -> bool {
-        self.ranges.get(&address) == Some(&size)
+    /// The ranges that lie in one: usually itself.
+    ///
+    /// The protocol wants exactly a range that was mapped, and VFIO takes any that cuts none. QEMU, with
+    /// an IOMMU of the guest, gives back all that its driver does at once.
+    ///
+    /// # Errors
+    /// `ENOENT` where there are none; `EINVAL` where one lies in it in part.
+    pub fn within(&self, address: u64, size: u64) -> Result<Vec<(u64, u64)>, Errno> {
+        let end = address.checked_add(size).ok_or(Errno::INVAL)?;
+        let before = self.ranges.range(..address).next_back();
+        let cut_begin = before.is_some_and(|(&a, &s)| a.saturating_add(s) > address);
+        let inside: Vec<_> = self
+            .ranges
+            .range(address..end)
+            .map(|(&a, &s)| (a, s))
+            .collect();
+        let cut_end = inside
+            .last()
+            .is_some_and(|&(a, s)| a.saturating_add(s) > end);
+        if cut_begin || cut_end {
+            return Err(Errno::INVAL);
+        }
+        if inside.is_empty() {
+            return Err(Errno::NOENT);
+        }
+        Ok(inside)
     }
 
     /// Takes a range away.
@@ -76,10 +98,15 @@ mod tests {
                         model[from..to].fill(1);
                         count += 1;
                     }
-                } else if mappings.contains(address, size) {
-                    mappings.remove(address);
+                } else if let Ok(inside) = mappings.within(address, size) {
+                    let covered = model[from..to].iter().map(|&b| u64::from(b)).sum::<u64>();
+                    prop_assert_eq!(inside.iter().map(|r| r.1).sum::<u64>(), covered);
+                    prop_assert!(inside.iter().all(|r| r.0 >= address && r.0 + r.1 <= address + size));
+                    for (first, _) in inside {
+                        mappings.remove(first);
+                        count -= 1;
+                    }
                     model[from..to].fill(0);
-                    count -= 1;
                 }
             }
             prop_assert_eq!(mappings.all().len(), count);

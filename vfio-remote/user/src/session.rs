@@ -121,7 +121,9 @@ impl<'a, D: Device> Session<'a, D> {
             Request::Version { .. } => Err(Errno::INVAL),
             Request::DmaMap(map) => agreed.map(device, map),
             Request::DmaUnmap { address, size } => {
-                agreed.unmap(device, address, size)?;
+                for (address, size) in agreed.mappings.within(address, size)? {
+                    agreed.unmap(device, address, size)?;
+                }
                 push_unmap(reply, 0, address, size);
                 Ok(())
             }
@@ -258,9 +260,6 @@ impl Agreed {
     }
 
     fn unmap(&mut self, device: &mut impl Device, address: u64, size: u64) -> Result<(), Errno> {
-        if !self.mappings.contains(address, size) {
-            return Err(Errno::NOENT);
-        }
         device.dma_unmap(address, size)?;
         self.mappings.remove(address);
         Ok(())

@@ -108,6 +108,7 @@ fn a_region_is_told_whole_where_there_is_room() {
     let short = peer.region_info(BAR, 32).unwrap();
     let (info, rest) = short.split::<wire::RegionInfo>().unwrap();
     assert_eq!((info.argsz, info.cap_offset, rest.len()), (80, 0, 0));
+    assert_eq!(info.flags & wire::REGION_CAPS, 0);
     assert!(short.fds.is_empty());
     let short = peer.region_info(BAR, 79).unwrap();
     assert_eq!((short.body.len(), short.fds.len()), (32, 0));
@@ -353,9 +354,15 @@ fn memory_is_mapped_once_and_unmapped_as_it_was_mapped() {
         refused(peer.map(address, size, None), Errno::EXIST);
     }
     peer.map(3 * PAGE, PAGE, None).unwrap();
-    for (address, size) in [(PAGE, PAGE), (2 * PAGE, PAGE), (0, PAGE), (PAGE, 3 * PAGE)] {
-        refused(peer.unmap(0, address, size), Errno::NOENT);
+    for (address, size) in [
+        (PAGE, PAGE),
+        (2 * PAGE, PAGE),
+        (0, 2 * PAGE),
+        (2 * PAGE, 2 * PAGE),
+    ] {
+        refused(peer.unmap(0, address, size), Errno::INVAL);
     }
+    refused(peer.unmap(0, 0, PAGE), Errno::NOENT);
     served
         .log
         .with(|seen| seen.fail = Some(("dma_unmap", Errno::BUSY)));
@@ -367,6 +374,16 @@ fn memory_is_mapped_once_and_unmapped_as_it_was_mapped() {
         .with(|seen| seen.fail = Some(("dma_map", Errno::NOMEM)));
     refused(peer.map(PAGE, PAGE, None), Errno::NOMEM);
     peer.map(PAGE, PAGE, None).unwrap();
+    served.log.take();
+    // A guest's IOMMU gives back more than it has been given.
+    peer.unmap(0, 0, 64 * PAGE).unwrap();
+    refused(peer.unmap(0, 0, 64 * PAGE), Errno::NOENT);
+    assert_eq!(
+        served.log.take(),
+        ["unmap 0x1000 0x1000", "unmap 0x3000 0x1000"]
+    );
+    peer.map(PAGE, PAGE, None).unwrap();
+    peer.map(3 * PAGE, PAGE, None).unwrap();
     served.log.take();
     peer.unmap(wire::UNMAP_ALL, 0, 0).unwrap();
     assert_eq!(
