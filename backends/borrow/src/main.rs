@@ -45,9 +45,13 @@ fn run() -> anyhow::Result<ExitCode> {
     }
     options.daemon.start_logging();
     options.check()?;
+    // Before anything else is open, so that a wrong number is noticed.
+    let mut sockets = Vec::new();
+    for &fd in &options.fd {
+        sockets.push(Listener::inherit(fd, Kind::Stream)?);
+    }
     let connector = connector(&options)?;
     let bridges = bridges(&options)?;
-    let mut sockets = Vec::new();
     for path in &options.socket_path {
         sockets.push(Listener::bind(path, Kind::Stream)?);
     }

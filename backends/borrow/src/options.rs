@@ -4,6 +4,7 @@ use farlane_daemon::options::{DaemonOptions, TlsOptions};
 use farlane_vfio_remote::borrower::InterruptView;
 use farlane_vfio_remote::lender::is_name;
 use farlane_vfio_remote::link::Address;
+use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 use thiserror::Error;
@@ -19,6 +20,10 @@ pub struct Options {
     /// further devices, repeat it and --device
     #[arg(long, value_name = "PATH")]
     pub socket_path: Vec<PathBuf>,
+
+    /// A listening vfio-user socket that this program inherits, instead of --socket-path
+    #[arg(long, value_name = "N", conflicts_with = "socket_path")]
+    pub fd: Vec<RawFd>,
 
     /// The lender's name of the device behind the socket in the same place
     #[arg(long = "device", value_name = "NAME")]
@@ -86,6 +91,9 @@ pub enum OptionsError {
     /// One socket for two devices.
     #[error("{} is given twice", .0.display())]
     Twice(PathBuf),
+    /// One descriptor for two devices.
+    #[error("Descriptor {0} is given twice")]
+    DescriptorTwice(RawFd),
     /// No name.
     #[error("{0:?} is not a name: 1 to 64 letters, digits, '-', '_', '.' and ':'")]
     Name(String),
@@ -100,7 +108,8 @@ impl Options {
     /// # Errors
     /// See [`OptionsError`].
     pub fn check(&self) -> Result<(), OptionsError> {
-        let (sockets, devices) = (self.socket_path.len(), self.devices.len());
+        let sockets = self.socket_path.len() + self.fd.len();
+        let devices = self.devices.len();
         if sockets == 0 && devices == 0 {
             return Err(OptionsError::Nothing);
         }
@@ -112,6 +121,11 @@ impl Options {
         paths.sort();
         if let Some(pair) = paths.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(OptionsError::Twice(pair[0].clone()));
+        }
+        let mut fds = self.fd.clone();
+        fds.sort_unstable();
+        if let Some(pair) = fds.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(OptionsError::DescriptorTwice(pair[0]));
         }
         match self.devices.iter().chain(&self.name).find(|n| !is_name(n)) {
             Some(name) => Err(OptionsError::Name(name.clone())),
@@ -169,6 +183,10 @@ mod tests {
             "--device=b",
         ];
         assert_eq!(check(&two), Err(OptionsError::Twice("/a".into())));
+        assert_eq!(
+            check(&["--fd=5", "--device=a", "--fd=5", "--device=b"]),
+            Err(OptionsError::DescriptorTwice(5))
+        );
         assert_eq!(
             check(&["--device=nvme0"]),
             Err(OptionsError::Pairs {

@@ -1,0 +1,274 @@
+//! The conventions of a backend daemon, and a device that is lent by one that is confined.
+
+#![allow(clippy::unwrap_used)]
+
+use farlane_pci::Region;
+use farlane_vfio_remote::borrower;
+use farlane_vfio_remote::link::message::{
+    Delivery, Fence, Place, Reply, Request, ToBorrower, ToLender, VERSION,
+};
+use farlane_vfio_remote::link::{Connector, Received, Receiver, Sender};
+use std::io::Read as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-lend");
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(PROGRAM).args(arguments).output().unwrap()
+}
+
+/// A lender of a null controller, killed when it is dropped.
+struct Daemon {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let child = Command::new(PROGRAM)
+            .arg(format!("--listen=unix:{}", path("lend")))
+            .arg("--device=nvme0=nvme,null=1G")
+            .arg(format!("--metrics={}", path("metrics")))
+            .args(["--name=host-a", "--log-level=warn"])
+            .spawn()
+            .unwrap();
+        let daemon = Self { child, folder };
+        let end = Instant::now() + Duration::from_secs(20);
+        while borrower::list(&daemon.connector(), "test").is_err() {
+            assert!(Instant::now() < end, "the daemon does not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        daemon
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn address(&self) -> String {
+        format!("unix:{}", self.path("lend").display())
+    }
+
+    fn connector(&self) -> Connector {
+        Connector::new(self.address().parse().unwrap(), None).unwrap()
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let mut text = String::new();
+        UnixStream::connect(self.path("metrics"))
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        let line = text.lines().find(|l| l.starts_with(name)).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+}
+
+#[test]
+fn it_says_what_it_is() {
+    let output = run(&["--print-capabilities"]);
+    assert!(output.status.success());
+    assert_eq!(output.stdout, b"{\"type\":\"lend\"}\n");
+}
+
+#[test]
+fn what_cannot_work_ends_it_with_a_message() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = folder.path().join("taken");
+    let _listener = UnixListener::bind(&taken).unwrap();
+    let taken = format!("--listen=unix:{}", taken.display());
+    let free = format!("--listen=unix:{}", folder.path().join("free").display());
+    let null = "--device=a=nvme,null=1G";
+    for (arguments, message) in [
+        (vec![], "Nobody can connect"),
+        (vec![free.as_str()], "Nothing to lend"),
+        (
+            vec![free.as_str(), "--device=a=nvme"],
+            "file or null is missing",
+        ),
+        (
+            vec![free.as_str(), "--device=a=nvme,file=/nonexistent"],
+            "/nonexistent",
+        ),
+        (
+            vec![free.as_str(), "--device=a=vfio,function=ffff:1f:1f.7"],
+            "ffff:1f:1f.7",
+        ),
+        (vec![free.as_str(), null, null], "two devices a"),
+        (vec![taken.as_str(), null], "is in use by another process"),
+        (vec!["--listen=tls:127.0.0.1:0", null], "no [tls]"),
+        (
+            vec!["--listen=tcp:0.0.0.0:0", null],
+            "not a loopback address",
+        ),
+        (vec!["list", "--lender=unix:/nonexistent"], "Cannot connect"),
+    ] {
+        let output = run(&arguments);
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{arguments:?}");
+        assert!(text.contains(message), "{arguments:?}: {text}");
+    }
+    assert!(!folder.path().join("free").exists());
+}
+
+#[test]
+fn sigterm_ends_it_at_once_and_its_sockets_go() {
+    let mut daemon = Daemon::start();
+    let pid = rustix::process::Pid::from_child(&daemon.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert_eq!(daemon.child.wait().unwrap().code(), Some(0));
+    for name in ["lend", "metrics"] {
+        assert!(!daemon.path(name).exists(), "{name}");
+    }
+}
+
+fn connect(daemon: &Daemon) -> (Sender, Receiver) {
+    let (sender, mut receiver) = daemon.connector().connect().unwrap();
+    let hello = ToLender::Hello {
+        version: VERSION,
+        name: "host-b".into(),
+    };
+    sender.send(&hello, &[]).unwrap();
+    receiver.receive::<ToBorrower>(None).unwrap().unwrap();
+    (sender, receiver)
+}
+
+fn ask(link: &mut (Sender, Receiver), request: Request) -> Reply {
+    link.0
+        .send(&ToLender::Request { id: 7, request }, &[])
+        .unwrap();
+    loop {
+        let received: Received<ToBorrower> = link.1.receive(None).unwrap().unwrap();
+        if let ToBorrower::Reply { id: 7, result } = received.message {
+            return result.unwrap();
+        }
+    }
+}
+
+fn take(link: &mut (Sender, Receiver)) -> Fence {
+    let device = "nvme0".to_owned();
+    assert!(matches!(
+        ask(link, Request::Attach { device }),
+        Reply::Attached(_)
+    ));
+    match ask(link, Request::Take) {
+        Reply::Taken { fence, .. } => fence,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The filter of system calls kills a daemon that does what was not foreseen: so a device is taken,
+/// enabled, and has a queue in memory that is reached by messages.
+#[test]
+fn a_confined_daemon_lends_and_people_see_it() {
+    let daemon = Daemon::start();
+    let mut link = connect(&daemon);
+    let fence = take(&mut link);
+    let read = |link: &mut (Sender, Receiver), offset| {
+        let request = Request::Read {
+            fence,
+            region: Region::Bar0,
+            offset,
+            length: 4,
+        };
+        match ask(link, request) {
+            Reply::Data(data) => u32::from_le_bytes(data.try_into().unwrap()),
+            other => panic!("{other:?}"),
+        }
+    };
+    // NVMe 1.4: version, then admin queues of two entries at 0, and enabled.
+    assert_eq!(read(&mut link, 0x08), 0x0001_0400);
+    let map = Request::Map {
+        fence,
+        address: 0,
+        length: 0x2000,
+        writable: true,
+        place: Place::Messages,
+    };
+    ask(&mut link, map);
+    let vectors = vec![Delivery::Message];
+    let interrupts = Request::SetInterrupts {
+        fence,
+        kind: farlane_pci::InterruptKind::Msix,
+        first: 0,
+        vectors,
+    };
+    ask(&mut link, interrupts);
+    for (offset, value) in [
+        (0x24, 0x0001_0001_u64),
+        (0x28, 0),
+        (0x30, 0x1000),
+        (0x14, 0x0046_0001),
+    ] {
+        let bytes = value.to_le_bytes();
+        let wide = matches!(offset, 0x28 | 0x30);
+        let post = ToLender::Post {
+            fence,
+            region: Region::Bar0,
+            offset,
+            data: bytes[..if wide { 8 } else { 4 }].to_vec(),
+        };
+        link.0.send(&post, &[]).unwrap();
+    }
+    let end = Instant::now() + Duration::from_secs(20);
+    while read(&mut link, 0x1c) & 1 == 0 {
+        assert!(Instant::now() < end, "the controller does not get ready");
+    }
+
+    let lender = format!("--lender={}", daemon.address());
+    let list = run(&["list", &lender]);
+    let text = String::from_utf8_lossy(&list.stdout);
+    assert!(text.contains("nvme0") && text.contains("host-b"), "{text}");
+    let json = run(&["list", "--json", &lender]);
+    let devices: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(devices[0]["holder"]["fence"], fence.0);
+    assert_eq!(daemon.metric("farlane_lend_held{"), 1);
+    assert_eq!(daemon.metric("farlane_lend_mapped_bytes{"), 0x2000);
+
+    ask(&mut link, Request::Return { fence });
+    assert_eq!(daemon.metric("farlane_lend_held{"), 0);
+    let again = take(&mut connect(&daemon));
+    assert!(again > fence);
+}
+
+#[test]
+fn a_device_is_revoked_from_the_command_line() {
+    let daemon = Daemon::start();
+    let mut link = connect(&daemon);
+    let fence = take(&mut link);
+    let lender = format!("--lender={}", daemon.address());
+    // The borrower is asked, and gives it back.
+    let revoking = std::thread::spawn({
+        let lender = lender.clone();
+        move || run(&["revoke", "nvme0", &lender])
+    });
+    loop {
+        // What asks for renewal is this test's own business: it renews while it waits.
+        let until = Instant::now() + Duration::from_millis(200);
+        let received = link.1.receive::<ToBorrower>(Some(until)).unwrap();
+        match received.map(|r| r.message) {
+            Some(ToBorrower::Revoking { fence: named, .. }) => {
+                assert_eq!(named, fence);
+                break;
+            }
+            _ => drop(ask(&mut link, Request::Renew { fence })),
+        }
+    }
+    ask(&mut link, Request::Return { fence });
+    assert!(revoking.join().unwrap().status.success());
+    assert_eq!(daemon.metric("farlane_lend_held{"), 0);
+    let unknown = run(&["revoke", "nvme9", &lender]);
+    assert!(!unknown.status.success());
+}
