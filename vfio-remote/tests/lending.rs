@@ -321,7 +321,7 @@ fn requests_that_make_no_sense_are_refused_one_by_one() {
     for request in [
         page(0, 0, Place::Messages),
         page(1, 0x1000, Place::Messages),
-        page(u64::MAX & !0xfff, 0x2000, Place::Messages),
+        page(!0xfff, 0x2000, Place::Messages),
         page(0, 0x1000, window(9, 0, 0)),
         page(0, 0x1000, window(0, 0, 0)),
         page(0, 0x1000, window(0, u32::MAX, u64::MAX)),

@@ -306,6 +306,8 @@ impl TryFrom<String> for FunctionAddress {
 pub struct WindowConfig {
     /// What both ends call it.
     pub name: String,
+    /// Whose memory is seen through it: names of hosts. Nobody else's devices reach it.
+    pub borrowers: Vec<String>,
     /// What it is.
     #[serde(flatten)]
     pub bridge: BridgeConfig,
@@ -366,6 +368,7 @@ mod tests {
 
             [[window]]
             name = "ram"
+            borrowers = ["rack2"]
             ntb = "ivshmem"
             function = "0000:00:05.0"
             "#,
@@ -388,6 +391,7 @@ mod tests {
             "[[device]]\nname = \"a\"\nsource = \"floppy\"",
             "[[device]]\nname = \"a\"\nsource = \"vfio\"\nfunction = \"01:00.0\"",
             "[[device]]\nname = \"a\"\nsource = \"nvme\"\nblock = 513",
+            "[[window]]\nname = \"a\"\nntb = \"ivshmem\"\nfunction = \"0000:01:00.0\"",
         ] {
             assert!(toml::from_str::<Config>(text).is_err(), "{text}");
         }

@@ -12,7 +12,7 @@ use farlane_ntb::{IvshmemNtb, Ntb, OutboundWindow, PciNtb};
 use farlane_nvme::{BlockSize, Cache, Doorbells, NamespaceConfig, NvmeConfig, NvmeSource};
 use farlane_pci::Source;
 use farlane_vfio::VfioSource;
-use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
+use farlane_vfio_remote::lender::{BridgeOffer, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::link::{Acceptor, Address, TlsIdentity};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -77,6 +77,10 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
     for window in &config.windows {
         let bridge =
             bridge(window).with_context(|| format!("Cannot use window {}", window.name))?;
+        let bridge = BridgeOffer {
+            ntb: bridge,
+            borrowers: window.borrowers.clone(),
+        };
         if bridges.insert(window.name.clone(), bridge).is_some() {
             bail!("There are two windows {}", window.name);
         }

@@ -31,11 +31,20 @@ pub struct LenderConfig {
     /// What it offers.
     pub offers: Vec<Offer>,
     /// Bridges that it is configured with, by name, besides memory shared on its own host.
-    pub bridges: BTreeMap<String, Arc<dyn Ntb>>,
+    pub bridges: BTreeMap<String, BridgeOffer>,
     /// A lease ends when it has not been renewed for so long.
     pub term: Duration,
     /// How long a borrower has to give a device back that is revoked.
     pub grace: Duration,
+}
+
+/// A bridge to other hosts, and who may have devices reach memory through it.
+#[derive(Clone, Debug)]
+pub struct BridgeOffer {
+    /// The lender's end.
+    pub ntb: Arc<dyn Ntb>,
+    /// Whose memory it shows: names of hosts. To anybody else it would be a way into that memory.
+    pub borrowers: Vec<String>,
 }
 
 /// Why a lender cannot be set up.
@@ -65,7 +74,7 @@ pub fn is_name(name: &str) -> bool {
 pub struct Lender {
     name: String,
     devices: BTreeMap<String, Arc<Device>>,
-    bridges: BTreeMap<String, Arc<dyn Ntb>>,
+    bridges: BTreeMap<String, BridgeOffer>,
     term: Duration,
     grace: Duration,
     links: AtomicUsize,

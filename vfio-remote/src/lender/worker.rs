@@ -158,7 +158,12 @@ impl Worker {
         out: &mut Vec<Arc<OwnedFd>>,
     ) -> Answer {
         match request {
-            Request::List => Ok(Reply::Devices(self.lender.status(Some(&self.borrower)))),
+            // Who administers the lender sees all of it.
+            Request::List => {
+                let local = self.control.sender.is_local();
+                let borrower = (!local).then_some(self.borrower.as_str());
+                Ok(Reply::Devices(self.lender.status(borrower)))
+            }
             Request::Revoke { device } => self.revoke(&device),
             Request::Attach { device } => self.attach(&device, out),
             Request::Take => self.take(),
@@ -262,10 +267,13 @@ impl Worker {
             bridges.push(Bridge::Shm);
             out.push(Arc::new(theirs));
         }
-        for (name, ntb) in &self.lender.bridges {
+        for (name, bridge) in &self.lender.bridges {
+            if !bridge.borrowers.contains(&self.borrower) {
+                continue;
+            }
             ways.push(Way {
                 name: name.clone(),
-                ntb: Arc::clone(ntb),
+                ntb: Arc::clone(&bridge.ntb),
                 hops: 1,
             });
             bridges.push(Bridge::Named(name.clone()));
