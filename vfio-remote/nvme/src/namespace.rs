@@ -4,6 +4,12 @@ use crate::config::{Backing, BlockSize, Cache, NamespaceConfig, NvmeError};
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long a file may still be in use by somebody who has just ended, and a pause between two
+/// looks.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// What direct I/O demands (`statx(2)`, `STATX_DIOALIGN`).
 const STATX_DIOALIGN: u32 = 0x2000;
@@ -93,6 +99,20 @@ impl Namespace {
     }
 }
 
+/// Tries again for a while what somebody else still keeps from being done. A predecessor that was
+/// killed lets go of its files some time after its end: the kernel winds up its `io_uring` first.
+fn patiently<T>(mut attempt: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match attempt() {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::BUSY) if Instant::now() < until => {
+                std::thread::sleep(PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
 fn open(
     path: &Path,
     read_only: bool,
@@ -121,14 +141,14 @@ fn open(
         _ => return Err(NvmeError::Kind(path.to_owned())),
     };
     let flags = access | exclusive | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(fail("open"))?;
+    let file = patiently(|| rustix::fs::open(path, flags, Mode::empty())).map_err(fail("open"))?;
     if kind == FileType::RegularFile {
         let lock = if read_only {
             FlockOperation::NonBlockingLockShared
         } else {
             FlockOperation::NonBlockingLockExclusive
         };
-        rustix::fs::flock(&file, lock).map_err(fail("lock"))?;
+        patiently(|| rustix::fs::flock(&file, lock)).map_err(fail("lock"))?;
     }
     // Also tells the size of block devices.
     let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(fail("size"))?;
