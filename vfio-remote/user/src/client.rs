@@ -6,7 +6,7 @@ use crate::socket::{Socket, SocketError};
 use crate::wire::{self, Command, DmaAccess, HEADER_BYTES, Header};
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -90,10 +90,13 @@ struct Shared {
 pub struct Client(Arc<Shared>);
 
 impl Client {
-    /// The other end of `socket`; this thread receives.
-    pub(crate) fn new(socket: Socket, counters: Counters) -> Self {
+    /// The client at the other end of a UNIX stream socket. This thread receives its messages.
+    ///
+    /// For those who serve without [`Server`](crate::Server), with a [`Session`](crate::Session).
+    #[must_use]
+    pub fn new(stream: OwnedFd, counters: Counters) -> Self {
         Self(Arc::new(Shared {
-            socket,
+            socket: Socket::new(stream),
             sending: Mutex::new(()),
             pending: Mutex::default(),
             changed: Condvar::new(),

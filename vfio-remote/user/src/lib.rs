@@ -45,9 +45,11 @@ pub use device::{
     Device, DeviceInfo, DmaMap, IoFd, IoFdKind, IrqAction, IrqInfo, IrqRequest, MAX_IRQ_TYPES,
     MAX_REGIONS, MapArea, RegionInfo,
 };
+pub use reply::Reply;
 pub use request::{IrqData, IrqsRequest, MapRequest, Request, RequestError, Writes, parse};
 pub use rustix::io::Errno;
 pub use server::Server;
+pub use session::{Next, Session};
 
 /// Page size of DMA mappings, and of areas that are mapped.
 pub const PAGE_BYTES: u64 = 4096;

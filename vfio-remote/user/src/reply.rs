@@ -42,26 +42,26 @@ pub struct Reply {
 
 impl Reply {
     /// Begins anew: a reply without body.
-    pub fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         self.bytes.clear();
         self.fds.clear();
         self.bytes.resize(HEADER_BYTES, 0);
     }
 
     /// Appends a structure.
-    pub fn push<T: IntoBytes + Immutable>(&mut self, part: &T) {
+    pub(crate) fn push<T: IntoBytes + Immutable>(&mut self, part: &T) {
         self.bytes.extend_from_slice(part.as_bytes());
     }
 
     /// Appends bytes, which are zero until they are filled.
-    pub fn reserve(&mut self, count: usize) -> &mut [u8] {
+    pub(crate) fn reserve(&mut self, count: usize) -> &mut [u8] {
         let start = self.bytes.len();
         self.bytes.resize(start + count, 0);
         &mut self.bytes[start..]
     }
 
     /// Fills in the header of the reply to `command`. An error has no body.
-    pub fn finish(&mut self, command: &Header, result: Result<(), Errno>) {
+    pub(crate) fn finish(&mut self, command: &Header, result: Result<(), Errno>) {
         if result.is_err() {
             self.start();
         }

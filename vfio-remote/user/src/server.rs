@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::reply::Reply;
 use crate::session::{Next, Session};
-use crate::socket::{Socket, SocketError};
+use crate::socket::SocketError;
 use crate::wire::{self, HEADER_BYTES};
 use crate::{Counters, Device, MAX_TRANSFER_BYTES};
 use rustix::io::Errno;
@@ -112,7 +112,7 @@ fn serve_client(
     counters: &Counters,
     buffers: &mut Buffers,
 ) -> SocketError {
-    let client = Client::new(Socket::new(stream), counters.clone());
+    let client = Client::new(stream, counters.clone());
     // Ended before the device is told: no thread of it waits for an answer that cannot come.
     let mut session = Session::new(device, client.clone());
     let end = loop {

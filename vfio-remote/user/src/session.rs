@@ -41,7 +41,8 @@ struct Agreed {
     mappings: Mappings,
 }
 
-/// One client of a device.
+/// One client of a device. When it is dropped, all that the client has set up goes, and the device is
+/// told.
 pub struct Session<'a, D: Device> {
     device: &'a mut D,
     client: Client,
@@ -58,7 +59,10 @@ impl<'a, D: Device> Session<'a, D> {
         }
     }
 
-    /// Carries out a command and makes the reply.
+    /// Carries out a command and makes the reply, also where the client wants none.
+    ///
+    /// `body` is all that follows the header, `fds` all that came along; `fds_lost` says that more
+    /// have been lost.
     pub fn handle(
         &mut self,
         header: &Header,
