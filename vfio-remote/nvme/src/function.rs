@@ -65,24 +65,49 @@ impl NvmeFunction {
                 work(shared, identity, rings, &started);
             }
         })?;
-        let mut table = vec![0; usize::from(vectors) * MSIX_ENTRY_BYTES];
-        // Masked, each (PCI 3.0, 6.8.2.9).
-        for entry in table.chunks_exact_mut(MSIX_ENTRY_BYTES) {
-            entry[12] = 1;
-        }
-        let function = Self {
-            shared,
-            worker: Some(worker),
-            table: Mutex::new(table),
-            config,
-            io_queues: vectors - 1,
-            _lease: lease,
-        };
+        let function = Self::over(shared, Some(worker), config, vectors, lease);
         match report.recv() {
             Ok(Ok(())) => Ok(function),
             Ok(Err(e)) => Err(e),
             Err(_) => Err(io::Error::other("The worker has ended")),
         }
+    }
+
+    fn over(
+        shared: Arc<Shared>,
+        worker: Option<JoinHandle<()>>,
+        config: Vec<u8>,
+        vectors: u16,
+        lease: Lease,
+    ) -> Self {
+        let mut table = vec![0; usize::from(vectors) * MSIX_ENTRY_BYTES];
+        // Masked, each (PCI 3.0, 6.8.2.9).
+        for entry in table.chunks_exact_mut(MSIX_ENTRY_BYTES) {
+            entry[12] = 1;
+        }
+        Self {
+            shared,
+            worker,
+            table: Mutex::new(table),
+            config,
+            io_queues: vectors - 1,
+            _lease: lease,
+        }
+    }
+
+    /// A function whose controller is given its turns by the caller.
+    #[cfg(fuzzing)]
+    pub(crate) fn still(
+        doorbells: DoorbellPage,
+        config: Vec<u8>,
+        identity: Arc<Identity>,
+        counters: Arc<Counters>,
+        lease: Lease,
+    ) -> io::Result<(Self, Controller)> {
+        let vectors = identity.io_queues + 1;
+        let shared = Arc::new(Shared::new(doorbells, vectors, counters)?);
+        let controller = Controller::new(Arc::clone(&shared), identity, true)?;
+        Ok((Self::over(shared, None, config, vectors, lease), controller))
     }
 
     fn check(region: Region, offset: u64, length: usize) -> Result<(), AccessError> {

@@ -37,6 +37,8 @@ mod remote;
 mod ring;
 mod shared;
 mod source;
+#[cfg(fuzzing)]
+pub mod still;
 mod timing;
 
 pub use config::{

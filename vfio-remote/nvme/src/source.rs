@@ -76,7 +76,22 @@ impl NvmeSource {
     }
 }
 
-fn failed(what: &str) -> impl FnOnce(std::io::Error) -> SourceError {
+#[cfg(fuzzing)]
+impl NvmeSource {
+    /// A controller that is given its turns.
+    pub(crate) fn take_still(
+        &self,
+    ) -> Result<std::io::Result<(NvmeFunction, crate::controller::Controller)>, SourceError> {
+        let lease = Lease::new(&self.in_use).ok_or(SourceError::Busy)?;
+        let page = doorbells::new_file(0).and_then(|file| DoorbellPage::new(&file, 0));
+        let config = self.description.config.clone();
+        let identity = Arc::clone(&self.identity);
+        let counters = Arc::clone(&self.counters);
+        Ok(page.and_then(|page| NvmeFunction::still(page, config, identity, counters, lease)))
+    }
+}
+
+pub(crate) fn failed(what: &str) -> impl FnOnce(std::io::Error) -> SourceError {
     let what = what.to_owned();
     move |source| SourceError::Failed { what, source }
 }

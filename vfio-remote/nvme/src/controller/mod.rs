@@ -127,6 +127,19 @@ impl Controller {
         }
     }
 
+    /// Gives turns until there is nothing to do and nothing in flight.
+    #[cfg(fuzzing)]
+    pub fn settle_down(&mut self) -> std::io::Result<()> {
+        while self.turn()?
+            || self.shared.has_notices()
+            || !self.remote.is_idle()
+            || !self.requests.is_empty()
+        {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
     /// One turn. Returns whether there was anything to do.
     fn turn(&mut self) -> std::io::Result<bool> {
         let mut worked = self.take_notices();
