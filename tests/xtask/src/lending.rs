@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use farlane_vmkit::backend::Backend;
@@ -106,12 +106,23 @@ impl Lending {
         lender: &Lender,
         device: &str,
     ) -> Result<Borrower> {
+        self.borrower_at(run, name, &lender.address(), device, &[])
+    }
+
+    /// Starts a borrower of one device of the lender at `address`, with further words on its command line.
+    pub fn borrower_at(
+        &self,
+        run: &Run<'_>,
+        name: &str,
+        address: &str,
+        device: &str,
+        words: &[String],
+    ) -> Result<Borrower> {
         let (socket, metrics) = (run.path(name), run.path(&format!("{name}-metrics")));
         let mut command = Command::new(&self.borrow);
         command.arg("--socket-path").arg(&socket);
-        command.arg("--lender").arg(lender.address());
-        command.args(["--device", device, "--name", name]);
-        command.arg("--metrics").arg(&metrics);
+        command.args(["--lender", address, "--device", device, "--name", name]);
+        command.arg("--metrics").arg(&metrics).args(words);
         let log = run.logs().join(format!("{name}.log"));
         let backend = Backend::start("farlane-borrow", command, &[&socket, &metrics], &log)?;
         Ok(Borrower {
@@ -119,6 +130,11 @@ impl Lending {
             socket,
             metrics,
         })
+    }
+
+    /// The lender's program, also its administrator's.
+    pub fn lend(&self) -> &Path {
+        &self.lend
     }
 }
 
@@ -196,13 +212,11 @@ impl Lender {
         wait_until(&format!("{by} holds {device}"), held)
     }
 
-    /// Waits until a device is on offer again; returns how long that took.
-    pub fn wait_offered(&self, device: &str) -> Result<Duration> {
-        let begin = Instant::now();
+    /// Waits until a device is on offer again.
+    pub fn wait_offered(&self, device: &str) -> Result<()> {
         wait_until(&format!("{device} is on offer"), || {
             Ok(self.holder(device)?.is_none())
-        })?;
-        Ok(begin.elapsed())
+        })
     }
 
     /// What `farlane-lend list` prints for people.

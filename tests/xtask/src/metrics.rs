@@ -21,7 +21,8 @@ impl Metrics {
         Ok(Self::parse(&text, prefix))
     }
 
-    fn parse(text: &str, prefix: &str) -> Self {
+    /// Those in a document.
+    pub fn parse(text: &str, prefix: &str) -> Self {
         let samples = text.lines().filter_map(|line| {
             let (name, value) = line.strip_prefix(prefix)?.rsplit_once(' ')?;
             Some((name.to_owned(), value.parse().ok()?))

@@ -3,7 +3,8 @@
 mod driver_builds;
 mod lend_crash;
 mod lend_reassign;
-mod lend_soft;
+pub mod lend_soft;
+mod lend_vfio;
 mod lend_vs_local;
 mod rdma_buffers;
 mod rdma_crash;
@@ -49,6 +50,7 @@ pub const ALL: &[Scenario] = &[
     lend_soft::SCENARIO,
     lend_reassign::SCENARIO,
     lend_crash::SCENARIO,
+    lend_vfio::SCENARIO,
     lend_vs_local::SCENARIO,
 ];
 

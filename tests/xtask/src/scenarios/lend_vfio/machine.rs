@@ -1,0 +1,266 @@
+//! The lender: a machine with a kernel of its own, an IOMMU, an NVMe, and a window onto the memory of another machine.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use farlane_vmkit::guest::{Guest, Job};
+use farlane_vmkit::guest_program::GuestProgram;
+use farlane_vmkit::guest_root::GuestFile;
+use farlane_vmkit::qemu::VmConfig;
+use serde_json::Value;
+
+use super::certificates::Identity;
+use crate::conditions::wait_until;
+use crate::metrics::Metrics;
+use crate::run::Run;
+
+/// The lender's port.
+pub const PORT: u16 = 7411;
+
+/// Vendor and device of QEMU's NVMe, and of `ivshmem-plain`.
+const NVME: &str = "1b36:0010";
+const IVSHMEM: &str = "1af4:1110";
+
+// Where things are in the lender's file system.
+const PROGRAM: &str = "/usr/bin/farlane-lend";
+const SCRAPE: &str = "/usr/bin/scrape";
+const CONFIG: &str = "/etc/lend.toml";
+const SOCKET: &str = "/run/lend";
+const METRICS: &str = "/run/lend-metrics";
+
+/// How long the lender may take to serve.
+const START: Duration = Duration::from_secs(60);
+
+/// What the machine consists of besides itself.
+pub struct Parts<'a> {
+    /// The blocks of its NVMe.
+    pub blocks: &'a Path,
+    /// The memory of the other machine, and how much that is.
+    pub window: (&'a Path, u32),
+    /// Who it is.
+    pub identity: &'a Identity,
+}
+
+/// A range of guest-physical addresses: first, and the one behind the last.
+pub type Range = (u64, u64);
+
+/// What the lender says of who has its device.
+pub struct Holding {
+    /// Who.
+    pub holder: String,
+    /// Bridges between the device and its holder's memory.
+    pub hops: Option<u64>,
+    /// What the device reaches, in order, and by which way.
+    pub mappings: Vec<(Range, String)>,
+}
+
+/// A lender that runs.
+pub struct Lender<'a> {
+    guest: &'a Guest,
+    job: Job<'a>,
+}
+
+/// The machine, which has the lender's program but does not run it yet.
+pub fn config(run: &Run<'_>, name: &str, parts: &Parts<'_>) -> Result<VmConfig<'static>> {
+    let (file, size_mib) = parts.window;
+    let identity = parts.identity;
+    let files = [
+        GuestFile::new(run.context.lending()?.lend(), PROGRAM),
+        GuestFile::new(scrape(run)?, SCRAPE),
+        GuestFile::new(&identity.certificate, "/etc/tls/host.pem"),
+        GuestFile::new(&identity.key, "/etc/tls/host.key"),
+        GuestFile::new(&identity.authorities, "/etc/tls/ca.pem"),
+    ];
+    Ok(VmConfig::new(name)
+        .nvme("disk", parts.blocks)
+        .window("ram", file, size_mib)
+        .iommu()
+        .forward(PORT)
+        .files(files))
+}
+
+/// The program that reads counters.
+fn scrape(run: &Run<'_>) -> Result<PathBuf> {
+    let folder = run.context.workspace().root().join("tests/xtask/guest");
+    let program = run.path("scrape");
+    GuestProgram {
+        source: &folder.join("scrape.c"),
+        headers: &folder,
+        libraries: &[],
+    }
+    .build(run.context.kit()?.tree(), &program)?;
+    Ok(program)
+}
+
+/// The only function of a kind.
+fn function(guest: &Guest, kind: &str) -> Result<String> {
+    let text = guest.run(&format!("lspci -D -n -d {kind}"))?;
+    let mut functions = text.lines().filter_map(|line| line.split(' ').next());
+    match (functions.next(), functions.next()) {
+        (Some(function), None) => Ok(function.to_owned()),
+        _ => bail!("Not one function {kind} but:\n{text}"),
+    }
+}
+
+impl<'a> Lender<'a> {
+    /// Gives the NVMe to vfio-pci, and lends it to `borrower` alone.
+    pub fn start(guest: &'a Guest, device: &str, borrower: &str) -> Result<Self> {
+        let (nvme, window) = (function(guest, NVME)?, function(guest, IVSHMEM)?);
+        let folder = format!("/sys/bus/pci/devices/{nvme}");
+        guest.run(&format!(
+            "modprobe vfio-pci && modprobe vfio_iommu_type1 && echo vfio-pci >{folder}/driver_override && \
+             echo {nvme} >/sys/bus/pci/drivers_probe && test -e /sys/bus/pci/drivers/vfio-pci/{nvme}"
+        ))?;
+        let config = format!(
+            r#"
+            name = "lender"
+            listen = ["unix:{SOCKET}", "tls:0.0.0.0:{PORT}"]
+
+            [tls]
+            certificate = "/etc/tls/host.pem"
+            key = "/etc/tls/host.key"
+            authorities = "/etc/tls/ca.pem"
+
+            [[device]]
+            name = "{device}"
+            source = "vfio"
+            function = "{nvme}"
+            borrowers = ["{borrower}"]
+
+            [[window]]
+            name = "ram"
+            borrowers = ["{borrower}"]
+            ntb = "ivshmem"
+            function = "{window}"
+            "#
+        );
+        guest.write_file(CONFIG, 0o600, config.as_bytes())?;
+        let job = guest.spawn(&format!(
+            "RUST_LOG=info {PROGRAM} --config {CONFIG} --metrics {METRICS} 2>&1"
+        ))?;
+        job.wait_output(START, |said| said.contains("Ready"))?;
+        guest.wait_listening(PORT, START)?;
+        Ok(Self { guest, job })
+    }
+
+    /// How borrowers on this machine name it.
+    pub fn address(&self) -> Result<String> {
+        Ok(format!("tls:{}", self.guest.forwarded(PORT)?))
+    }
+
+    /// Who has the device now.
+    pub fn holding(&self, device: &str) -> Result<Option<Holding>> {
+        let text = self.guest.run(&format!(
+            "{PROGRAM} list --json --name lender --lender unix:{SOCKET}"
+        ))?;
+        parse(&text, device).with_context(|| format!("`farlane-lend list --json` said:\n{text}"))
+    }
+
+    /// Waits until nobody has the device.
+    pub fn wait_offered(&self, device: &str) -> Result<()> {
+        wait_until(&format!("{device} is on offer"), || {
+            Ok(self.holding(device)?.is_none())
+        })
+    }
+
+    /// What the device counts.
+    pub fn metrics(&self) -> Result<Metrics> {
+        let text = self.guest.run(&format!("{SCRAPE} {METRICS}"))?;
+        Ok(Metrics::parse(&text, "farlane_lend_device_"))
+    }
+
+    /// Ends it as its administrator does. Returns what it has said.
+    pub fn stop(self) -> Result<String> {
+        self.guest.run("kill $(pidof farlane-lend)")?;
+        let output = self.job.wait(START)?;
+        ensure!(
+            output.success(),
+            "The lender ended with {}:\n{}",
+            output.how(),
+            output.all()
+        );
+        Ok(output.all())
+    }
+}
+
+fn parse(text: &str, device: &str) -> Result<Option<Holding>> {
+    let list: Value = serde_json::from_str(text).context("That is no JSON")?;
+    let devices = list.as_array().context("That is no list")?;
+    let device = devices
+        .iter()
+        .find(|d| d["name"] == device)
+        .with_context(|| format!("There is no device {device}"))?;
+    let holder = &device["holder"];
+    if holder.is_null() {
+        return Ok(None);
+    }
+    let mapping = |mapping: &Value| {
+        let number = |name: &str| mapping[name].as_u64().context("A mapping is no range");
+        let start = number("address")?;
+        let way = mapping["way"].as_str().context("A mapping has no way")?;
+        anyhow::Ok(((start, start + number("length")?), way.to_owned()))
+    };
+    let mappings = holder["mappings"].as_array().context("No mappings")?;
+    let mut mappings: Vec<_> = mappings.iter().map(mapping).collect::<Result<_>>()?;
+    mappings.sort();
+    Ok(Some(Holding {
+        holder: holder["name"].as_str().context("No name")?.to_owned(),
+        hops: holder["hops"].as_u64(),
+        mappings,
+    }))
+}
+
+/// What a guest's kernel calls its memory.
+pub fn system_ram(guest: &Guest) -> Result<Vec<Range>> {
+    let text = guest.read_file("/proc/iomem")?;
+    let ranges = text.lines().filter_map(|line| {
+        let (range, what) = line.split_once(" : ")?;
+        let (start, last) = range.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        (what == "System RAM").then_some((number(start)?, number(last)? + 1))
+    });
+    let ranges: Vec<_> = ranges.collect();
+    ensure!(!ranges.is_empty(), "There is no memory in:\n{text}");
+    Ok(ranges)
+}
+
+/// Whether all of `range` lies in `parts`, which are in order.
+pub fn is_covered(range: Range, parts: &[(Range, String)]) -> bool {
+    let (mut at, end) = range;
+    for ((start, stop), _) in parts {
+        if *start <= at && at < *stop {
+            at = *stop;
+        }
+    }
+    at >= end
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_may_be_covered_by_several() {
+        let parts = [(0, 0x1000), (0x1000, 0x3000), (0x4000, 0x5000)];
+        let parts = parts.map(|range| (range, String::new()));
+        assert!(is_covered((0x800, 0x3000), &parts));
+        assert!(!is_covered((0x800, 0x3001), &parts));
+        assert!(!is_covered((0x3000, 0x4800), &parts));
+        assert!(is_covered((0x4000, 0x4001), &parts));
+    }
+
+    #[test]
+    fn a_list_tells_what_the_device_reaches() {
+        let text = r#"[{"name": "disk", "holder": {"name": "b", "fence": 1, "hops": 1, "mappings": [
+            {"address": 8192, "length": 4096, "writable": true, "way": "ram 0"},
+            {"address": 0, "length": 8192, "writable": true, "way": "ram 0"}]}},
+            {"name": "other", "holder": null}]"#;
+        let holding = parse(text, "disk").unwrap().unwrap();
+        assert_eq!(holding.hops, Some(1));
+        assert_eq!(holding.mappings[0].0, (0, 8192));
+        assert_eq!(holding.mappings[1].0, (8192, 12288));
+        assert!(parse(text, "other").unwrap().is_none());
+        assert!(parse(text, "third").is_err());
+    }
+}

@@ -1,0 +1,247 @@
+//! A physical NVMe of one kernel works for the guest of another: its DMA goes through the lender's IOMMU and a window
+//! into the memory of the guest that borrows it, and no program moves a byte of it.
+//!
+//! The lender is a machine with a kernel of its own. What is physical for it, QEMU emulates.
+
+mod certificates;
+mod machine;
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_vmkit::attachments::Ram;
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::progress;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::report::Report;
+use farlane_vmkit::scratch::Scratch;
+
+use self::certificates::{Authority, Identity};
+use self::machine::{Lender, Parts, is_covered, system_ram};
+use super::Scenario;
+use crate::conditions::no_complaint;
+use crate::fio::Fio;
+use crate::lending::{Blocks, Borrower, namespace, wait_gone};
+use crate::run::Run;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "lend-vfio",
+    about: "two kernels: vfio-pci lends an NVMe, whose DMA goes through IOMMU and window into the borrower's memory",
+    is_test: true,
+    run,
+};
+
+/// The device: its name at the lender, and its serial number.
+const DISK: &str = "disk";
+const DISK_MIB: u32 = 96;
+
+/// The borrower: its name, its VM's memory.
+const BORROWER: &str = "b";
+const MEMORY_MIB: u32 = 512;
+
+/// Has fio write at random, read everything back, and check it.
+const VERIFY: &str =
+    "--rw=randwrite --bsrange=4k-64k --verify=crc32c --verify_fatal=1 --iodepth=16";
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let blocks = Blocks::new(DISK_MIB)?;
+    let memory = Scratch::in_memory()?;
+    let ram = memory.join("ram");
+    // Both machines and the borrower map it, whoever is first.
+    File::create(&ram)
+        .and_then(|file| file.set_len(u64::from(MEMORY_MIB) << 20))
+        .with_context(|| format!("Cannot make {}", ram.display()))?;
+    let authority = Authority::new(&run.path("authority"))?;
+    let parts = Parts {
+        blocks: blocks.path(),
+        window: (&ram, MEMORY_MIB),
+        identity: &authority.identity("127.0.0.1")?,
+    };
+    let mut borrowing = VmConfig::new(BORROWER)
+        .storage()
+        .ram(Ram::File(ram.clone()))
+        .vfio_user_port(DISK);
+    borrowing.memory_mib = MEMORY_MIB;
+    let [a, b] = run.boot([machine::config(run, "lender", &parts)?, borrowing])?;
+
+    let lender = Lender::start(&a, DISK, BORROWER)?;
+    let address = lender.address()?;
+    let identity = authority.identity(BORROWER)?;
+    strangers(run, &address, &authority)?;
+    let mut words = vec!["--window".to_owned(), format!("ram={}", ram.display())];
+    words.extend(identity.words());
+    let lending = run.context.lending()?;
+    let borrower = lending.borrower_at(run, BORROWER, &address, DISK, &words)?;
+
+    b.run("modprobe nvme")?;
+    b.plug_vfio_user(DISK, borrower.socket())?;
+    let node = namespace(&b, DISK)?;
+    let figures = Fio::new(&node, &format!("{VERIFY} --size=24m")).run(&b)?;
+    ensure!(
+        figures.write.requests > 0 && figures.read.requests >= figures.write.requests,
+        "fio has not read back what it wrote: {figures:?}"
+    );
+    let figure = format!(
+        "{} writes, all found again, {:.0} IOPS",
+        figures.write.requests, figures.write.iops
+    );
+    say(report, "fio --verify=crc32c", &figure);
+    b.run(&format!(
+        "mkfs.ext4 -q {node} && mount -t ext4 {node} /mnt && cp -r /usr/sbin /mnt/ && cd /mnt && \
+         find . -type f ! -name sums | xargs sha256sum >/tmp/sums && cp /tmp/sums /mnt/ && cd / && umount /mnt"
+    ))?;
+    say(report, "mkfs.ext4, mount, cp, umount", "work");
+    only_its_memory(&lender, &b, report)?;
+    no_software(&lender, &borrower, report)?;
+
+    b.unplug(DISK)?;
+    wait_gone(&b, DISK)?;
+    lender.wait_offered(DISK)?;
+    nothing_left(&lender)?;
+    say(report, "after the return", "nothing is mapped");
+
+    b.plug_vfio_user(DISK, borrower.socket())?;
+    let node = namespace(&b, DISK)?;
+    b.run(&format!(
+        "mount -t ext4 -o ro {node} /mnt && cd /mnt && sha256sum -c sums >/tmp/check || {{ grep -v OK /tmp/check; \
+         exit 1; }}; cd / && umount /mnt"
+    ))?;
+    say(
+        report,
+        "borrowed again, sha256sum -c",
+        "all files are the same",
+    );
+    b.kill()?;
+    lender.wait_offered(DISK)?;
+    nothing_left(&lender)?;
+    say(report, "borrower's VM is killed", "nothing is mapped");
+
+    borrower.stop()?;
+    lender.stop()?;
+    no_complaint(&a)?;
+    let log = a.run("dmesg")?;
+    ensure!(
+        !log.contains("DMAR: [DMA"),
+        "The IOMMU has caught the device:\n{log}"
+    );
+    Ok(())
+}
+
+fn say(report: &mut Report, what: &str, figure: &str) {
+    progress::note(&format!("{what}: {figure}"));
+    report.add("NVMe lent by another kernel", what, figure);
+}
+
+/// Who is not certified as a borrower learns nothing.
+fn strangers(run: &Run<'_>, address: &str, authority: &Authority) -> Result<()> {
+    let lend = run.context.lending()?.lend();
+    let list = |name: &str, identity: &Identity| {
+        let mut command = Command::new(lend);
+        command.args(["list", "--json", "--lender", address, "--name", name]);
+        command.args(identity.words()).stdin(Stdio::null());
+        let output = command.output().context("Cannot run farlane-lend")?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        anyhow::Ok((
+            output.status.success(),
+            text(&output.stdout) + &text(&output.stderr),
+        ))
+    };
+    // Somebody else says that this is the borrower.
+    let stranger = Authority::new(&run.path("stranger"))?.identity(BORROWER)?;
+    let (listed, said) = list(BORROWER, &stranger)?;
+    ensure!(!listed, "A stranger is served:\n{said}");
+    // It believes the right authority, and has a certificate of another.
+    let stranger = Identity {
+        authorities: authority.identity("d")?.authorities,
+        ..stranger
+    };
+    let (listed, said) = list(BORROWER, &stranger)?;
+    ensure!(
+        !listed,
+        "A stranger who knows the lender is served:\n{said}"
+    );
+    let other = authority.identity("c")?;
+    let (listed, said) = list(BORROWER, &other)?;
+    ensure!(!listed, "c is served as {BORROWER}:\n{said}");
+    let (listed, said) = list("c", &other)?;
+    ensure!(
+        listed && !said.contains(DISK),
+        "c sees what is not for it:\n{said}"
+    );
+    let (listed, said) = list(BORROWER, &authority.identity(BORROWER)?)?;
+    ensure!(
+        listed && said.contains(DISK),
+        "The borrower does not see its device:\n{said}"
+    );
+    Ok(())
+}
+
+/// The device reaches the memory of its borrower's VM, and nothing else.
+fn only_its_memory(lender: &Lender<'_>, b: &Guest, report: &mut Report) -> Result<()> {
+    let holding = lender.holding(DISK)?.context("Nobody has the device")?;
+    ensure!(
+        holding.holder == BORROWER && holding.hops == Some(1),
+        "{} has the device, {:?} hops away",
+        holding.holder,
+        holding.hops
+    );
+    let end = u64::from(MEMORY_MIB) << 20;
+    let foreign = holding
+        .mappings
+        .iter()
+        .find(|((_, stop), way)| *stop > end || way != "ram 0");
+    ensure!(foreign.is_none(), "The device reaches {foreign:x?}");
+    let ram = system_ram(b)?;
+    for &range in &ram {
+        ensure!(
+            is_covered(range, &holding.mappings),
+            "The device does not reach all of {range:x?}: {:x?}",
+            holding.mappings
+        );
+    }
+    let mapped: u64 = holding.mappings.iter().map(|((a, b), _)| b - a).sum();
+    let counted = lender.metrics()?.sum("dma_mapped_bytes")?;
+    ensure!(
+        counted == mapped,
+        "{counted} bytes are mapped, and {mapped} are told of"
+    );
+    let figure = format!(
+        "{} ranges, {} MiB, all System RAM of the VM and nothing beyond its memory",
+        holding.mappings.len(),
+        mapped >> 20
+    );
+    say(report, "IOMMU mappings", &figure);
+    Ok(())
+}
+
+/// Neither the lender nor the borrower has moved what went between the disk and the VM.
+fn no_software(lender: &Lender<'_>, borrower: &Borrower, report: &mut Report) -> Result<()> {
+    let at_lender = lender.metrics()?;
+    let payload = at_lender.sum("payload_bytes")?;
+    ensure!(payload == 0, "The lender has moved {payload} bytes");
+    let interrupts = at_lender.sum("interrupts")?;
+    ensure!(interrupts > 0, "The device has not interrupted");
+    let at_borrower = borrower.metrics()?;
+    let messages = at_borrower.sum("dma_reads")? + at_borrower.sum("dma_writes")?;
+    ensure!(messages == 0, "{messages} transfers went by messages");
+    let figure = format!(
+        "0 bytes of data, {} register accesses, {interrupts} interrupts",
+        at_lender.sum("register_accesses")?
+    );
+    say(report, "moved by lender and borrower", &figure);
+    Ok(())
+}
+
+/// Nobody's memory is reached any more.
+fn nothing_left(lender: &Lender<'_>) -> Result<()> {
+    let metrics = lender.metrics()?;
+    let left = metrics.sum("dma_mapped_bytes")?;
+    ensure!(left == 0, "{left} bytes are still mapped");
+    let (maps, unmaps) = (metrics.sum("dma_maps")?, metrics.sum("dma_unmaps")?);
+    ensure!(
+        maps > 0 && maps == unmaps,
+        "{maps} ranges were mapped, {unmaps} unmapped"
+    );
+    Ok(())
+}
