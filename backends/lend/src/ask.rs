@@ -68,11 +68,10 @@ fn table(devices: &[DeviceStatus]) -> String {
             holder.map_or_else(none, |h| format!("{:x}", h.fence)),
             holder.map_or_else(none, |h| format!("{} s", h.held_seconds)),
             holder.map_or_else(none, |h| {
-                let bytes: u64 = h.mappings.iter().map(|m| m.length).sum();
                 let mut ways: Vec<&str> = h.mappings.iter().map(|m| m.way.as_str()).collect();
                 ways.sort_unstable();
                 ways.dedup();
-                format!("{} MiB ({})", bytes >> 20, ways.join(", "))
+                format!("{} MiB ({})", h.mapped_bytes >> 20, ways.join(", "))
             }),
             holder
                 .and_then(|h| h.hops)
@@ -121,6 +120,8 @@ mod tests {
                 writable: true,
                 way: "shm 0".to_owned(),
             }],
+            mapping_count: 1,
+            mapped_bytes: 1 << 30,
             hops: Some(0),
         };
         let text = table(&[device("a", Some(holder)), device("nvme0", None)]);

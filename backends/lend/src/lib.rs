@@ -38,8 +38,7 @@ pub fn metrics_text(lender: &Lender) -> String {
     let held = lender.status(None).into_iter().map(|device| {
         let value = u64::from(device.holder.is_some());
         let help = "Whether somebody holds it: 0 or 1.";
-        let mapped = device.holder.iter().flat_map(|h| &h.mappings);
-        let mapped_bytes = mapped.map(|m| m.length).sum();
+        let mapped_bytes = device.holder.as_ref().map_or(0, |h| h.mapped_bytes);
         let samples = vec![
             Sample {
                 name: "held",

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 /// A revocation takes as long as the lender gives its borrowers, and a reset.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// More devices than a lender has, so that none can keep us listening.
+const MAX_DEVICES: usize = 1 << 16;
+
 fn ask(connector: &Connector, name: &str, request: Request) -> Result<Reply, SessionError> {
     let (sender, mut receiver, _) = greet(connector, name)?;
     sender.send(&ToLender::Request { id: 1, request }, &[])?;
@@ -26,9 +29,24 @@ fn ask(connector: &Connector, name: &str, request: Request) -> Result<Reply, Ses
 /// # Errors
 /// See [`SessionError`].
 pub fn list(connector: &Connector, name: &str) -> Result<Vec<DeviceStatus>, SessionError> {
-    match ask(connector, name, Request::List)? {
-        Reply::Devices(devices) => Ok(devices),
-        _ => Err(SessionError::Nonsense),
+    let mut all = Vec::new();
+    loop {
+        let first = u32::try_from(all.len()).map_err(|_| SessionError::Nonsense)?;
+        match ask(connector, name, Request::List { first })? {
+            Reply::Devices {
+                devices,
+                more: true,
+            } if devices.is_empty() => {
+                return Err(SessionError::Nonsense);
+            }
+            Reply::Devices { devices, more } => {
+                all.extend(devices);
+                if !more || all.len() > MAX_DEVICES {
+                    return Ok(all);
+                }
+            }
+            _ => return Err(SessionError::Nonsense),
+        }
     }
 }
 

@@ -25,8 +25,20 @@ struct State {
     lease: Lease,
     /// The holder's link.
     control: Weak<Control>,
-    mappings: Vec<MappingStatus>,
-    hops: Option<u32>,
+    reach: Reach,
+}
+
+/// What the holder of a device has it reach.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Reach {
+    /// The first ranges.
+    pub mappings: Vec<MappingStatus>,
+    /// How many there are.
+    pub count: u32,
+    /// How many bytes.
+    pub bytes: u64,
+    /// Over how many bridges most of it.
+    pub hops: Option<u32>,
 }
 
 /// A device and its lease.
@@ -45,8 +57,7 @@ impl Device {
             state: Mutex::new(State {
                 lease: Lease::new(term),
                 control: Weak::new(),
-                mappings: Vec::new(),
-                hops: None,
+                reach: Reach::default(),
             }),
             changed: Condvar::new(),
             attached: AtomicU32::new(0),
@@ -113,16 +124,13 @@ impl Device {
         let mut state = self.state();
         state.lease.finish_return(fence);
         state.control = Weak::new();
-        state.mappings.clear();
-        state.hops = None;
+        state.reach = Reach::default();
         self.changed.notify_all();
     }
 
     /// What the holder has mapped now.
-    pub fn report(&self, mappings: Vec<MappingStatus>, hops: Option<u32>) {
-        let mut state = self.state();
-        state.mappings = mappings;
-        state.hops = hops;
+    pub fn report(&self, reach: Reach) {
+        self.state().reach = reach;
     }
 
     /// The link of whoever holds it.
@@ -149,8 +157,10 @@ impl Device {
                 name,
                 fence: fence.0,
                 held_seconds: held.as_secs(),
-                mappings: state.mappings.clone(),
-                hops: state.hops,
+                mappings: state.reach.mappings.clone(),
+                mapping_count: state.reach.count,
+                mapped_bytes: state.reach.bytes,
+                hops: state.reach.hops,
             });
         DeviceStatus {
             name: self.offer.name.clone(),

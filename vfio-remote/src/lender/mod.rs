@@ -21,6 +21,8 @@ use thiserror::Error;
 
 /// Links at the same time.
 const MAX_LINKS: usize = 256;
+/// Connections that have not said who they are.
+const MAX_HANDSHAKES: usize = 64;
 /// How long nothing is accepted when the system has no more descriptors.
 const RECOVERY: Duration = Duration::from_millis(100);
 
@@ -77,7 +79,8 @@ pub struct Lender {
     bridges: BTreeMap<String, BridgeOffer>,
     term: Duration,
     grace: Duration,
-    links: AtomicUsize,
+    links: Arc<AtomicUsize>,
+    handshakes: Arc<AtomicUsize>,
 }
 
 impl Lender {
@@ -116,7 +119,8 @@ impl Lender {
             bridges,
             term,
             grace,
-            links: AtomicUsize::new(0),
+            links: Arc::default(),
+            handshakes: Arc::default(),
         }))
     }
 
@@ -131,23 +135,23 @@ impl Lender {
                     continue;
                 }
             };
-            if self.links.fetch_add(1, Ordering::Relaxed) >= MAX_LINKS {
-                self.links.fetch_sub(1, Ordering::Relaxed);
-                log::warn!("{MAX_LINKS} links are open: a connection is refused");
+            let handshake = Counted::enter(&self.handshakes, MAX_HANDSHAKES);
+            if handshake.is_none() {
+                log::warn!("{MAX_HANDSHAKES} connections are being made: one is refused");
                 continue;
             }
             let lender = Arc::clone(self);
             let started = std::thread::Builder::new()
                 .name("link".to_owned())
                 .spawn(move || {
-                    match incoming.finish() {
+                    let finished = incoming.finish();
+                    drop(handshake);
+                    match finished {
                         Ok((sender, receiver)) => lender.serve_link(sender, receiver),
-                        Err(e) => log::warn!("A connection is refused: {e}"),
+                        Err(e) => log::warn!("A connection is refused: {}", chain(&e)),
                     }
-                    lender.links.fetch_sub(1, Ordering::Relaxed);
                 });
             if let Err(e) = started {
-                self.links.fetch_sub(1, Ordering::Relaxed);
                 log::warn!("Cannot start a thread for a connection: {e}");
             }
         }
@@ -155,6 +159,11 @@ impl Lender {
 
     /// Serves one link until it ends.
     pub fn serve_link(self: &Arc<Self>, sender: Sender, receiver: Receiver) {
+        let Some(_link) = Counted::enter(&self.links, MAX_LINKS) else {
+            log::warn!("{MAX_LINKS} links are open: one is refused");
+            sender.close();
+            return;
+        };
         match session::serve(self, sender, receiver) {
             Ok(()) | Err(LinkError::Closed) => {}
             Err(e) => log::warn!("A link has ended: {}", chain(&e)),
@@ -184,6 +193,22 @@ impl Lender {
     #[must_use]
     pub fn links(&self) -> usize {
         self.links.load(Ordering::Relaxed)
+    }
+}
+
+/// One of a limited number, until it is dropped.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn enter(count: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
+        let counted = Self(Arc::clone(count));
+        (count.fetch_add(1, Ordering::Relaxed) < limit).then_some(counted)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

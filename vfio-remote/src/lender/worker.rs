@@ -1,12 +1,13 @@
 //! One link at the lender: the thread that works.
 
-use super::device::Device;
+use super::device::{Device, Reach};
 use super::session::{Control, Ending, MessageSignal};
 use super::{Lender, chain};
 use crate::bridge;
 use crate::link::message::{
-    Attached, Bridge, Delivery, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_VECTORS,
-    MappingStatus, Place, Refusal, Reply, Request, ToBorrower, ToLender,
+    Attached, Bridge, Delivery, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES,
+    MAX_LISTED_MAPPINGS, MAX_VECTORS, MappingStatus, Place, Refusal, Reply, Request, ToBorrower,
+    ToLender,
 };
 use farlane_ntb::Ntb;
 use farlane_pci::{
@@ -23,6 +24,9 @@ use std::time::Duration;
 
 /// Ranges that one device reaches.
 const MAX_MAPPINGS: usize = 4096;
+/// Memory that one device reaches: so much of the lender's addresses can be had for every device
+/// of a host.
+const MAX_MAPPED_BYTES: u64 = 4 << 40;
 /// Addresses and lengths of memory are multiples of this.
 const PAGE_BYTES: u64 = 4096;
 /// How much longer than the grace a device may take to come back.
@@ -158,12 +162,7 @@ impl Worker {
         out: &mut Vec<Arc<OwnedFd>>,
     ) -> Answer {
         match request {
-            // Who administers the lender sees all of it.
-            Request::List => {
-                let local = self.control.sender.is_local();
-                let borrower = (!local).then_some(self.borrower.as_str());
-                Ok(Reply::Devices(self.lender.status(borrower)))
-            }
+            Request::List { first } => Ok(self.list(first)),
             Request::Revoke { device } => self.revoke(&device),
             Request::Attach { device } => self.attach(&device, out),
             Request::Take => self.take(),
@@ -218,6 +217,27 @@ impl Worker {
             .filter(|d| d.is_for(&self.borrower))
             .cloned()
             .ok_or_else(|| Refusal::NoDevice(self.borrower.clone()))
+    }
+
+    /// Devices from one on, as many as fit into a message. Who administers the lender sees all.
+    fn list(&self, first: u32) -> Reply {
+        let is_local = self.control.sender.is_local();
+        let borrower = (!is_local).then_some(self.borrower.as_str());
+        let skip = usize::try_from(first).unwrap_or(usize::MAX);
+        let mut rest = self.lender.status(borrower).into_iter().skip(skip);
+        let mut bytes = 0;
+        let mut devices = Vec::new();
+        let more = loop {
+            let Some(device) = rest.next() else {
+                break false;
+            };
+            bytes += postcard::to_stdvec(&device).map_or(MAX_FRAME_BYTES, |encoded| encoded.len());
+            if bytes > MAX_DATA_BYTES && !devices.is_empty() {
+                break true;
+            }
+            devices.push(device);
+        };
+        Reply::Devices { devices, more }
     }
 
     /// Takes a device from its holder, and waits until it is offered again.
@@ -398,6 +418,10 @@ impl Worker {
         if held.mappings.len() >= MAX_MAPPINGS {
             return Err(invalid("too many ranges"));
         }
+        let mapped: u64 = held.mappings.values().map(|m| m.length).sum();
+        if length > MAX_MAPPED_BYTES.saturating_sub(mapped) {
+            return Err(invalid("too much memory"));
+        }
         let (target, way, hops) = match place {
             Place::Messages => (DmaTarget::Remote(memory), "messages".to_owned(), None),
             Place::Window {
@@ -574,14 +598,21 @@ fn report(device: &Device, held: &Held) {
     for mapped in held.mappings.values() {
         *bytes.entry(mapped.hops).or_default() += mapped.length;
     }
+    let mapped_bytes = bytes.values().sum();
     let most = bytes.into_iter().max_by_key(|&(_, bytes)| bytes);
-    let mappings = held.mappings.iter().map(|(&address, m)| MappingStatus {
+    let listed = held.mappings.iter().take(MAX_LISTED_MAPPINGS);
+    let mappings = listed.map(|(&address, m)| MappingStatus {
         address,
         length: m.length,
         writable: m.writable,
         way: m.way.clone(),
     });
-    device.report(mappings.collect(), most.and_then(|(hops, _)| hops));
+    device.report(Reach {
+        mappings: mappings.collect(),
+        count: u32::try_from(held.mappings.len()).unwrap_or(u32::MAX),
+        bytes: mapped_bytes,
+        hops: most.and_then(|(hops, _)| hops),
+    });
 }
 
 fn socket_pair() -> Result<(OwnedFd, OwnedFd), std::io::Error> {

@@ -317,7 +317,7 @@ pub fn pair() -> Result<[(Sender, Receiver); 2], LinkError> {
 }
 
 /// What a lender accepts connections with. Each accepted connection is finished (the handshake,
-/// above all) by a thread of its own, with [`finish`](Self::finish).
+/// above all) by a thread of its own, with [`Incoming::finish`].
 #[derive(Debug)]
 pub enum Acceptor {
     /// A listening sequential-packet UNIX socket.

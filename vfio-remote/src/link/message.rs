@@ -19,6 +19,8 @@ pub const MAX_FRAME_BYTES: usize = MAX_DATA_BYTES + 16 * 1024;
 pub const MAX_DESCRIPTORS: usize = 64;
 /// Largest number of vectors in one [`Request::SetInterrupts`].
 pub const MAX_VECTORS: usize = 64;
+/// How many ranges of a device's memory are listed.
+pub const MAX_LISTED_MAPPINGS: usize = 64;
 /// Largest name of a host or device, in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
 
@@ -130,8 +132,11 @@ pub enum ToBorrower {
 /// What a borrower, or an administrator, asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// What is on offer.
-    List,
+    /// What is on offer, from the device with this number on.
+    List {
+        /// 0, and so on until there is no more.
+        first: u32,
+    },
     /// Takes a device from its holder.
     Revoke {
         /// Name of the device.
@@ -276,7 +281,12 @@ pub enum Reply {
     /// It was done.
     Done,
     /// To [`Request::List`].
-    Devices(Vec<DeviceStatus>),
+    Devices {
+        /// As many as fit into a message.
+        devices: Vec<DeviceStatus>,
+        /// Whether there are more.
+        more: bool,
+    },
     /// To [`Request::Attach`].
     Attached(Box<Attached>),
     /// To [`Request::Take`].
@@ -343,8 +353,12 @@ pub struct Holder {
     pub fence: u64,
     /// For how many seconds.
     pub held_seconds: u64,
-    /// Memory that the device reaches.
+    /// Memory that the device reaches: the first [`MAX_LISTED_MAPPINGS`] ranges.
     pub mappings: Vec<MappingStatus>,
+    /// How many ranges there are.
+    pub mapping_count: u32,
+    /// How many bytes they have.
+    pub mapped_bytes: u64,
     /// How many bridges lie between the device and the memory it reaches most of: 0 for memory of
     /// the same host; none where it is reached by messages, or not at all.
     pub hops: Option<u32>,
