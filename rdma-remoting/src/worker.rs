@@ -5,7 +5,7 @@ use crate::counters::{self, Live};
 use crate::engine::Progress;
 use crate::sleep;
 use crate::spin::Spin;
-use crate::timeslice;
+use farlane_zero_copy::timeslice;
 use rustix::event::{EventfdFlags, epoll};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};

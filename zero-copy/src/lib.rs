@@ -8,9 +8,11 @@
 //! * [`Pool`]: buffers in host memory that a guest maps.
 //! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`fault`]: mapped files that their owner shrinks.
+//! * [`timeslice`]: a short time slice for threads that are woken often.
 //! * [`topology`]: on which NUMA node memory lies.
 
 mod address_space;
+mod chain;
 mod copy;
 pub mod eventfd;
 pub mod fault;
@@ -19,10 +21,12 @@ mod pool;
 mod process;
 mod region;
 mod shared;
+pub mod timeslice;
 pub mod topology;
 mod view;
 
 pub use address_space::{AddressSpace, AddressSpaceError, RangeKind};
+pub use chain::chain;
 pub use copy::{CopyError, copy, copy_from_slice, copy_to_slice};
 pub use mapping::{Mapping, MappingError};
 pub use pool::{Pool, PoolBuffer, PoolError};

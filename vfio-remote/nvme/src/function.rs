@@ -9,13 +9,18 @@ use crate::registers::Effect;
 use crate::shared::{Notice, Shared};
 use crate::source::{BAR_BYTES, DOORBELLS, Lease, MSIX_PENDING, MSIX_TABLE};
 use farlane_pci::{AccessError, DmaMapping, Function, InterruptKind, Region, Signal};
+use farlane_zero_copy::timeslice;
 use std::io;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Bytes of an entry of the MSI-X table (PCI 3.0, 6.8.2.6).
 const MSIX_ENTRY_BYTES: usize = 16;
+
+/// The shortest slice that Linux gives (6.12).
+const SLICE: Duration = Duration::from_micros(100);
 
 /// Bytes of configuration space of a PCI Express function.
 const CONFIG_BYTES: u64 = 4096;
@@ -148,7 +153,7 @@ fn work(
     // Naps are meant as they are said, and a woken worker is not to wait for the end of others'
     // time slices. What works without is slower, no more.
     let _ = crate::timing::set_timer_slack();
-    if let Err(e) = crate::timing::request_short_slice() {
+    if let Err(e) = timeslice::request(SLICE) {
         log::debug!("No short time slices: {e}");
     }
     let controller = Controller::new(shared, identity, rings);

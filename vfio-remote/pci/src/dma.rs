@@ -1,7 +1,7 @@
 //! The memory that a function modelled in software reaches.
 
 use crate::{AccessError, DmaMapping, DmaTarget};
-use farlane_zero_copy::{AddressSpace, AddressSpaceError, View};
+use farlane_zero_copy::{AddressSpace, AddressSpaceError, View, chain};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -116,7 +116,7 @@ impl DmaSpace {
             DmaTarget::File { file, offset } => self
                 .mapped
                 .map(address, length, file.as_fd(), *offset, mapping.writable)
-                .map_err(|e| refuse(describe(&e)))?,
+                .map_err(|e| refuse(chain(&e)))?,
             DmaTarget::Remote(memory) => {
                 let taken = self.mapped.ranges().iter().any(|&(start, bytes, _)| {
                     start < address + length && address < start.saturating_add(bytes)
@@ -155,7 +155,7 @@ impl DmaSpace {
                 .map_err(|e| AccessError::Map {
                     address,
                     length,
-                    why: describe(&e),
+                    why: chain(&e),
                 })?;
         }
         Ok(())
@@ -279,17 +279,6 @@ impl DmaSpace {
         let run = usize::try_from(until.min(wanted)).unwrap_or(length);
         Ok((run, None))
     }
-}
-
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]

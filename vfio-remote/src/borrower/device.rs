@@ -3,7 +3,6 @@
 use super::layout::Layout;
 use super::session::{Session, SessionError};
 use super::signals::{Signals, count_of, kind_of};
-use crate::lender::chain;
 use crate::link::Connector;
 use crate::link::message::{Delivery, Fence, MAX_VECTORS, Refusal, Request};
 use farlane_ntb::Ntb;
@@ -11,6 +10,7 @@ use farlane_pci::{ConfigSpace, Effects, InterruptKind, Interrupts, Region, Share
 use farlane_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, Errno, IrqAction, IrqInfo, IrqRequest, MapArea, RegionInfo,
 };
+use farlane_zero_copy::chain;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

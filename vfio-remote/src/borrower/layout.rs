@@ -2,11 +2,11 @@
 
 use super::session::{Session, SessionError};
 use crate::bridge;
-use crate::lender::chain;
 use crate::link::message::{Bridge, Fence, Place, Request};
 use farlane_ntb::{Ntb, NtbError, WindowSlice, WindowSpace};
 use farlane_pci::{DmaMapping, DmaSpace, DmaTarget, RemoteMemory};
 use farlane_vfio_user::{Client, DmaMap};
+use farlane_zero_copy::chain;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};

@@ -1,12 +1,12 @@
 //! The borrower's end of a link: asks the lender, keeps the lease, answers about memory.
 
 use super::signals::Signals;
-use crate::lender::chain;
 use crate::link::message::{
     Attached, Fence, MAX_DATA_BYTES, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
 };
 use crate::link::{Connector, LinkError, Received, Receiver, Sender};
 use farlane_pci::{DmaSpace, Region};
+use farlane_zero_copy::chain;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};

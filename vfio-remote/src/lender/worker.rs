@@ -1,8 +1,8 @@
 //! One link at the lender: the thread that works.
 
+use super::Lender;
 use super::device::{Device, Reach};
 use super::session::{Control, Ending, MessageSignal};
-use super::{Lender, chain};
 use crate::bridge;
 use crate::link::message::{
     Attached, Bridge, Delivery, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES,
@@ -14,7 +14,7 @@ use farlane_pci::{
     AccessError, Attachment, DmaMapping, DmaTarget, EventSignal, Function, InterruptKind, Region,
     RemoteMemory, Signal,
 };
-use farlane_zero_copy::eventfd;
+use farlane_zero_copy::{chain, eventfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};

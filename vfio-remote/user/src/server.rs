@@ -6,6 +6,7 @@ use crate::session::{Next, Session};
 use crate::socket::SocketError;
 use crate::wire::{self, HEADER_BYTES};
 use crate::{Counters, Device, MAX_TRANSFER_BYTES};
+use farlane_zero_copy::chain;
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -78,17 +79,6 @@ fn is_passing(error: &io::Error) -> bool {
 fn is_shortage(error: &io::Error) -> bool {
     let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
     Errno::from_io_error(error).is_some_and(|errno| shortages.contains(&errno))
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 /// What a connection needs for its messages.

@@ -2,7 +2,7 @@
 
 use crate::kernel::Kernel;
 use farlane_pci::{AccessError, DmaMapping, DmaTarget};
-use farlane_zero_copy::Mapping;
+use farlane_zero_copy::{Mapping, chain};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 
@@ -17,17 +17,6 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
     entries: BTreeMap<u64, Entry>,
-}
-
-/// An error and its sources.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }
 
 impl Mappings {
