@@ -206,9 +206,9 @@ impl Registers {
         self.csts = self.csts & !CSTS_SHUTDOWN | CSTS_SHUTDOWN_COMPLETE;
     }
 
-    /// The controller works.
+    /// The controller works; what was shut down no longer is.
     pub fn ready(&mut self) {
-        self.csts |= CSTS_READY;
+        self.csts = CSTS_READY;
     }
 
     /// The controller has failed (3.1.6, CFS).

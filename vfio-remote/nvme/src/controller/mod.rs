@@ -137,6 +137,8 @@ impl Controller {
         {
             std::thread::yield_now();
         }
+        // As before a wait.
+        self.view = None;
         Ok(())
     }
 
