@@ -97,6 +97,12 @@ impl Descriptors {
         chosen.map(|fd| fd.as_fd()).collect()
     }
 
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> Vec<BorrowedFd<'_>> {
+        self.0.iter().map(|fd| fd.as_fd()).collect()
+    }
+
     /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {

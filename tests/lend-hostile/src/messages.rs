@@ -1,0 +1,262 @@
+//! Messages that no borrower should send.
+
+use anyhow::Result;
+use farlane_pci::{InterruptKind, Region};
+use farlane_vfio_client::Random;
+use farlane_vfio_remote::link::message::{
+    Delivery, Fence, MAX_FRAME_BYTES, Place, Request, ToLender, VERSION,
+};
+
+/// Numbers at the edges of what fields can hold.
+const EDGES: [u64; 14] = [
+    0,
+    1,
+    0xfff,
+    0x1000,
+    0x1001,
+    0x3fff,
+    0x4000,
+    0x7fff_ffff,
+    0xffff_ffff,
+    0x1_0000_0000,
+    0x7fff_ffff_ffff_f000,
+    0x8000_0000_0000_0000,
+    0xffff_ffff_ffff_f000,
+    u64::MAX,
+];
+
+/// What an attack is, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Bytes that mean nothing.
+    Noise,
+    /// A message with bytes that are others.
+    Spoilt,
+    /// A part of a message.
+    Cut,
+    /// A message and more.
+    Longer,
+    /// A message that is one, with values that cannot be.
+    Absurd,
+    /// More than a frame can have.
+    TooLong,
+    /// Descriptors that do not belong there.
+    Descriptors,
+    /// A message that has no place there.
+    Misplaced,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Noise,
+        Self::Spoilt,
+        Self::Cut,
+        Self::Longer,
+        Self::Absurd,
+        Self::TooLong,
+        Self::Descriptors,
+        Self::Misplaced,
+    ];
+}
+
+/// Makes attacks.
+#[derive(Debug)]
+pub struct Messages {
+    random: Random,
+    /// The device that may be attacked.
+    target: String,
+    turn: usize,
+}
+
+impl Messages {
+    /// Attacks that belong to `seed`. No other device than `target` is named.
+    pub fn new(seed: u64, target: &str) -> Self {
+        Self {
+            random: Random::new(seed),
+            target: target.to_owned(),
+            turn: 0,
+        }
+    }
+
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: usize) -> usize {
+        self.random.below(limit)
+    }
+
+    /// The next frame. Each kind has its turn. `fence` is that of a lease which is held, or none.
+    ///
+    /// # Errors
+    /// None is known: a message can be encoded.
+    pub fn frame(&mut self, fence: Option<Fence>) -> Result<(Kind, Vec<u8>)> {
+        let kind = Kind::ALL[self.turn % Kind::ALL.len()];
+        self.turn += 1;
+        let message = self.absurd(fence);
+        let mut frame = postcard::to_stdvec(&message)?;
+        match kind {
+            Kind::Noise => {
+                let length = self.random.below(200);
+                frame = self.random.bytes(length);
+            }
+            Kind::Spoilt => {
+                for _ in 0..=self.random.below(3) {
+                    let at = self.random.below(frame.len());
+                    frame[at] = u8::try_from(self.random.below(256))?;
+                }
+            }
+            Kind::Cut => frame.truncate(self.random.below(frame.len())),
+            Kind::Longer => {
+                let more = 1 + self.random.below(50);
+                frame.extend(self.random.bytes(more));
+            }
+            Kind::Absurd | Kind::Descriptors => {}
+            Kind::TooLong => {
+                let more = self.random.below(4096);
+                frame.resize(MAX_FRAME_BYTES + 1 + more, 0);
+            }
+            Kind::Misplaced => frame = postcard::to_stdvec(&self.misplaced())?,
+        }
+        Ok((kind, frame))
+    }
+
+    fn number(&mut self) -> u64 {
+        match self.random.below(3) {
+            0 => self.random.word(),
+            _ => self.random.pick(&EDGES),
+        }
+    }
+
+    fn number32(&mut self) -> u32 {
+        u32::try_from(self.number() & u64::from(u32::MAX)).unwrap_or(0)
+    }
+
+    fn number16(&mut self) -> u16 {
+        u16::try_from(self.number() & u64::from(u16::MAX)).unwrap_or(0)
+    }
+
+    /// That of the lease, most often; or another's.
+    fn fence(&mut self, held: Option<Fence>) -> Fence {
+        let held = held.map_or(0, |fence| fence.0);
+        match self.random.below(6) {
+            0 => Fence(self.number()),
+            1 => Fence(held.wrapping_add(1)),
+            2 => Fence(held.wrapping_sub(1)),
+            _ => Fence(held),
+        }
+    }
+
+    fn absurd(&mut self, held: Option<Fence>) -> ToLender {
+        let fence = self.fence(held);
+        let region = self.random.pick(&Region::ALL);
+        let offset = match self.random.below(3) {
+            0 => self.number(),
+            _ => u64::try_from(self.random.below(0x4000)).unwrap_or(0),
+        };
+        let kind =
+            self.random
+                .pick(&[InterruptKind::Intx, InterruptKind::Msi, InterruptKind::Msix]);
+        let request = match self.random.below(12) {
+            0 => Request::List {
+                first: self.number32(),
+            },
+            1 => Request::Attach {
+                device: self.device(),
+            },
+            2 => Request::Take,
+            3 => Request::Renew { fence },
+            4 => Request::Return { fence },
+            5 => Request::Map {
+                fence,
+                address: self.number(),
+                length: self.number(),
+                writable: self.random.below(2) == 0,
+                place: self.place(),
+            },
+            6 => Request::Unmap {
+                fence,
+                address: self.number(),
+                length: self.number(),
+            },
+            7 => Request::Read {
+                fence,
+                region,
+                offset,
+                length: self.number32(),
+            },
+            8 => Request::SetInterrupts {
+                fence,
+                kind,
+                first: self.number16(),
+                vectors: self.vectors(),
+            },
+            9 => Request::MaskIntx {
+                fence,
+                masked: self.random.below(2) == 0,
+            },
+            10 => Request::Reset { fence },
+            _ => {
+                let length = self.random.pick(&[0, 1, 4, 8, 64, 4096]);
+                let data = self.random.bytes(length);
+                return ToLender::Post {
+                    fence,
+                    region,
+                    offset,
+                    data,
+                };
+            }
+        };
+        ToLender::Request {
+            id: self.number32() >> 1,
+            request,
+        }
+    }
+
+    fn device(&mut self) -> String {
+        match self.random.below(4) {
+            0 => String::new(),
+            1 => "x".repeat(self.random.below(2000)),
+            2 => "../../etc/passwd\0\u{fffd}".into(),
+            _ => self.target.clone(),
+        }
+    }
+
+    fn place(&mut self) -> Place {
+        if self.random.below(2) == 0 {
+            return Place::Messages;
+        }
+        Place::Window {
+            bridge: self.random.pick(&[0, 1, u16::MAX]),
+            window: self.number32(),
+            offset: self.number(),
+        }
+    }
+
+    fn vectors(&mut self) -> Vec<Delivery> {
+        let all = [Delivery::Off, Delivery::Eventfd, Delivery::Message];
+        let count = self.random.pick(&[0, 1, 3, 64, 65, 1000]);
+        (0..count).map(|_| self.random.pick(&all)).collect()
+    }
+
+    fn misplaced(&mut self) -> ToLender {
+        let names = ["hostile", "", "a b", "\u{202e}", "disk"];
+        match self.random.below(3) {
+            0 => ToLender::Hello {
+                version: VERSION,
+                name: self.random.pick(&names).into(),
+            },
+            1 => ToLender::Hello {
+                version: self.number32(),
+                name: "hostile".into(),
+            },
+            _ => {
+                let length = self.random.below(300);
+                let bytes = self.random.bytes(length);
+                let failed = self.random.below(2) == 0;
+                ToLender::Memory {
+                    id: self.number32(),
+                    result: if failed { Err(-7) } else { Ok(bytes) },
+                }
+            }
+        }
+    }
+}
