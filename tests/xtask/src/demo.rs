@@ -10,6 +10,7 @@ use farlane_vmkit::wire::Wire;
 use farlane_vmkit::workspace::Workspace;
 
 use crate::run::{Context, Run};
+use crate::scenarios::lend_soft;
 use crate::scenarios::rdma_host::on_host;
 use crate::scenarios::rdma_perftest::perftests;
 use crate::scenarios::rdma_pingpong::{device_info, ping_pongs};
@@ -35,7 +36,8 @@ const PERFTESTS: &[&str] = &[
     "ib_write_lat -s 65536 -n 500",
 ];
 
-/// Runs unmodified programs between two guests, then between two processes of this machine, and prints their figures.
+/// Runs unmodified programs between two guests, then between two processes of this machine, then on a lent disk, and
+/// prints their figures.
 pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     let start = Instant::now();
     let context = Context::new(workspace);
@@ -46,6 +48,13 @@ pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     progress::note("The same between two processes of this machine");
     on_host(&run, PING_PONGS, PERFTESTS, &mut report)
         .with_context(|| format!("The logs are in {}", run.logs().display()))?;
+    progress::note(
+        "A disk of another process becomes a disk of one virtual machine, then of another",
+    );
+    let lending = Run::new(&context, "demo-lending")?;
+    lend_soft::show(&lending, &mut report)
+        .with_context(|| format!("The logs are in {}", lending.logs().display()))?;
+    lending.forget_logs()?;
     println!(
         "\nWhat ran, all of it without an error, in {:.0} s:\n\n{report}",
         start.elapsed().as_secs_f64()
