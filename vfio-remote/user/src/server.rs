@@ -11,13 +11,16 @@ use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most bytes after the header of a message: a transfer, and what describes it.
 const MAX_BODY_BYTES: usize = MAX_TRANSFER_BYTES as usize + size_of::<wire::RegionAccess>();
 
 /// How long to wait where the system has run out of something.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long few connections are told about.
+const STORY: Duration = Duration::from_secs(20);
 
 /// Serves a device.
 #[derive(Debug)]
@@ -48,12 +51,17 @@ impl Server {
             return error;
         }
         let mut buffers = Buffers::default();
+        let mut story = Story::default();
         loop {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    log::info!("{name}: a client has connected");
+                    let told = story.tell(name);
+                    if told {
+                        log::info!("{name}: a client has connected");
+                    }
                     let end = serve_client(stream.into(), &mut device, counters, &mut buffers);
                     match end {
+                        _ if !told => log::debug!("{name}: {}", chain(&end)),
                         SocketError::Closed => log::info!("{name}: the client has gone"),
                         error => log::warn!("{name}: the client is dropped: {}", chain(&error)),
                     }
@@ -79,6 +87,37 @@ fn is_passing(error: &io::Error) -> bool {
 fn is_shortage(error: &io::Error) -> bool {
     let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
     Errno::from_io_error(error).is_some_and(|errno| shortages.contains(&errno))
+}
+
+/// Connections that are told about: a client that connects again and again must not fill the log.
+#[derive(Debug, Default)]
+struct Story {
+    begin: Option<Instant>,
+    told: u32,
+    untold: u64,
+}
+
+impl Story {
+    /// Connections told about in a [`STORY`].
+    const MOST: u32 = 10;
+
+    /// Whether the next one is told about.
+    fn tell(&mut self, name: &str) -> bool {
+        if self.begin.is_none_or(|begin| begin.elapsed() > STORY) {
+            if self.untold > 0 {
+                log::warn!("{name}: {} more clients have connected", self.untold);
+            }
+            *self = Self {
+                begin: Some(Instant::now()),
+                ..Self::default()
+            };
+        }
+        self.told = self.told.saturating_add(1);
+        if self.told > Self::MOST {
+            self.untold += 1;
+        }
+        self.told <= Self::MOST
+    }
 }
 
 /// What a connection needs for its messages.
@@ -108,7 +147,7 @@ fn serve_client(
     let end = loop {
         match serve_message(&client, &mut session, buffers) {
             Ok(Next::Continue) => {}
-            Ok(Next::End) => break SocketError::Closed,
+            Ok(Next::End) => break SocketError::NoVersion,
             Err(error) => break error,
         }
     };

@@ -186,11 +186,11 @@ impl<'a, D: Device> Session<'a, D> {
             return Err(Errno::INVAL);
         }
         if major != wire::MAJOR {
-            log::warn!("A client speaks vfio-user {major}.{minor}, which is not known");
+            log::debug!("A client speaks vfio-user {major}.{minor}, which is not known");
             return Err(Errno::INVAL);
         }
         let refuse = |error| {
-            log::warn!("A client is refused: {error}");
+            log::debug!("A client is refused: {error}");
             Errno::INVAL
         };
         let capabilities = Capabilities::parse(capabilities).map_err(refuse)?;
@@ -230,18 +230,28 @@ impl<D: Device> Drop for Session<'_, D> {
         let Some(agreed) = self.agreed.take() else {
             return;
         };
-        for (address, size) in agreed.mappings.all() {
-            if let Err(error) = self.device.dma_unmap(address, size) {
-                log::warn!("{size:#x} bytes at {address:#x} could not be unmapped: {error}");
-            }
+        let ranges = agreed.mappings.all();
+        let failed = ranges
+            .iter()
+            .filter_map(|&(address, size)| self.device.dma_unmap(address, size).err());
+        if let Some((error, more)) = first_and_count(failed) {
+            log::warn!("Memory could not be unmapped: {error}, and {more} ranges more");
         }
-        for (index, _) in (0..).zip(&agreed.irqs_used).filter(|(_, used)| **used) {
-            if let Err(error) = self.device.set_irqs(IrqRequest::Disable { index }) {
-                log::warn!("Interrupt type {index} could not be disabled: {error}");
-            }
+        let used = (0..).zip(&agreed.irqs_used).filter(|(_, used)| **used);
+        let failed = used.filter_map(|(index, _)| {
+            let request = IrqRequest::Disable { index };
+            self.device.set_irqs(request).err()
+        });
+        if let Some((error, more)) = first_and_count(failed) {
+            log::warn!("Interrupts could not be disabled: {error}, and {more} types more");
         }
         self.device.disconnected();
     }
+}
+
+fn first_and_count<T>(mut all: impl Iterator<Item = T>) -> Option<(T, usize)> {
+    let first = all.next()?;
+    Some((first, all.count()))
 }
 
 impl Agreed {

@@ -28,6 +28,9 @@ pub enum SocketError {
     /// It closed it within a message.
     #[error("The connection was closed within a message")]
     Torn,
+    /// The client and the server have not agreed on a version.
+    #[error("No version has been agreed on")]
+    NoVersion,
     /// A header that says that it is shorter than itself, or longer than a message can be. Where the
     /// next message begins cannot be known.
     #[error("A message of {0} bytes cannot be")]
