@@ -20,7 +20,7 @@ use farlane_vmkit::scratch::Scratch;
 use self::certificates::{Authority, Identity};
 use self::machine::{Lender, Parts, is_covered, system_ram};
 use super::Scenario;
-use crate::conditions::no_complaint;
+use crate::conditions::{no_complaint, wait_until};
 use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, namespace, wait_gone};
 use crate::run::Run;
@@ -39,6 +39,9 @@ const DISK_MIB: u32 = 96;
 /// The borrower: its name, its VM's memory.
 const BORROWER: &str = "b";
 const MEMORY_MIB: u32 = 512;
+
+/// Where the lender has memory, and the borrower's VM has none.
+const BEYOND: u64 = 0x3000_0000;
 
 /// Has fio write at random, read everything back, and check it.
 const VERIFY: &str =
@@ -112,6 +115,12 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "borrowed again, sha256sum -c",
         "all files are the same",
     );
+    let caught = faults(&a)?.join("\n");
+    ensure!(
+        caught.is_empty(),
+        "The IOMMU has caught the device:\n{caught}"
+    );
+    beyond_memory(&a, &b, report)?;
     b.kill()?;
     lender.wait_offered(DISK)?;
     nothing_left(&lender)?;
@@ -119,13 +128,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 
     borrower.stop()?;
     lender.stop()?;
-    no_complaint(&a)?;
-    let log = a.run("dmesg")?;
-    ensure!(
-        !log.contains("DMAR: [DMA"),
-        "The IOMMU has caught the device:\n{log}"
-    );
-    Ok(())
+    no_complaint(&a)
 }
 
 fn say(report: &mut Report, what: &str, figure: &str) {
@@ -230,6 +233,68 @@ fn no_software(lender: &Lender<'_>, borrower: &Borrower, report: &mut Report) ->
         at_lender.sum("register_accesses")?
     );
     say(report, "moved by lender and borrower", &figure);
+    Ok(())
+}
+
+/// What the lender's IOMMU has caught.
+fn faults(lender: &Guest) -> Result<Vec<String>> {
+    let log = lender.run("dmesg")?;
+    let faults = log.lines().filter(|line| line.contains("DMAR: [DMA"));
+    Ok(faults.map(str::to_owned).collect())
+}
+
+/// A guest tells the device to fetch a command from where only the lender has memory, and the device cannot.
+fn beyond_memory(a: &Guest, b: &Guest, report: &mut Report) -> Result<()> {
+    let mut of_lender = system_ram(a)?.into_iter();
+    ensure!(
+        of_lender.any(|(start, end)| start <= BEYOND && BEYOND + 0x2000 <= end),
+        "The lender has no memory at {BEYOND:#x}"
+    );
+    let function = b.run("basename $(readlink -f /sys/class/nvme/nvme*/device)")?;
+    let function = function.trim();
+    let folder = format!("/sys/bus/pci/devices/{function}");
+    let bar = b.run(&format!(
+        "echo {function} >{folder}/driver/unbind; read start end flags <{folder}/resource; echo $start"
+    ))?;
+    let bar = u64::from_str_radix(bar.trim().trim_start_matches("0x"), 16)?;
+    let set = |register: u64, value: u64| format!("devmem {:#x} 32 {value:#x}", bar + register);
+    let wait_status = |wanted: u64| {
+        let line = format!("devmem {:#x} 32", bar + 0x1c);
+        wait_until(&format!("the controller's status is {wanted}"), || {
+            let said = b.run(&line)?;
+            let status = u64::from_str_radix(said.trim().trim_start_matches("0x"), 16)?;
+            Ok(status & 3 == wanted)
+        })
+    };
+    // NVM Express 1.4, 3.1. The driver has left the controller enabled.
+    b.run(&format!(
+        "setpci -s {function} COMMAND=6 && {}",
+        set(0x14, 0)
+    ))?;
+    wait_status(0)?;
+    // Sizes and places of the admin queues, enabling, and the doorbell.
+    let queues = [(0x24, 0x0007_0007), (0x28, BEYOND), (0x2c, 0)];
+    let queues =
+        queues
+            .into_iter()
+            .chain([(0x30, BEYOND + 0x1000), (0x34, 0), (0x14, 0x0046_0001)]);
+    let lines: Vec<String> = queues
+        .map(|(register, value)| set(register, value))
+        .collect();
+    b.run(&lines.join(" && "))?;
+    wait_status(1)?;
+    b.run(&set(0x1000, 1))?;
+    // Fatal (CFS).
+    wait_status(2)?;
+    let address = format!("fault addr {BEYOND:#x}");
+    wait_until("the IOMMU catches the device", || {
+        Ok(faults(a)?.iter().any(|line| line.contains(&address)))
+    })?;
+    say(
+        report,
+        "DMA to what is not the VM's memory",
+        "stopped by the lender's IOMMU",
+    );
     Ok(())
 }
 
