@@ -142,6 +142,10 @@ fn serve_client(
     buffers: &mut Buffers,
 ) -> SocketError {
     let client = Client::new(stream, counters.clone());
+    // One that says nothing must not keep the device from who does.
+    if let Err(error) = client.socket().wait_for_first() {
+        return error;
+    }
     // Ended before the device is told: no thread of it waits for an answer that cannot come.
     let mut session = Session::new(device, client.clone());
     let end = loop {

@@ -74,6 +74,14 @@ impl Socket {
         let _ = shutdown(&self.0, Shutdown::Both);
     }
 
+    /// Waits until a message begins, or the connection ends.
+    ///
+    /// # Errors
+    /// Neither happens within [`MESSAGE_TIMEOUT`].
+    pub fn wait_for_first(&self) -> Result<(), SocketError> {
+        self.wait(PollFlags::IN, Instant::now() + MESSAGE_TIMEOUT)
+    }
+
     /// Waits for a message, whose body of at most `max_body` bytes replaces what is in `body`.
     ///
     /// Descriptors are taken where the header is: senders send them with the first byte. Those that
@@ -194,13 +202,16 @@ impl Socket {
     }
 
     fn wait(&self, events: PollFlags, deadline: Instant) -> Result<(), SocketError> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).map_err(|_| SocketError::Stuck)?;
-        let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), events)];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(0) => Err(SocketError::Stuck),
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).map_err(|_| SocketError::Stuck)?;
+            let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), events)];
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(0) => return Err(SocketError::Stuck),
+                Ok(_) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
 }

@@ -734,3 +734,12 @@ fn a_message_may_come_in_pieces_and_several_at_once() {
         assert_eq!(peer.receive().unwrap().header.id, id);
     }
 }
+
+#[test]
+fn a_client_that_says_nothing_does_not_keep_the_device_from_others() {
+    let served = Served::start();
+    let mut silent = RawClient::connect(&served.path).unwrap();
+    let mut peer = RawClient::negotiated(&served.path).unwrap();
+    assert!(matches!(silent.receive(), Err(ClientError::Closed)));
+    peer.device_info().unwrap();
+}
