@@ -45,18 +45,25 @@ pub(crate) struct Examined {
     /// Bytes; zero where the system does not say (devices).
     pub size: u64,
     pub regular: bool,
+    /// Major and minor number.
+    pub character_device: Option<(u32, u32)>,
 }
 
 impl Examined {
     pub fn new(file: BorrowedFd<'_>) -> Result<Self, NtbError> {
         let stat = fstat(file).map_err(NtbError::io("examine a file"))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
         Ok(Self {
             id: FileId {
                 device: stat.st_dev,
                 inode: stat.st_ino,
             },
             size: u64::try_from(stat.st_size).unwrap_or(0),
-            regular: FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile,
+            regular: kind == FileType::RegularFile,
+            character_device: (kind == FileType::CharacterDevice).then_some((
+                rustix::fs::major(stat.st_rdev),
+                rustix::fs::minor(stat.st_rdev),
+            )),
         })
     }
 

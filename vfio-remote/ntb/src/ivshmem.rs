@@ -11,7 +11,7 @@
 use crate::control::{ALL_DOORBELLS, AREA_BYTES, Area, OwnDoorbells, Ringer, SCRATCHPADS};
 use crate::file::Examined;
 use crate::pci::fixed_limits;
-use crate::sysfs::{SysfsFunction, open};
+use crate::sysfs::{self, SysfsFunction, open};
 use crate::{FileId, Limits, LinkState, Ntb, NtbError, PeerWindow, Translation, event};
 use farlane_zero_copy::{Mapping, SharedMemory};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,7 +43,7 @@ pub(crate) fn get<T>(list: &[T], index: u32) -> Option<&T> {
 pub enum Place {
     /// In the virtual machine: the function, like `0000:00:05.0`.
     Function(String),
-    /// On its host: the file.
+    /// On its host: the file, or a device-dax node whose memory that is.
     File(PathBuf),
 }
 
@@ -86,10 +86,15 @@ impl Place {
             Self::File(path) => {
                 let file: OwnedFd = open(path)?.into();
                 let examined = Examined::new(file.as_fd())?;
-                if !examined.regular || examined.size == 0 {
+                let size = match examined.character_device {
+                    Some(number) => sysfs::device_size(sysfs, number)?,
+                    None if examined.regular => examined.size,
+                    None => 0,
+                };
+                if size == 0 {
                     return Err(NtbError::File("it is not a file with bytes"));
                 }
-                Ok((file, examined.size))
+                Ok((file, size))
             }
         }
     }
@@ -109,10 +114,10 @@ impl IvshmemNtb {
         })
     }
 
-    /// The end with the file. Without a control page.
+    /// The end with the file, or with a device-dax node. Without a control page.
     ///
     /// # Errors
-    /// It cannot be opened for reading and writing, or is no file.
+    /// It cannot be opened for reading and writing, or has no bytes.
     pub fn open_file(path: &Path) -> Result<Arc<Self>, NtbError> {
         Self::open(&IvshmemConfig {
             window: Place::File(path.into()),
@@ -456,6 +461,30 @@ mod tests {
             error.to_string(),
             "0000:00:05.0 cannot be used: it is 1b36:0010, not ivshmem"
         );
+    }
+
+    #[test]
+    fn the_size_of_memory_with_a_node_is_known_to_sysfs() {
+        let sysfs = sysfs();
+        // As /dev/dax0.0 is: a character device.
+        let node = sysfs.root.path().join("dev/char/1:3");
+        std::fs::create_dir_all(&node).unwrap();
+        let open = || {
+            IvshmemNtb::open(&IvshmemConfig {
+                window: Place::File("/dev/null".into()),
+                control: None,
+                sysfs: sysfs.root.path().into(),
+            })
+        };
+        open().unwrap_err();
+        std::fs::write(node.join("size"), "1073741824\n").unwrap();
+        let space = WindowSpace::new(open().unwrap());
+        let ram = std::fs::File::open("/dev/null").unwrap();
+        let slice = space.allocate(ram.as_fd(), 1 << 29, 1 << 29, true);
+        assert_eq!(slice.unwrap().offset, 1 << 29);
+        space
+            .allocate(ram.as_fd(), 1 << 29, (1 << 29) + 0x1000, true)
+            .unwrap_err();
     }
 
     fn wait_for_link(ntb: &IvshmemNtb, wanted: LinkState) {

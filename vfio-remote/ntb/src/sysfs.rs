@@ -92,6 +92,15 @@ impl SysfsFunction {
     }
 }
 
+/// How many bytes of memory a character device has, if it is memory.
+pub(crate) fn device_size(root: &Path, (major, minor): (u32, u32)) -> Result<u64, NtbError> {
+    let path = root.join(format!("dev/char/{major}:{minor}/size"));
+    let text =
+        fs::read_to_string(&path).map_err(NtbError::io(format!("read {}", path.display())))?;
+    let size = text.trim().parse();
+    size.map_err(|_| NtbError::File("the size of its device is no number"))
+}
+
 /// Opens a file for mapping.
 pub(crate) fn open(path: &Path) -> Result<File, NtbError> {
     OpenOptions::new()
