@@ -71,12 +71,13 @@ pub fn attack(path: &Path, seed: u64, count: u64) -> Result<Outcome, Finding> {
     let mut generator = Generator::new(seed, descriptors.count());
     while outcome.sent < count {
         let attack = generator.attack();
-        // The first message of some connections is an attack too.
+        let mut fresh = false;
         let mut peer = match client.take() {
             Some(peer) => peer,
             None => {
                 outcome.connections += 1;
-                let fresh = outcome.connections % 8 == 0;
+                // The first message of some connections is an attack too.
+                fresh = outcome.connections % 8 == 0;
                 let peer = if fresh {
                     RawClient::connect(path).map_err(ClientError::from)
                 } else {
@@ -104,6 +105,8 @@ pub fn attack(path: &Path, seed: u64, count: u64) -> Result<Outcome, Finding> {
             }
             Ok(None) => client = Some(peer),
             Err(ClientError::Closed) => outcome.ended += 1,
+            // No version has been agreed on, so that nothing is right.
+            Err(ClientError::Refused(_)) if fresh => outcome.ended += 1,
             Err(error) => {
                 return Err(Finding::Answer {
                     sent: outcome.sent,
