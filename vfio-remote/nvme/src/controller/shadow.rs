@@ -70,26 +70,32 @@ impl Controller {
         }
     }
 
-    /// A queue's tail as the driver has it.
+    /// A queue's tail as the driver has it. While its shadow is not in memory nothing is new.
     pub(super) fn driver_tail(&mut self, queue: u16) -> u32 {
-        if queue > 0
-            && let Some(shadow) = self.shadow
-            && let Some(word) = Shadow::tail(&self.view(), shadow.doorbells, queue)
-        {
+        let Some(shadow) = self.shadow.filter(|_| queue > 0) else {
+            return self.shared.doorbells.tail(queue);
+        };
+        if let Some(word) = Shadow::tail(&self.view(), shadow.doorbells, queue) {
             return word.load(Ordering::Acquire);
         }
-        self.shared.doorbells.tail(queue)
+        match self.sqs.get(usize::from(queue)) {
+            Some(Some(sq)) => sq.tail(),
+            _ => 0,
+        }
     }
 
-    /// A queue's head as the driver has it.
+    /// A queue's head as the driver has it, likewise.
     pub(super) fn driver_head(&mut self, queue: u16) -> u32 {
-        if queue > 0
-            && let Some(shadow) = self.shadow
-            && let Some(word) = Shadow::head(&self.view(), shadow.doorbells, queue)
-        {
+        let Some(shadow) = self.shadow.filter(|_| queue > 0) else {
+            return self.shared.doorbells.head(queue);
+        };
+        if let Some(word) = Shadow::head(&self.view(), shadow.doorbells, queue) {
             return word.load(Ordering::Acquire);
         }
-        self.shared.doorbells.head(queue)
+        match self.cqs.get(usize::from(queue)) {
+            Some(Some(cq)) => cq.head(),
+            _ => 0,
+        }
     }
 
     /// Tells the driver to ring when it passes `index` with a tail.
