@@ -136,6 +136,11 @@ impl Lending {
     pub fn lend(&self) -> &Path {
         &self.lend
     }
+
+    /// The borrower's program.
+    pub fn borrow(&self) -> &Path {
+        &self.borrow
+    }
 }
 
 impl Blocks {
@@ -189,6 +194,16 @@ impl Lender {
     /// How borrowers and administrators name it.
     pub fn address(&self) -> String {
         address(&self.socket)
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its process.
+    pub fn backend(&self) -> &Backend {
+        &self.backend
     }
 
     /// What `farlane-lend list` says.

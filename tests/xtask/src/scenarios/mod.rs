@@ -2,6 +2,7 @@
 
 mod driver_builds;
 mod lend_crash;
+mod lend_hostile;
 mod lend_reassign;
 pub mod lend_soft;
 mod lend_vfio;
@@ -50,6 +51,7 @@ pub const ALL: &[Scenario] = &[
     lend_soft::SCENARIO,
     lend_reassign::SCENARIO,
     lend_crash::SCENARIO,
+    lend_hostile::SCENARIO,
     lend_vfio::SCENARIO,
     lend_vs_local::SCENARIO,
 ];

@@ -1,0 +1,342 @@
+//! Attackers of a lender and of a borrower, and a VM that abuses its lent disk, beside a VM that uses a disk of the same
+//! lender through the same borrower. They get errors, or lose their connections; the VM finds all that it has written.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use farlane_vmkit::backend::Backend;
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::guest_program::GuestProgram;
+use farlane_vmkit::guest_root::GuestFile;
+use farlane_vmkit::process::check_output;
+use farlane_vmkit::progress;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::report::Report;
+
+use super::Scenario;
+use crate::conditions::{PATIENCE, no_complaint, wait_until};
+use crate::fio::Fio;
+use crate::lending::{Blocks, Lender, Nvme, namespace};
+use crate::run::Run;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "lend-hostile",
+    about: "10,000 malformed vfio-user and lending messages each, and a guest that abuses its NVMe, beside a VM with another",
+    is_test: true,
+    run,
+};
+
+/// The disk of the VM, and the one that is attacked.
+const DISK: &str = "disk";
+const TARGET: &str = "target";
+
+const MESSAGES: u64 = 10_000;
+
+/// What the VM does all the time: it writes, and looks at what it has written.
+const TRAFFIC: &str = "--rw=randrw --bs=4k --iodepth=32 --size=8m --verify=crc32c --verify_fatal=1";
+
+/// How often a guest does each of the things that it must not.
+const ABUSE_ROUNDS: u32 = 1024;
+
+/// Prints the address of the NVMe function of a guest.
+const FIND_FUNCTION: &str = "for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x010802 ] && echo ${d##*/}; done; true";
+
+/// What a daemon's own memory may grow by, in KiB.
+const GROWTH_KIB: u64 = 16 << 10;
+
+/// How long an attack may take, on a machine that does much else.
+const ATTACK_TIMEOUT: Duration = Duration::from_secs(600);
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let (disk, target) = (Blocks::new(32)?, Blocks::new(32)?);
+    let lending = run.context.lending()?;
+    let devices = [Nvme::new(DISK, &disk), Nvme::new(TARGET, &target)];
+    let lender = lending.lender(run, "lender", &devices)?;
+    let borrower = SharedBorrower::start(run, &lender)?;
+    let attacker = Attacker::build(run)?;
+    let mut config = VmConfig::new("victim")
+        .storage()
+        .vfio_user(DISK, &borrower.disk)
+        .vfio_user_port(TARGET);
+    config.memory_mib = 512;
+    let abuser = GuestFile::new(abuser(run)?, "usr/bin/nvme_hostile");
+    let mut hostile = VmConfig::new("hostile")
+        .vfio_user_port(TARGET)
+        .files([abuser]);
+    hostile.memory_mib = 512;
+    let [guest, hostile] = run.boot([config, hostile])?;
+    guest.run("modprobe nvme")?;
+    let node = namespace(&guest, DISK)?;
+    // What the first use costs is no growth, nor what the first client does.
+    Fio::new(&node, TRAFFIC).run(&guest)?;
+    attacker.borrower(&borrower, 100)?;
+    lender.wait_offered(TARGET)?;
+    let before = [
+        Vitals::of(lender.backend())?,
+        Vitals::of(&borrower.backend)?,
+    ];
+
+    let rounds = beside(&guest, &node, || {
+        attacks(&attacker, &lender, &borrower, report)?;
+        lender.wait_offered(TARGET)?;
+        abuse(&hostile, &borrower, report)?;
+        lender.wait_offered(TARGET)
+    })?;
+    let what = format!("fio {TRAFFIC}");
+    report.add(
+        "VM beside them",
+        what,
+        format!("{rounds} rounds, all right"),
+    );
+    for (name, backend, before) in [
+        ("farlane-lend", lender.backend(), &before[0]),
+        ("farlane-borrow", &borrower.backend, &before[1]),
+    ] {
+        let after = before.settled(name, backend)?;
+        let figure = format!("{before}; {after}");
+        report.add(name, "own memory and open files, before and after", figure);
+    }
+    ensure!(
+        lender.holder(DISK)?.as_deref() == Some("borrower"),
+        "The VM's disk has another holder"
+    );
+
+    // What was attacked is as good as ever.
+    guest.plug_vfio_user(TARGET, &borrower.target)?;
+    let node = namespace(&guest, TARGET)?;
+    Fio::new(&node, TRAFFIC).run(&guest)?;
+    guest.unplug(TARGET)?;
+    lender.wait_offered(TARGET)?;
+    report.add("VM", "the attacked disk, afterwards", "fio verified it");
+    no_complaint(&guest)?;
+    no_complaint(&hostile)?;
+    drop((guest, hostile));
+    for backend in [lender.backend(), &borrower.backend] {
+        let log = backend.log();
+        ensure!(!log.contains("panicked"), "A daemon panicked:\n{log}");
+    }
+    borrower.backend.stop()?;
+    lender.stop()
+}
+
+/// Both attacks, one after the other.
+fn attacks(
+    attacker: &Attacker,
+    lender: &Lender,
+    borrower: &SharedBorrower,
+    report: &mut Report,
+) -> Result<()> {
+    let mut add = |who: &str, what: &str, outcome: String| {
+        progress::note(&format!("{what}: {outcome}"));
+        report.add(who, what, outcome);
+    };
+    let outcome = attacker.borrower(borrower, MESSAGES)?;
+    add("farlane-borrow", "malformed vfio-user messages", outcome);
+    let outcome = attacker.lender(lender, MESSAGES)?;
+    add("farlane-lend", "malformed lending messages", outcome);
+    Ok(())
+}
+
+/// Builds the program by which a guest abuses its disk.
+fn abuser(run: &Run<'_>) -> Result<PathBuf> {
+    let folder = run.context.workspace().root().join("tests/xtask/guest");
+    let program = run.path("nvme_hostile");
+    GuestProgram {
+        source: &folder.join("nvme_hostile.c"),
+        headers: &folder,
+        libraries: &[],
+    }
+    .build(run.context.kit()?.tree(), &program)?;
+    Ok(program)
+}
+
+/// Has a guest program its disk with what no driver would.
+fn abuse(guest: &Guest, borrower: &SharedBorrower, report: &mut Report) -> Result<()> {
+    guest.plug_vfio_user(TARGET, &borrower.target)?;
+    let mut function = String::new();
+    wait_until("the guest has found the disk's function", || {
+        function = guest.run(FIND_FUNCTION)?.trim().to_owned();
+        Ok(!function.is_empty())
+    })?;
+    let begin = Instant::now();
+    let line = format!("nvme_hostile {function} 1 {ABUSE_ROUNDS}");
+    let output = guest.spawn(&line)?.wait(ATTACK_TIMEOUT)?;
+    ensure!(
+        output.success(),
+        "`{line}`: {}\n{}",
+        output.how(),
+        output.all()
+    );
+    let survived = output.stdout.lines().last().unwrap_or_default();
+    let figure = format!("{survived}, in {:.1} s", begin.elapsed().as_secs_f64());
+    progress::note(&format!("guest that abuses its disk: {figure}"));
+    report.add("VM", "that abuses its disk", figure);
+    guest.unplug(TARGET)
+}
+
+/// The program that attacks.
+struct Attacker(PathBuf);
+
+impl Attacker {
+    fn build(run: &Run<'_>) -> Result<Self> {
+        let workspace = run.context.workspace();
+        progress::step("Building the attacker", || {
+            workspace.build_release(&["farlane-lend-hostile"])
+        })?;
+        Ok(Self(workspace.built("farlane-lend-hostile")?))
+    }
+
+    /// vfio-user messages about the device that may be attacked.
+    fn borrower(&self, borrower: &SharedBorrower, count: u64) -> Result<String> {
+        let mut command = Command::new(&self.0);
+        command.arg("borrower").arg(&borrower.target);
+        command.arg(count.to_string());
+        outcome("the attacker of the borrower", command, count, "refused")
+    }
+
+    /// Lending messages about it.
+    fn lender(&self, lender: &Lender, count: u64) -> Result<String> {
+        let mut command = Command::new(&self.0);
+        command.arg("lender").arg(lender.socket());
+        command.arg(count.to_string()).arg(TARGET);
+        outcome("the attacker of the lender", command, count, "ended")
+    }
+}
+
+/// Runs an attack, which must succeed, with so many messages, of which a part must have come to nothing in this way.
+fn outcome(name: &str, command: Command, count: u64, failed: &str) -> Result<String> {
+    let begin = Instant::now();
+    let said = check_output(name, command, ATTACK_TIMEOUT)?;
+    let number = |wanted: &str| -> Result<u64> {
+        let mut words = said
+            .split_whitespace()
+            .filter_map(|word| word.split_once('='));
+        let found = words.find(|(name, _)| *name == wanted);
+        let (_, number) =
+            found.with_context(|| format!("{name} does not tell {wanted}: {said}"))?;
+        Ok(number.parse()?)
+    };
+    ensure!(
+        number("sent")? == count && number(failed)? > count / 8,
+        "{name} has attacked nothing: {said}"
+    );
+    Ok(format!(
+        "{}, in {:.1} s",
+        said.trim(),
+        begin.elapsed().as_secs_f64()
+    ))
+}
+
+/// Has the VM use its disk as long as `attacks` runs; returns how often.
+fn beside(guest: &Guest, node: &str, attacks: impl FnOnce() -> Result<()>) -> Result<u32> {
+    let going = AtomicBool::new(true);
+    thread::scope(|scope| {
+        let victim = scope.spawn(|| -> Result<u32> {
+            let mut rounds = 0;
+            while going.load(Ordering::Relaxed) || rounds == 0 {
+                let round = Fio::new(node, TRAFFIC).run(guest);
+                round.context("The VM beside the attack was harmed")?;
+                rounds += 1;
+            }
+            Ok(rounds)
+        });
+        let attacked = attacks();
+        going.store(false, Ordering::Relaxed);
+        let rounds = victim.join();
+        attacked?;
+        rounds.map_err(|_| anyhow!("The VM's thread panicked"))?
+    })
+}
+
+/// One borrower for both devices: what attacks one must not hold up the other.
+struct SharedBorrower {
+    backend: Backend,
+    disk: PathBuf,
+    target: PathBuf,
+}
+
+impl SharedBorrower {
+    fn start(run: &Run<'_>, lender: &Lender) -> Result<Self> {
+        let lending = run.context.lending()?;
+        let (disk, target) = (run.path("borrowed-disk"), run.path("borrowed-target"));
+        let mut command = Command::new(lending.borrow());
+        for (socket, device) in [(&disk, DISK), (&target, TARGET)] {
+            command.arg("--socket-path").arg(socket);
+            command.args(["--device", device]);
+        }
+        command.args(["--lender", &lender.address(), "--name", "borrower"]);
+        let log = run.logs().join("borrower.log");
+        let backend = Backend::start("farlane-borrow", command, &[&disk, &target], &log)?;
+        Ok(Self {
+            backend,
+            disk,
+            target,
+        })
+    }
+}
+
+/// What a daemon holds of its own.
+#[derive(Debug, Clone)]
+struct Vitals {
+    /// Memory that is nobody else's, in KiB.
+    own_kib: u64,
+    /// What its open files are.
+    files: Vec<String>,
+}
+
+impl Vitals {
+    fn of(backend: &Backend) -> Result<Self> {
+        let folder = format!("/proc/{}", backend.pid());
+        let status = fs::read_to_string(format!("{folder}/status"));
+        let status = status.context("Cannot see a daemon's memory")?;
+        let own = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"));
+        let own = own.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse().ok());
+        let mut files = Vec::new();
+        for file in fs::read_dir(format!("{folder}/fd")).context("Cannot see its files")? {
+            // One that is closed at this moment is none.
+            if let Ok(file) = fs::read_link(file?.path()) {
+                files.push(file.display().to_string());
+            }
+        }
+        Ok(Self {
+            own_kib: own.context("The kernel does not tell a daemon's own memory")?,
+            files,
+        })
+    }
+
+    /// What it holds when no more than this and what it may grow by.
+    fn settled(&self, name: &str, backend: &Backend) -> Result<Self> {
+        let mut now = Self::of(backend)?;
+        let what = format!("{name} holds no more than {self}");
+        let settled = wait_until(&what, || {
+            now = Self::of(backend)?;
+            Ok(now.own_kib <= self.own_kib + GROWTH_KIB && now.files.len() <= self.files.len())
+        });
+        settled.with_context(|| {
+            let mut new = now.files.clone();
+            for old in &self.files {
+                if let Some(at) = new.iter().position(|file| file == old) {
+                    new.swap_remove(at);
+                }
+            }
+            format!(
+                "It holds {now} after {} s; new are {new:?}",
+                PATIENCE.as_secs()
+            )
+        })?;
+        Ok(now)
+    }
+}
+
+impl std::fmt::Display for Vitals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} KiB, {} files", self.own_kib, self.files.len())
+    }
+}
