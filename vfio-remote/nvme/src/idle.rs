@@ -1,6 +1,7 @@
 //! How a controller's worker waits for the next command.
 //!
-//! After the last command it polls, giving way; then it naps, with a look at the doorbells between
+//! After the last command it polls, giving way, if that has found the next command before: it does
+//! not where the driver takes longer, or waits for this very CPU. Then it naps, with a look at the doorbells between
 //! two naps; then it sleeps until somebody rings. A nap costs two switches and lets others have
 //! the CPU in the meantime, a doorbell that has to be rung costs a trap and messages between
 //! processes: so it naps for several times as long as the driver usually takes from one command to
@@ -14,7 +15,7 @@ const SPIN: Duration = Duration::from_micros(30);
 const YIELD_TAKEN: Duration = Duration::from_micros(4);
 /// Polls between two looks at the clock.
 const POLLS_BETWEEN_LOOKS: u32 = 16;
-/// Turns without a spin after somebody else had the CPU: at first, and at most.
+/// Commands without polling after it was in vain: at first, and at most.
 const FIRST_TRUST: u32 = 16;
 const LAST_TRUST: u32 = 1024;
 /// The first nap.
@@ -50,7 +51,9 @@ pub struct Idle {
     since: Option<Instant>,
     polls: u32,
     naps: u32,
-    /// Turns to go before spinning is tried again.
+    /// It has polled since the last command.
+    spun: bool,
+    /// Commands to go before polling is tried again.
     contended: u32,
     trust: u32,
     /// Average time without work between two commands, where it is short.
@@ -65,6 +68,7 @@ impl Idle {
             since: None,
             polls: 0,
             naps: 0,
+            spun: false,
             contended: 0,
             trust: FIRST_TRUST,
             gap: Duration::ZERO,
@@ -77,9 +81,23 @@ impl Idle {
             let gap = since.elapsed().min(2 * LAST_PATIENCE);
             self.gap = (self.gap * 7 + gap) / 8;
             self.contended = self.contended.saturating_sub(1);
+            if self.spun && self.naps > 0 {
+                self.in_vain();
+            } else if self.spun && self.contended == 0 {
+                self.trust = FIRST_TRUST;
+            }
         }
+        self.spun = false;
         self.polls = 0;
         self.naps = 0;
+    }
+
+    /// Polling found nothing, or took the CPU from somebody else.
+    fn in_vain(&mut self) {
+        if self.contended == 0 {
+            self.contended = self.trust;
+            self.trust = (self.trust * 2).min(LAST_TRUST);
+        }
     }
 
     /// Time to nap before sleeping: four times the usual gap. Where gaps are so long that this
@@ -102,16 +120,15 @@ impl Idle {
         let now = Instant::now();
         let waited = now - *self.since.get_or_insert(now);
         if self.contended == 0 && waited < SPIN {
+            self.spun = true;
             std::thread::yield_now();
             if now.elapsed() > YIELD_TAKEN {
-                self.contended = self.trust;
-                self.trust = (self.trust * 2).min(LAST_TRUST);
-            } else if waited > SPIN / 2 {
-                self.trust = FIRST_TRUST;
+                self.in_vain();
             }
             return Rest::Look;
         }
         self.polls = POLLS_BETWEEN_LOOKS - 1;
+        self.naps += 1;
         let nap = (waited / 4).max(NAP);
         if !self.rings {
             let longest = if waited < SHARED_IDLE {
@@ -121,7 +138,6 @@ impl Idle {
             };
             return Rest::Nap(nap.min(longest));
         }
-        self.naps += 1;
         if waited < self.patience() || self.naps <= FEWEST_NAPS {
             Rest::Nap(nap.min(LONGEST_NAP))
         } else {
@@ -162,6 +178,18 @@ mod tests {
         assert_eq!(idle.idle(), Rest::Nap(SHARED_NAP));
         idle.since = Instant::now().checked_sub(Duration::from_secs(3));
         assert_eq!(idle.idle(), Rest::Nap(SHARED_IDLE_NAP));
+    }
+
+    #[test]
+    fn polling_in_vain_is_tried_less_and_less_often() {
+        let mut idle = Idle::new(true);
+        let mut polled = 0;
+        for _ in 0..FIRST_TRUST * 8 {
+            while idle.idle() == Rest::Look {}
+            polled += u32::from(idle.spun);
+            idle.worked();
+        }
+        assert_eq!(polled, 4);
     }
 
     #[test]
