@@ -2,6 +2,7 @@
 
 use crate::bits::{CQE_BYTES, Cqe, SQE_BYTES};
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// A queue index that the driver has written and that is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,6 +101,18 @@ impl SubmissionQueue {
     }
 }
 
+/// Whether an interrupt is due for entries that were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// It is.
+    Now,
+    /// The driver has not looked at what the last one told of: when it does, it sees the new ones,
+    /// too.
+    Later,
+    /// The driver has seen them all.
+    Never,
+}
+
 /// A completion queue, seen from the controller.
 #[derive(Debug)]
 pub struct CompletionQueue {
@@ -116,6 +129,8 @@ pub struct CompletionQueue {
     pub users: u32,
     /// Entries were added since the last interrupt.
     pub posted: bool,
+    /// The last interrupt: when, and the tail then.
+    pub raised: Option<(Instant, u32)>,
     /// Entries on their way to remote memory, which must not be overtaken.
     pub posting: u32,
     /// The driver wrote a bad head, and it has been reported.
@@ -135,6 +150,7 @@ impl CompletionQueue {
             backlog: VecDeque::new(),
             users: 0,
             posted: false,
+            raised: None,
             posting: 0,
             bad_head: false,
         }
@@ -148,6 +164,30 @@ impl CompletionQueue {
     /// Whether the driver has entries to look at, as far as its head is known.
     pub fn has_entries(&self) -> bool {
         self.tail != self.head
+    }
+
+    /// What the driver, whose head is `head`, is still to be told of.
+    pub fn due(&self, head: u32, patience: Duration) -> Due {
+        let Some((when, raised)) = self.raised else {
+            return Due::Now;
+        };
+        if head >= self.entries {
+            return Due::Now;
+        }
+        let ahead = |index: u32| (index + self.entries - head) % self.entries;
+        if head == self.tail {
+            Due::Never
+        } else if (1..=ahead(self.tail)).contains(&ahead(raised)) && when.elapsed() < patience {
+            Due::Later
+        } else {
+            Due::Now
+        }
+    }
+
+    /// An interrupt tells of all entries that there are now.
+    pub fn raise(&mut self) {
+        self.posted = false;
+        self.raised = Some((Instant::now(), self.tail));
     }
 
     /// Takes the driver's head over: one between the last one and the tail.
@@ -203,6 +243,34 @@ mod tests {
         }
         assert_eq!(phases[..4], [(0, 1), (16, 1), (32, 1), (0, 0)]);
         assert_eq!(phases[6], (0, 1));
+    }
+
+    #[test]
+    fn an_interrupt_waits_for_a_driver_that_has_one_to_look_at() {
+        let long = Duration::from_secs(3600);
+        let mut queue = CompletionQueue::new(0x1000, 4, Some(1));
+        queue.claim(Cqe::default());
+        assert_eq!(queue.due(0, long), Due::Now);
+        queue.raise();
+        assert!(!queue.posted);
+        queue.claim(Cqe::default());
+        assert_eq!(queue.due(0, long), Due::Later);
+        // Not for ever.
+        assert_eq!(queue.due(0, Duration::ZERO), Due::Now);
+        // It has seen what it was told of, and stopped there; or has seen all.
+        assert_eq!(queue.due(1, long), Due::Now);
+        assert_eq!(queue.due(2, long), Due::Never);
+        // Over the end of the ring.
+        queue.raise();
+        queue.set_head(2).unwrap();
+        for _ in 0..2 {
+            queue.claim(Cqe::default());
+        }
+        assert_eq!(queue.due(1, long), Due::Later);
+        assert_eq!(queue.due(2, long), Due::Now);
+        assert_eq!(queue.due(0, long), Due::Never);
+        // An index that is none, or has not been reached, puts nothing off.
+        assert_eq!(queue.due(7, long), Due::Now);
     }
 
     proptest! {

@@ -5,10 +5,15 @@ use crate::bits::{Cqe, Status};
 use crate::counters::count;
 use crate::data::Unreachable;
 use crate::features::AsyncEvent;
+use crate::queue::Due;
 use crate::remote::Job;
 use farlane_pci::DmaView;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use zerocopy::IntoBytes as _;
+
+/// How long an interrupt is put off for a driver that has not looked at what the last one told of.
+const PUT_OFF: Duration = Duration::from_micros(100);
 
 /// Writes an entry so that its phase is seen after the rest of it.
 fn write_entry(view: &DmaView, address: u64, cqe: &Cqe) -> Option<()> {
@@ -140,24 +145,38 @@ impl Controller {
         }
     }
 
-    /// Interrupts, once for each queue with new entries.
-    pub(super) fn interrupt(&mut self) {
+    /// Interrupts, once for each queue with new entries. Returns whether an interrupt is put off:
+    /// the driver has not yet looked at what the last one told of.
+    pub(super) fn interrupt(&mut self) -> bool {
         let by_pin = self.shared.interrupts.by_pin();
-        let mut posted = false;
-        for cq in self.cqs.iter_mut().flatten() {
-            if !std::mem::take(&mut cq.posted) {
+        let (mut posted, mut put_off) = (false, false);
+        for queue in 0..self.queue_count() {
+            let index = usize::from(queue);
+            if !matches!(self.cqs.get(index), Some(Some(cq)) if cq.posted) {
                 continue;
             }
+            let head = self.driver_head(queue);
+            let Some(Some(cq)) = self.cqs.get_mut(index) else {
+                continue;
+            };
             posted = true;
-            if let Some(vector) = cq.vector
-                && !by_pin
-            {
-                self.shared.interrupts.raise(vector);
+            let Some(vector) = cq.vector.filter(|_| !by_pin) else {
+                cq.posted = false;
+                continue;
+            };
+            match cq.due(head, PUT_OFF) {
+                Due::Now => {
+                    cq.raise();
+                    self.shared.interrupts.raise(vector);
+                }
+                Due::Later => put_off = true,
+                Due::Never => cq.posted = false,
             }
         }
         if by_pin && posted {
             self.evaluate_pin();
         }
+        put_off
     }
 
     /// The pin is high while a queue that interrupts has entries and its vector is not masked

@@ -28,6 +28,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How often an interrupt that is put off is looked at.
+const PUT_OFF_NAP: Duration = Duration::from_micros(20);
+
 /// Whether commands are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -64,6 +67,8 @@ pub struct Controller {
     error_entry: [[u8; 64]; 1],
     error_count: u64,
     idle: Idle,
+    /// An interrupt is put off.
+    put_off: bool,
     scratch: transfer::Scratch,
 }
 
@@ -95,6 +100,7 @@ impl Controller {
             error_entry: [[0; 64]],
             error_count: 0,
             idle: Idle::new(rings),
+            put_off: false,
             scratch: transfer::Scratch::default(),
             shared,
             identity,
@@ -156,7 +162,7 @@ impl Controller {
             self.ring.submit()?;
         }
         worked |= self.settle();
-        self.interrupt();
+        self.put_off = self.interrupt();
         Ok(worked)
     }
 
@@ -272,6 +278,7 @@ impl Controller {
             _ => Rest::Sleep,
         };
         match rest {
+            Rest::Nap(_) | Rest::Sleep if self.put_off => self.sleep(Some(PUT_OFF_NAP)),
             Rest::Look => Ok(()),
             Rest::Nap(limit) => self.sleep(Some(limit)),
             Rest::Sleep => self.sleep(None),
