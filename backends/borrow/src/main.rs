@@ -22,8 +22,6 @@ const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_connect,
     libc::SYS_ioctl,
     libc::SYS_eventfd2,
-    // What kind of file a VM's memory is.
-    libc::SYS_fstatfs,
 ];
 
 fn main() -> ExitCode {
@@ -75,7 +73,8 @@ fn run() -> anyhow::Result<ExitCode> {
     if let Some(listener) = &metrics_socket {
         metrics::serve(listener.try_clone()?, move || metrics_text(&devices))?;
     }
-    seccomp::confine(options.daemon.seccomp, SYSTEM_CALLS)?;
+    let calls = [SYSTEM_CALLS, farlane_ntb::SYSTEM_CALLS].concat();
+    seccomp::confine(options.daemon.seccomp, &calls)?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();

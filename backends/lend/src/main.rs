@@ -11,24 +11,18 @@ use farlane_lend::{ask, metrics_text};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// System calls that devices need besides those of every backend: I/O of the NVMe controller,
-/// registers, interrupts and mappings of physical functions, bridges to borrowers of this host.
+/// System calls of the NVMe controller and of links, besides those of every backend.
 const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_io_uring_setup,
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
-    libc::SYS_pread64,
-    libc::SYS_pwrite64,
     libc::SYS_preadv,
     libc::SYS_pwritev,
     libc::SYS_preadv2,
     libc::SYS_pwritev2,
     libc::SYS_fdatasync,
-    libc::SYS_ioctl,
     libc::SYS_eventfd2,
     libc::SYS_socketpair,
-    // What kind of file a window or a borrower's memory is.
-    libc::SYS_fstatfs,
 ];
 
 fn main() -> ExitCode {
@@ -81,7 +75,13 @@ fn run() -> anyhow::Result<ExitCode> {
             .name("listener".to_owned())
             .spawn(move || lender.serve(&acceptor))?;
     }
-    seccomp::confine(options.daemon.seccomp, SYSTEM_CALLS)?;
+    let calls = [
+        SYSTEM_CALLS,
+        farlane_ntb::SYSTEM_CALLS,
+        farlane_vfio::SYSTEM_CALLS,
+    ]
+    .concat();
+    seccomp::confine(options.daemon.seccomp, &calls)?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();

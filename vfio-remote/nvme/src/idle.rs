@@ -1,8 +1,9 @@
 //! How a controller's worker waits for the next command.
 //!
 //! After the last command it polls, giving way, if that has found the next command before: it does
-//! not where the driver takes longer, or waits for this very CPU. Then it naps, with a look at the doorbells between
-//! two naps; then it sleeps until somebody rings. A nap costs two switches and lets others have
+//! not where the driver waits for this very CPU. Where commands come at a steady pace, it naps for the
+//! first part of the gap, so that whoever takes the completion has the CPU, and polls for the rest. Then
+//! it naps, with a look at the doorbells between two naps; then it sleeps until somebody rings. A nap costs two switches and lets others have
 //! the CPU in the meantime, a doorbell that has to be rung costs a trap and messages between
 //! processes: so it naps for several times as long as the driver usually takes from one command to
 //! the next.
@@ -11,6 +12,11 @@ use std::time::{Duration, Instant};
 
 /// Polling without a nap while nobody else wants the CPU.
 const SPIN: Duration = Duration::from_micros(30);
+/// Usual gaps between two commands of which the first part is napped through and the rest polled:
+/// the end of the nap, and waking, fall into the gap, and the command finds the worker awake.
+const FORESEEN: std::ops::Range<Duration> = Duration::from_micros(70)..Duration::from_millis(1);
+/// What it takes to wake.
+const WAKING: Duration = Duration::from_micros(25);
 /// A `sched_yield` that took longer than this: somebody else had the CPU.
 const YIELD_TAKEN: Duration = Duration::from_micros(4);
 /// Polls between two looks at the clock.
@@ -119,7 +125,16 @@ impl Idle {
         }
         let now = Instant::now();
         let waited = now - *self.since.get_or_insert(now);
-        if self.contended == 0 && waited < SPIN {
+        let mut polling = Duration::ZERO..SPIN;
+        if self.contended == 0 && FORESEEN.contains(&self.gap) {
+            let nap = (self.gap / 2).saturating_sub(WAKING);
+            if waited < nap / 2 {
+                self.polls = POLLS_BETWEEN_LOOKS - 1;
+                return Rest::Nap(nap);
+            }
+            polling = Duration::ZERO..2 * self.gap;
+        }
+        if self.contended == 0 && polling.contains(&waited) {
             self.spun = true;
             std::thread::yield_now();
             if now.elapsed() > YIELD_TAKEN {

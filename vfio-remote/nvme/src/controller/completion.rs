@@ -13,7 +13,7 @@ use std::time::Duration;
 use zerocopy::IntoBytes as _;
 
 /// How long an interrupt is put off for a driver that has not looked at what the last one told of.
-const PUT_OFF: Duration = Duration::from_micros(100);
+const PUT_OFF: Duration = Duration::from_micros(400);
 
 /// Writes an entry so that its phase is seen after the rest of it.
 fn write_entry(view: &DmaView, address: u64, cqe: &Cqe) -> Option<()> {
