@@ -95,7 +95,8 @@ impl<T: Transport> Driver<T> {
     /// See [`DriverError`].
     pub fn disable(&mut self) -> Result<(), DriverError> {
         self.set(Register::Cc, 0)?;
-        self.wait(1, 0, "being disabled")
+        // After a fatal error it is not ready to begin with: the error goes with the reset.
+        self.wait(3, 0, "being disabled")
     }
 
     /// A register.
