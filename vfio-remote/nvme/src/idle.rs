@@ -204,7 +204,8 @@ mod tests {
             polled += u32::from(idle.spun);
             idle.worked();
         }
-        assert_eq!(polled, 4);
+        // A loaded machine may have it nap where it would poll, never the reverse.
+        assert!((1..=4).contains(&polled), "{polled}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The `io_uring` of a controller: transfers, and the one place where its worker waits.
 
 use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, cqueue, opcode, squeue};
+use io_uring::{IoUring, opcode, squeue};
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::time::Duration;
@@ -82,9 +82,9 @@ impl Ring {
 
     fn arm_kick(&mut self) -> io::Result<()> {
         let events = u32::try_from(libc::POLLIN).map_err(io::Error::other)?;
-        let entry = opcode::PollAdd::new(Fd(self.kick), events)
-            .multi(true)
-            .build();
+        // Once, and armed anew before each wait: it then looks at the eventfd itself, so that a kick
+        // from before is not missed.
+        let entry = opcode::PollAdd::new(Fd(self.kick), events).build();
         // SAFETY: it refers to no memory.
         unsafe { self.push(entry, KICK) }?;
         self.kick_is_armed = true;
@@ -221,7 +221,11 @@ impl Ring {
     pub fn next(&mut self) -> Option<Event> {
         let entry = self.ring.completion().next()?;
         if entry.user_data() == KICK {
-            self.kick_is_armed = cqueue::more(entry.flags());
+            self.kick_is_armed = false;
+            // The worker is awake and looks at everything before it waits again.
+            // SAFETY: the eventfd outlives the ring, as `new` asks.
+            let kick = unsafe { BorrowedFd::borrow_raw(self.kick) };
+            let _ = farlane_zero_copy::eventfd::drain(kick);
             return Some(Event::Kick);
         }
         Some(Event::Done {

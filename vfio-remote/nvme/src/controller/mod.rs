@@ -28,6 +28,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// How often a completion queue that was full is looked at.
+const BACKLOG_LOOK: Duration = Duration::from_millis(1);
 /// How often an interrupt that is put off is looked at.
 const PUT_OFF_NAP: Duration = Duration::from_micros(20);
 
@@ -287,6 +289,9 @@ impl Controller {
 
     fn sleep(&mut self, limit: Option<Duration>) -> std::io::Result<()> {
         let arm = limit.is_none() && self.state == State::Running;
+        // Completions that found their queue full do not depend on being told of the driver's head
+        // alone: they are rare, and losing one would hang the guest.
+        let limit = limit.or_else(|| (arm && self.has_backlog()).then_some(BACKLOG_LOOK));
         if arm {
             self.arm_doorbells();
         }
@@ -300,6 +305,12 @@ impl Controller {
             self.disarm_doorbells();
         }
         Ok(())
+    }
+
+    /// Whether completions wait for room in their queue, or commands for those.
+    fn has_backlog(&self) -> bool {
+        let waits = |cq: &CompletionQueue| !cq.backlog.is_empty();
+        self.cqs.iter().flatten().any(waits) || self.sqs.iter().flatten().any(|sq| sq.pending() > 0)
     }
 
     /// Reports an event to the driver.
