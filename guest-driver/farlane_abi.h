@@ -22,6 +22,7 @@
 #define FARLANE_QUEUE_SIZE 0x100
 #define FARLANE_WINDOW_SHMEM_ID 0x0
 #define FARLANE_FEATURE_WINDOW 0x1
+#define FARLANE_FEATURE_TUNNEL 0x2
 #define FARLANE_OP_OPEN 0x1
 #define FARLANE_OP_CLOSE 0x2
 #define FARLANE_OP_ATTACH 0x3
@@ -32,7 +33,9 @@
 #define FARLANE_OP_PING 0x8
 #define FARLANE_KIND_SEGMENT 0x1
 #define FARLANE_KIND_PIN 0x2
+#define FARLANE_KIND_DEVICE 0x3
 #define FARLANE_FLAG_WRITABLE 0x1
+#define FARLANE_FLAG_PHONY 0x2
 #define FARLANE_MAX_EXTENTS_PER_REQUEST 0x3e8
 #define FARLANE_MAX_REGION_BYTES 0x1000000000ULL
 #define FARLANE_MAX_SEGMENT_BYTES 0x4000000
@@ -175,11 +178,13 @@ _Static_assert(offsetof(struct farlane_bind_event, fd) == 4, "offset");
 #define FARLANE_IOC_DETACH _IOW(0xfa, 4, struct farlane_detach)
 #define FARLANE_IOC_BIND_EVENT _IOW(0xfa, 5, struct farlane_bind_event)
 #define FARLANE_IOC_DOORBELL _IO(0xfa, 6)
+#define FARLANE_IOC_PIN_DEVICE _IOWR(0xfa, 7, struct farlane_pin)
 _Static_assert(FARLANE_IOC_INFO == 0x8028fa01, "ioctl number");
 _Static_assert(FARLANE_IOC_SEGMENT == 0xc018fa02, "ioctl number");
 _Static_assert(FARLANE_IOC_PIN == 0xc018fa03, "ioctl number");
 _Static_assert(FARLANE_IOC_DETACH == 0x4008fa04, "ioctl number");
 _Static_assert(FARLANE_IOC_BIND_EVENT == 0x4008fa05, "ioctl number");
 _Static_assert(FARLANE_IOC_DOORBELL == 0xfa06, "ioctl number");
+_Static_assert(FARLANE_IOC_PIN_DEVICE == 0xc018fa07, "ioctl number");
 
 #endif

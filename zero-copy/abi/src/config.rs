@@ -31,6 +31,8 @@ pub const WINDOW_SHMEM_ID: u8 = 0;
 
 /// The device has a window for host-allocated buffers.
 pub const FEATURE_WINDOW: u32 = 1 << 0;
+/// The backend opens the envelopes of [`crate::tunnel`]: contexts have its first segment, no call ring, and nothing to wake.
+pub const FEATURE_TUNNEL: u32 = 1 << 1;
 
 wire! {
     /// Configuration space. Each read is a round trip to the backend: read once, in one piece.

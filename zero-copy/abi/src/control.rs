@@ -42,8 +42,14 @@ pub const KIND_SEGMENT: u32 = 1;
 /// `ATTACH`: user memory of the process, pinned.
 pub const KIND_PIN: u32 = 2;
 
+/// `ATTACH`: memory of a device, such as a BAR, that the process has mapped. Only backends with
+/// [`crate::config::FEATURE_TUNNEL`] take it.
+pub const KIND_DEVICE: u32 = 3;
+
 /// `ATTACH`: the backend may write the memory.
 pub const FLAG_WRITABLE: u32 = 1 << 0;
+/// `ATTACH` of a pin: its pages carry the envelopes of [`crate::tunnel`]. First byte and length are multiples of the page size.
+pub const FLAG_PHONY: u32 = 1 << 1;
 
 /// Extents that one request can carry.
 pub const MAX_EXTENTS_PER_REQUEST: u32 = 1000;

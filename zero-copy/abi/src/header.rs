@@ -23,11 +23,11 @@ pub fn generate() -> String {
     define! {
         "FARLANE_": config::VIRTIO_ID, config::MAGIC, config::ABI_VERSION, config::QUEUE_CONTROL,
             config::QUEUE_EVENT, config::QUEUE_DOORBELL, config::QUEUES, config::QUEUE_SIZE,
-            config::WINDOW_SHMEM_ID, config::FEATURE_WINDOW;
+            config::WINDOW_SHMEM_ID, config::FEATURE_WINDOW, config::FEATURE_TUNNEL;
         "FARLANE_": control::OP_OPEN, control::OP_CLOSE, control::OP_ATTACH,
             control::OP_ATTACH_MORE, control::OP_DETACH, control::OP_WINDOW_MAP,
             control::OP_WINDOW_UNMAP, control::OP_PING, control::KIND_SEGMENT, control::KIND_PIN,
-            control::FLAG_WRITABLE, control::MAX_EXTENTS_PER_REQUEST, control::MAX_REGION_BYTES,
+            control::KIND_DEVICE, control::FLAG_WRITABLE, control::FLAG_PHONY, control::MAX_EXTENTS_PER_REQUEST, control::MAX_REGION_BYTES,
             control::MAX_SEGMENT_BYTES, control::EVENT_WAKE, control::MAX_CONTEXTS,
             control::MAX_REGIONS, control::MAX_EVENTS;
         "FARLANE_": arena::OFF_DEAD, arena::HEADER_SEGMENT_BYTES;
@@ -57,6 +57,7 @@ pub fn generate() -> String {
         ("DETACH", "_IOW", 4, ", struct farlane_detach"),
         ("BIND_EVENT", "_IOW", 5, ", struct farlane_bind_event"),
         ("DOORBELL", "_IO", 6, ""),
+        ("PIN_DEVICE", "_IOWR", 7, ", struct farlane_pin"),
     ] {
         let _ = writeln!(out, "#define FARLANE_IOC_{name} {how}({t:#x}, {nr}{arg})");
     }
@@ -67,6 +68,7 @@ pub fn generate() -> String {
         ("DETACH", ioctl::IOC_DETACH),
         ("BIND_EVENT", ioctl::IOC_BIND_EVENT),
         ("DOORBELL", ioctl::IOC_DOORBELL),
+        ("PIN_DEVICE", ioctl::IOC_PIN_DEVICE),
     ] {
         let _ = writeln!(
             out,

@@ -90,6 +90,9 @@ pub const IOC_DETACH: u64 = ioc(1, 4, size_of::<Detach>());
 pub const IOC_BIND_EVENT: u64 = ioc(1, 5, size_of::<BindEvent>());
 /// `_IO(TYPE, 6)`: rings the doorbell.
 pub const IOC_DOORBELL: u64 = ioc(0, 6, 0);
+/// `_IOWR(TYPE, 7, Pin)`: like `PIN`, for a mapping of a PCI BAR. First byte and length are multiples of the page size. The
+/// region goes by itself when the process unmaps a part of it, or the device goes: what uses it then fails.
+pub const IOC_PIN_DEVICE: u64 = ioc(3, 7, size_of::<Pin>());
 
 /// Bits of an mmap offset that one region can span.
 pub const SEGMENT_SHIFT: u32 = 28;

@@ -8,7 +8,8 @@
 //! * [`arena`]: the context header, the call ring and the asynchronous event ring;
 //! * [`queue`]: work queues and completion queues in shared memory;
 //! * [`calls`]: the macro that declares a remoted API;
-//! * [`rdma`]: the verbs declared with it.
+//! * [`rdma`]: the verbs declared with it;
+//! * [`tunnel`]: device memory as the target of a disk's requests.
 //!
 //! The C header of the guest driver is generated from these definitions ([`header`]); a test
 //! fails when the checked-in copy is stale.
@@ -27,6 +28,7 @@ pub mod header;
 pub mod ioctl;
 pub mod queue;
 pub mod rdma;
+pub mod tunnel;
 mod wire;
 
 pub use wire::{CField, CStruct};

@@ -1,0 +1,1 @@
+//! Disks of a virtual machine over vhost-user.

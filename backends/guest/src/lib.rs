@@ -1,0 +1,1 @@
+//! The farlane virtio device, as a backend serves it.

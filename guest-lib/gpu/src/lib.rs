@@ -1,0 +1,1 @@
+//! Drives a software GPU from user space.

@@ -1,0 +1,1 @@
+//! File I/O with device memory.

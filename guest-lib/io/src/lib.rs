@@ -1,0 +1,1 @@
+//! The C symbols of libfarlane_io.so.

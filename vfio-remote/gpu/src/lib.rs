@@ -1,0 +1,1 @@
+//! A software GPU: video memory, a copy engine and a small compute engine.
