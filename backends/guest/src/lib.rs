@@ -1,1 +1,12 @@
-//! The farlane virtio device, as a backend serves it.
+//! The virtio device that guests know as `/dev/farlaneN`, as a backend serves it over vhost-user.
+//!
+//! * [`request`]: bytes of a control request to a typed one, once, at the edge;
+//! * [`device`]: the vhost-user device of one VM, with [`control`], [`regions`] and [`events`] behind its queues;
+//! * [`contexts`]: what a backend makes of its guests' processes and their memory.
+
+pub mod contexts;
+pub mod control;
+pub mod device;
+pub mod events;
+pub mod regions;
+pub mod request;

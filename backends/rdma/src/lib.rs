@@ -1,20 +1,14 @@
 //! The RDMA backend: virtual RDMA devices for VMs and for processes of this host.
 //!
 //! * [`options`]: the command line;
-//! * [`request`]: bytes of a control request to a typed one, once, at the edge;
-//! * [`vm`]: the vhost-user device of one VM, with [`control`], [`regions`] and [`events`] behind
-//!   its queues;
+//! * [`contexts`]: the contexts of a VM, behind the device that its guest sees (`farlane-guest-device`);
 //! * [`host`]: the socket for processes of this host.
 //!
 //! What the devices do is the library's business (`farlane-rdma-remoting`).
 
-pub mod control;
-pub mod events;
+pub mod contexts;
 pub mod host;
 pub mod options;
-pub mod regions;
-pub mod request;
-pub mod vm;
 
 /// Type of this backend, as in `qemu-configs/vhost-user/50-farlane-rdma.json`.
 pub const CAPABILITIES: farlane_daemon::options::Capabilities =
@@ -27,7 +21,7 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
 #[must_use]
 pub fn metrics_text(
     server: &farlane_rdma_remoting::Server,
-    requests: &control::RequestCounters,
+    requests: &farlane_guest_device::control::RequestCounters,
 ) -> String {
     use farlane_daemon::metrics::{Sample, write_samples};
     use std::sync::atomic::Ordering;

@@ -5,10 +5,11 @@ use clap::Parser as _;
 use farlane_daemon::lifecycle::{Ending, Lifecycle, Stopper};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::{metrics, privileges, seccomp, vhost};
-use farlane_rdma::control::RequestCounters;
+use farlane_guest_device::control::RequestCounters;
+use farlane_guest_device::device::{Device, Vm};
+use farlane_rdma::contexts::PortContexts;
 use farlane_rdma::host::HostSocket;
 use farlane_rdma::options::{Options, SocketOption};
-use farlane_rdma::vm::{Device, Vm};
 use farlane_rdma_remoting::{Server, ServerConfig};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -99,8 +100,7 @@ fn serve(options: &Options, sockets: &Sockets, stopper: &Stopper) -> anyhow::Res
         let port = server.port(vm.gid.0, name.clone())?;
         let device = Vm {
             name: name.clone(),
-            port,
-            server: Arc::clone(&server),
+            contexts: PortContexts::new(port, Arc::clone(&server)),
             window_bytes: vm.window_bytes,
             counters: Arc::clone(&counters),
         };

@@ -7,9 +7,10 @@ use farlane_abi::control::{Extent, MAX_CONTEXTS, Reply, Request};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_daemon::vring::{VmMemory, Vring};
 use farlane_fuzz::{Input, PAGE, Ram, format_all_logs};
-use farlane_rdma::control::{Control, MapWindow, RequestCounters};
-use farlane_rdma::events::EventQueue;
-use farlane_rdma::request::{ControlRequest, parse, parse_host};
+use farlane_guest_device::control::{Control, MapWindow, RequestCounters};
+use farlane_guest_device::events::EventQueue;
+use farlane_guest_device::request::{ControlRequest, parse, parse_host};
+use farlane_rdma::contexts::PortContexts;
 use farlane_rdma_remoting::{Counters, Port, Server};
 use farlane_zero_copy::Pool;
 use libfuzzer_sys::fuzz_target;
@@ -374,7 +375,7 @@ fuzz_target!(|data: &[u8]| {
         events.set_vring(Some(machine.events.clone()));
         let control = Control::new(
             "vm".into(),
-            Arc::clone(&port),
+            PortContexts::new(Arc::clone(&port), Arc::clone(&server)),
             machine.memory.clone(),
             Arc::clone(&events),
             Arc::new(RequestCounters::default()),

@@ -9,7 +9,8 @@
 //! * [`queue`]: work queues and completion queues in shared memory;
 //! * [`calls`]: the macro that declares a remoted API;
 //! * [`rdma`]: the verbs declared with it;
-//! * [`tunnel`]: device memory as the target of a disk's requests.
+//! * [`tunnel`]: device memory as the target of a disk's requests;
+//! * [`gpu`]: registers and commands of the software GPU.
 //!
 //! The C header of the guest driver is generated from these definitions ([`header`]); a test
 //! fails when the checked-in copy is stale.
@@ -24,6 +25,7 @@ pub mod arena;
 pub mod calls;
 pub mod config;
 pub mod control;
+pub mod gpu;
 pub mod header;
 pub mod ioctl;
 pub mod queue;

@@ -79,9 +79,9 @@ pub const ENVELOPE_MAGIC: u64 = 0x4c56_4e45_4c52_4146;
 
 const _: () = assert!(
     OFF_DISKS + MAX_DISKS * size_of::<Disk>() <= OFF_SLOTS
-        && OFF_SLOTS + MAX_SLOTS as usize * SLOT_BYTES
-            <= crate::control::MAX_SEGMENT_BYTES as usize
-        && SECTOR_BYTES * SECTORS_PER_PAGE == crate::PAGE_BYTES as usize
+        && OFF_SLOTS as u64 + MAX_SLOTS as u64 * SLOT_BYTES as u64
+            <= crate::control::MAX_SEGMENT_BYTES
+        && SECTOR_BYTES as u64 * SECTORS_PER_PAGE as u64 == crate::PAGE_BYTES
         && size_of::<Envelope>() <= SECTOR_BYTES
 );
 

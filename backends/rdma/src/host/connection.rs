@@ -3,12 +3,12 @@
 use super::Shared;
 use super::events::ProcessEvents;
 use super::packet::{Incoming, receive, send};
-use crate::control::{MAX_MAPPINGS, region_errno};
-use crate::request::{HostRequest, Kind, NewRegion, Place, parse_host};
 use farlane_abi::Errno;
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
 use farlane_daemon::{eventfd, warn_limited};
+use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
+use farlane_guest_device::request::{HostRequest, Kind, NewRegion, Place, parse_host};
 use farlane_rdma_remoting::{BufferMapping, Context, Doorbell};
 use farlane_zero_copy::{Pool, Process, Region};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -253,6 +253,7 @@ impl Open {
                 let memory = memory.map_err(|e| region_errno(&e))?;
                 self.context.attach_pin(new.region, memory)?;
             }
+            Kind::Phony | Kind::Device { .. } => return Err(Errno::EOPNOTSUPP),
         }
         self.regions += 1;
         Ok(())

@@ -8,12 +8,12 @@ mod connection;
 mod events;
 mod packet;
 
-use crate::control::RequestCounters;
 use connection::{Connection, Next};
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
+use farlane_guest_device::control::RequestCounters;
 use farlane_rdma_remoting::{Port, Server};
 use farlane_zero_copy::Process;
 use rustix::event::epoll;

@@ -1,5 +1,6 @@
 //! The vhost-user device of one VM.
 
+use crate::contexts::Contexts;
 use crate::control::{Control, MapWindow, RequestCounters};
 use crate::events::EventQueue;
 use farlane_abi::config::{
@@ -10,8 +11,8 @@ use farlane_abi::control::{MAX_CONTEXTS, MAX_EVENTS, MAX_REGIONS};
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_daemon::vhost::{ExitEvents, VmDevice};
 use farlane_daemon::vring::{VmMemory, Vring};
-use farlane_rdma_remoting::{Doorbell, Port, Server};
 use farlane_zero_copy::Pool;
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -34,10 +35,8 @@ use vmm_sys_util::event::{EventConsumer, EventNotifier};
 pub struct Vm {
     /// Its name in the log.
     pub name: String,
-    /// Its port.
-    pub port: Arc<Port>,
-    /// The server that its doorbell wakes.
-    pub server: Arc<Server>,
+    /// What its processes reach.
+    pub contexts: Arc<dyn Contexts>,
     /// Length of its window in bytes, zero for none.
     pub window_bytes: u64,
     /// Where its requests are counted.
@@ -50,7 +49,7 @@ pub struct Device {
     events: Arc<EventQueue>,
     control: Control,
     window: Mutex<Window>,
-    doorbell: Mutex<Option<Doorbell>>,
+    doorbell: Mutex<Option<Box<dyn Any + Send>>>,
     exit: ExitEvents,
 }
 
@@ -82,7 +81,7 @@ impl Device {
         let events = EventQueue::new(memory.clone());
         let control = Control::new(
             vm.name.clone(),
-            Arc::clone(&vm.port),
+            Arc::clone(&vm.contexts),
             memory,
             Arc::clone(&events),
             Arc::clone(&vm.counters),
@@ -121,12 +120,12 @@ impl Device {
         Config {
             magic: MAGIC.into(),
             version: ABI_VERSION.into(),
-            features: if open { FEATURE_WINDOW } else { 0 }.into(),
+            features: (self.vm.contexts.features() | if open { FEATURE_WINDOW } else { 0 }).into(),
             max_contexts: MAX_CONTEXTS.into(),
             max_regions: MAX_REGIONS.into(),
             max_events: MAX_EVENTS.into(),
             window_bytes: if open { self.vm.window_bytes } else { 0 }.into(),
-            gid: self.vm.port.gid(),
+            gid: self.vm.contexts.gid(),
             ..Config::default()
         }
     }
@@ -134,11 +133,11 @@ impl Device {
     /// The doorbell's eventfd wakes the engine's threads without a hop through this device.
     fn set_doorbell(&self, fd: Option<OwnedFd>) {
         let bell = fd.and_then(|fd| {
-            self.vm
-                .server
-                .add_doorbell(fd)
-                .inspect_err(|e| log::warn!("{}: no doorbell: {e}", self.vm.name))
-                .ok()
+            let added = self.vm.contexts.add_doorbell(fd);
+            added.unwrap_or_else(|e| {
+                log::warn!("{}: no doorbell: {e}", self.vm.name);
+                None
+            })
         });
         *self.doorbell.lock().unwrap_or_else(PoisonError::into_inner) = bell;
     }

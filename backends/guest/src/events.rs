@@ -7,7 +7,6 @@
 use farlane_abi::control::Event;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_daemon::vring::{VmMemory, Vring};
-use farlane_rdma_remoting::EventSink;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,16 +50,15 @@ pub struct ContextEvents {
     open: AtomicBool,
 }
 
-impl EventSink for ContextEvents {
-    fn raise(&self, index: u32) {
+impl ContextEvents {
+    /// Event `index` has happened, once. Does not wait for the guest.
+    pub fn raise(&self, index: u32) {
         let mut state = self.queue.state();
         if self.open.load(Ordering::Relaxed) {
             self.queue.raise(&mut state, (self.context, index));
         }
     }
-}
 
-impl ContextEvents {
     /// No event of this context is delivered when this has returned, not even one that waits.
     pub fn close(&self) {
         let mut state = self.queue.state();

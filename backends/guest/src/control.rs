@@ -1,15 +1,15 @@
 //! The control queue of a VM: its requests and what they change.
 
+use crate::contexts::Contexts;
 use crate::events::{ContextEvents, EventQueue};
 use crate::regions::{Complete, Regions, budget};
-use crate::request::{ControlRequest, Kind, MAX_REQUEST_BYTES, Place, parse};
+use crate::request::{ControlRequest, Extents, Kind, MAX_REQUEST_BYTES, Place, are_pages, parse};
 use farlane_abi::Errno;
 use farlane_abi::control::Reply;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::vring::{VmMemory, Vring};
 use farlane_daemon::warn_limited;
-use farlane_rdma_remoting::Port;
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, Pool, Region, RegionError};
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -57,7 +57,7 @@ pub trait MapWindow {
 /// The control queue of one connection of a VM.
 pub struct Control {
     name: String,
-    port: Arc<Port>,
+    contexts: Arc<dyn Contexts>,
     space: Arc<AddressSpace>,
     memory: VmMemory,
     events: Arc<EventQueue>,
@@ -98,18 +98,18 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// The control queue of a VM that is `port`'s, with `memory`.
+    /// The control queue of a VM with these contexts and `memory`.
     #[must_use]
     pub fn new(
         name: String,
-        port: Arc<Port>,
+        contexts: Arc<dyn Contexts>,
         memory: VmMemory,
         events: Arc<EventQueue>,
         counters: Arc<RequestCounters>,
     ) -> Self {
         Self {
             name,
-            port,
+            contexts,
             space: AddressSpace::new(),
             memory,
             events,
@@ -154,7 +154,7 @@ impl Control {
             state.suspended = true;
             // A request that waits for the VMM must not answer into a queue that is stopped.
             state.generation += 1;
-            self.port.pause();
+            self.contexts.pause();
         }
     }
 
@@ -171,13 +171,13 @@ impl Control {
         if base == 0 {
             self.stop_locked(state);
         } else {
-            self.port.resume();
+            self.contexts.resume();
         }
     }
 
     fn stop_locked(&self, state: &mut State) {
         state.generation += 1;
-        self.port.close_all();
+        self.contexts.close_all();
         for context in state.contexts.drain() {
             context.1.events.close();
         }
@@ -352,7 +352,7 @@ impl Control {
             ControlRequest::Open => {
                 let events = self.events.context(context);
                 let pool = state.window.clone();
-                self.port.open(context, Arc::clone(&events) as _, pool)?;
+                self.contexts.open(context, Arc::clone(&events), pool)?;
                 let mappings = 0;
                 state
                     .contexts
@@ -360,7 +360,7 @@ impl Control {
                 Ok(())
             }
             ControlRequest::Close => {
-                self.port.close(context)?;
+                self.contexts.close(context)?;
                 if let Some(closed) = state.contexts.remove(&context) {
                     closed.events.close();
                 }
@@ -368,26 +368,26 @@ impl Control {
                 Ok(())
             }
             ControlRequest::Attach { new, extents } => {
-                self.port.context(context)?;
+                self.contexts.check(context)?;
                 let extents = extents.clone();
                 let budget = self.budget();
                 let complete = state.regions.begin(context, *new, extents, budget)?;
                 self.attach(state, context, complete)
             }
             ControlRequest::AttachMore { region, extents } => {
-                self.port.context(context)?;
+                self.contexts.check(context)?;
                 let extents = extents.clone();
                 let budget = self.budget();
                 let complete = state.regions.add(context, *region, extents, budget)?;
                 self.attach(state, context, complete)
             }
             ControlRequest::Detach { region } => {
-                let owner = self.port.context(context)?;
+                self.contexts.check(context)?;
                 if state.regions.is_incomplete(context, *region) {
                     state.regions.forget(context, *region);
                     return Ok(());
                 }
-                owner.detach(*region)?;
+                self.contexts.detach(context, *region)?;
                 state.regions.forget(context, *region);
                 Ok(())
             }
@@ -410,49 +410,60 @@ impl Control {
         let Some(Complete { new, extents }) = complete else {
             return Ok(());
         };
-        let writable = match new.kind {
-            Kind::Segment => true,
-            Kind::Pin { writable } => writable,
+        let region = new.region;
+        let attached = match new.kind {
+            Kind::Segment => self
+                .region(context, region, &extents, true)
+                .and_then(|memory| self.contexts.attach_segment(context, region, memory)),
+            Kind::Pin { writable } => self
+                .region(context, region, &extents, writable)
+                .and_then(|memory| self.contexts.attach_pin(context, region, memory)),
+            Kind::Phony | Kind::Device { .. } if !extents.iter().all(|e| are_pages(e.0, e.1)) => {
+                Err(Errno::EINVAL)
+            }
+            Kind::Phony => self.contexts.attach_phony(context, region, extents),
+            Kind::Device { writable } => self
+                .contexts
+                .attach_device(context, region, extents, writable),
         };
-        let attached = Region::from_guest(&self.space, &extents, writable)
-            .map_err(|e| {
-                warn_limited!(
-                    self.limit,
-                    "{}: context {context}: region {}: {e}",
-                    self.name,
-                    new.region
-                );
-                region_errno(&e)
-            })
-            .and_then(|memory| {
-                let owner = self.port.context(context)?;
-                match new.kind {
-                    Kind::Segment => owner.attach_segment(new.region, memory),
-                    Kind::Pin { .. } => owner.attach_pin(new.region, memory),
-                }
-            });
         if attached.is_err() {
             state.regions.forget(context, new.region);
         }
         attached
     }
 
+    /// Memory of the VM that a process has announced.
+    fn region(
+        &self,
+        context: u32,
+        region: u32,
+        extents: &Extents,
+        writable: bool,
+    ) -> Result<Region, Errno> {
+        Region::from_guest(&self.space, extents, writable).map_err(|e| {
+            warn_limited!(
+                self.limit,
+                "{}: context {context}: region {region}: {e}",
+                self.name
+            );
+            region_errno(&e)
+        })
+    }
+
     /// Checks that the context may map a buffer, and holds the buffer for it.
     fn grant(&self, state: &mut State, context: u32, place: Place) -> Result<(), Errno> {
-        let owner = self.port.context(context)?;
         let mine = state.contexts.get_mut(&context).ok_or(Errno::ENOENT)?;
         if mine.mappings >= MAX_MAPPINGS {
             return Err(Errno::ENOSPC);
         }
-        owner.window_map(place.buffer, place.offset, place.length)?;
+        self.contexts.window_map(context, place)?;
         mine.mappings += 1;
         Ok(())
     }
 
     fn ungrant(&self, state: &mut State, context: u32, place: Place) -> Result<(), Errno> {
-        let owner = self.port.context(context)?;
         let mine = state.contexts.get_mut(&context).ok_or(Errno::ENOENT)?;
-        owner.window_unmap(place.buffer, place.offset, place.length)?;
+        self.contexts.window_unmap(context, place)?;
         mine.mappings = mine.mappings.saturating_sub(1);
         Ok(())
     }

@@ -4,11 +4,12 @@
 //! [`parse_host`] of a packet on the host socket. Everything that can be said of a request without
 //! knowing the device's state is checked here.
 
+pub use crate::contexts::Place;
 use farlane_abi::control::{
-    Extent, FLAG_WRITABLE, KIND_PIN, KIND_SEGMENT, MAX_CONTEXTS, MAX_EVENTS,
-    MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_REGIONS, MAX_SEGMENT_BYTES, OP_ATTACH,
-    OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT,
-    OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
+    Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_DEVICE, KIND_PIN, KIND_SEGMENT, MAX_CONTEXTS,
+    MAX_EVENTS, MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_REGIONS, MAX_SEGMENT_BYTES,
+    OP_ATTACH, OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING,
+    OP_UNBIND_EVENT, OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
 };
 use farlane_abi::zerocopy::FromBytes as _;
 use farlane_abi::{Errno, PAGE_BYTES};
@@ -30,6 +31,21 @@ pub enum Kind {
         /// Whether the backend may write it.
         writable: bool,
     },
+    /// Whole pages of the program that carry envelopes.
+    Phony,
+    /// Memory of a device: whole pages.
+    Device {
+        /// Whether the backend may write it.
+        writable: bool,
+    },
+}
+
+impl Kind {
+    /// Whether such a region, and each of its extents, consists of whole pages.
+    #[must_use]
+    pub fn is_whole_pages(self) -> bool {
+        matches!(self, Self::Phony | Self::Device { .. })
+    }
 }
 
 /// A region as it is announced.
@@ -42,17 +58,6 @@ pub struct NewRegion {
     /// User address of the first byte.
     pub address: u64,
     /// Length in bytes, within its kind's limit.
-    pub length: u64,
-}
-
-/// A place in the window, or a buffer, or both: see [`farlane_abi::control::OP_WINDOW_MAP`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// Handle of the buffer, or zero.
-    pub buffer: u32,
-    /// Offset in bytes.
-    pub offset: u64,
-    /// Length in bytes.
     pub length: u64,
 }
 
@@ -253,20 +258,24 @@ fn parse_place(request: &Request) -> Place {
 
 fn parse_new(request: &Request) -> Result<NewRegion, Errno> {
     let flags = request.flags.get();
-    if flags & !FLAG_WRITABLE != 0 {
+    if flags & !(FLAG_WRITABLE | FLAG_PHONY) != 0 {
         return Err(Errno::EINVAL);
     }
-    let (kind, most) = match request.kind.get() {
-        KIND_SEGMENT => (Kind::Segment, MAX_SEGMENT_BYTES),
-        KIND_PIN => {
-            let writable = flags & FLAG_WRITABLE != 0;
-            (Kind::Pin { writable }, MAX_REGION_BYTES)
-        }
+    let writable = flags & FLAG_WRITABLE != 0;
+    let phony = flags & FLAG_PHONY != 0;
+    let (kind, most) = match (request.kind.get(), phony) {
+        (KIND_SEGMENT, false) => (Kind::Segment, MAX_SEGMENT_BYTES),
+        (KIND_PIN, false) => (Kind::Pin { writable }, MAX_REGION_BYTES),
+        (KIND_PIN, true) => (Kind::Phony, MAX_REGION_BYTES),
+        (KIND_DEVICE, false) => (Kind::Device { writable }, MAX_REGION_BYTES),
         _ => return Err(Errno::EINVAL),
     };
     let length = request.length.get();
     let address = request.address.get();
     if length == 0 || length > most || address.checked_add(length).is_none() {
+        return Err(Errno::EINVAL);
+    }
+    if kind.is_whole_pages() && !are_pages(address, length) {
         return Err(Errno::EINVAL);
     }
     Ok(NewRegion {
@@ -275,6 +284,12 @@ fn parse_new(request: &Request) -> Result<NewRegion, Errno> {
         address,
         length,
     })
+}
+
+/// Whether a range begins and ends at the border of a page.
+#[must_use]
+pub fn are_pages(address: u64, length: u64) -> bool {
+    address.is_multiple_of(PAGE_BYTES) && length.is_multiple_of(PAGE_BYTES)
 }
 
 fn parse_extents(count: u32, bytes: &[u8]) -> Result<Extents, Errno> {
@@ -469,7 +484,7 @@ mod tests {
                 ControlRequest::Attach { new, extents } => {
                     let most = match new.kind {
                         Kind::Segment => MAX_SEGMENT_BYTES,
-                        Kind::Pin { .. } => MAX_REGION_BYTES,
+                        Kind::Pin { .. } | Kind::Phony | Kind::Device { .. } => MAX_REGION_BYTES,
                     };
                     prop_assert!(new.region < MAX_REGIONS && (1..=most).contains(&new.length));
                     let sum: u64 = extents.iter().map(|e| e.1).sum();

@@ -1,0 +1,136 @@
+//! What a backend makes of its guests' processes and their memory.
+
+use crate::events::ContextEvents;
+use crate::request::Extents;
+use farlane_abi::Errno;
+use farlane_zero_copy::{Pool, Region};
+use std::any::Any;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A place in the window, or a buffer, or both: see [`farlane_abi::control::OP_WINDOW_MAP`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Handle of the buffer, or zero.
+    pub buffer: u32,
+    /// Offset in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+}
+
+/// The contexts of one VM. A context is an open file of `/dev/farlaneN`.
+///
+/// What a guest may ask for and a backend does not have is refused with `EOPNOTSUPP`.
+pub trait Contexts: Send + Sync {
+    /// `FEATURE_*` of [`farlane_abi::config`], without the window's.
+    fn features(&self) -> u32;
+
+    /// The GID that the guest is shown, zeroes where there is none.
+    fn gid(&self) -> [u8; 16] {
+        [0; 16]
+    }
+
+    /// Opens a context, whose events go to `events` and whose host-allocated buffers come from `window`.
+    ///
+    /// # Errors
+    /// `EINVAL` for an id beyond the limit, `EEXIST` for one in use.
+    fn open(
+        &self,
+        context: u32,
+        events: Arc<ContextEvents>,
+        window: Option<Arc<Pool>>,
+    ) -> Result<(), Errno>;
+
+    /// Closes a context and releases everything it owns. When it returns nothing touches its memory any more.
+    ///
+    /// # Errors
+    /// `ENOENT` where none is open.
+    fn close(&self, context: u32) -> Result<(), Errno>;
+
+    /// Whether a context is open.
+    ///
+    /// # Errors
+    /// `ENOENT` where it is not.
+    fn check(&self, context: u32) -> Result<(), Errno>;
+
+    /// Makes memory known that process and backend share. A context's first one is its header.
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use, `EINVAL` for memory that does not do.
+    fn attach_segment(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno>;
+
+    /// Makes memory of the program known.
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use.
+    fn attach_pin(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+        let _ = (context, region, memory);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Makes a phony buffer known: runs of whole guest-physical pages.
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use, `EBUSY` for pages that are another phony buffer's.
+    fn attach_phony(&self, context: u32, region: u32, pages: Extents) -> Result<(), Errno> {
+        let _ = (context, region, pages);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Makes device memory known: runs of guest-physical addresses, which may be no memory (any more).
+    ///
+    /// # Errors
+    /// `EEXIST` for an id in use.
+    fn attach_device(
+        &self,
+        context: u32,
+        region: u32,
+        runs: Extents,
+        writable: bool,
+    ) -> Result<(), Errno> {
+        let _ = (context, region, runs, writable);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// Takes memory away. When this returns nothing touches it any more.
+    ///
+    /// # Errors
+    /// `ENOENT` for an unknown region, `EBUSY` for a segment in use.
+    fn detach(&self, context: u32, region: u32) -> Result<(), Errno>;
+
+    /// Closes all contexts: the VM is gone, or has reset the device.
+    fn close_all(&self);
+
+    /// The VM is stopped: nothing touches its memory when this returns.
+    fn pause(&self);
+
+    /// The VM goes on after [`pause`](Self::pause).
+    fn resume(&self);
+
+    /// The process maps a buffer of the window.
+    ///
+    /// # Errors
+    /// `EACCES` where the context has no such buffer.
+    fn window_map(&self, context: u32, place: Place) -> Result<(), Errno> {
+        let _ = (context, place);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// A mapping of a buffer is gone.
+    ///
+    /// # Errors
+    /// `ENOENT` where nothing is mapped there.
+    fn window_unmap(&self, context: u32, place: Place) -> Result<(), Errno> {
+        let _ = (context, place);
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    /// The VM's doorbell: an eventfd that wakes whoever serves the contexts. It is in use until what this returns is
+    /// dropped; nothing is returned where there is nobody to wake.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn add_doorbell(&self, bell: OwnedFd) -> io::Result<Option<Box<dyn Any + Send>>>;
+}

@@ -1,0 +1,113 @@
+//! The RDMA contexts of a VM, for the device that its guest sees.
+
+use farlane_abi::Errno;
+use farlane_guest_device::contexts::{Contexts, Place};
+use farlane_guest_device::events::ContextEvents;
+use farlane_rdma_remoting::{EventSink, Port, Server};
+use farlane_zero_copy::{Pool, Region};
+use std::any::Any;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// A port as its guest's device reaches it.
+pub struct PortContexts {
+    port: Arc<Port>,
+    server: Arc<Server>,
+}
+
+/// Events of a context go to its guest.
+struct Sink(Arc<ContextEvents>);
+
+impl EventSink for Sink {
+    fn raise(&self, index: u32) {
+        self.0.raise(index);
+    }
+}
+
+impl std::fmt::Debug for PortContexts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PortContexts")
+            .field("port", &self.port)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PortContexts {
+    /// The contexts of `port`, which `server` serves.
+    #[must_use]
+    pub fn new(port: Arc<Port>, server: Arc<Server>) -> Arc<Self> {
+        Arc::new(Self { port, server })
+    }
+}
+
+impl Contexts for PortContexts {
+    fn features(&self) -> u32 {
+        0
+    }
+
+    fn gid(&self) -> [u8; 16] {
+        self.port.gid()
+    }
+
+    fn open(
+        &self,
+        context: u32,
+        events: Arc<ContextEvents>,
+        window: Option<Arc<Pool>>,
+    ) -> Result<(), Errno> {
+        self.port
+            .open(context, Arc::new(Sink(events)), window)
+            .map(drop)
+    }
+
+    fn close(&self, context: u32) -> Result<(), Errno> {
+        self.port.close(context)
+    }
+
+    fn check(&self, context: u32) -> Result<(), Errno> {
+        self.port.context(context).map(drop)
+    }
+
+    fn attach_segment(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+        self.port.context(context)?.attach_segment(region, memory)
+    }
+
+    fn attach_pin(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+        self.port.context(context)?.attach_pin(region, memory)
+    }
+
+    fn detach(&self, context: u32, region: u32) -> Result<(), Errno> {
+        self.port.context(context)?.detach(region)
+    }
+
+    fn close_all(&self) {
+        self.port.close_all();
+    }
+
+    fn pause(&self) {
+        self.port.pause();
+    }
+
+    fn resume(&self) {
+        self.port.resume();
+    }
+
+    fn window_map(&self, context: u32, place: Place) -> Result<(), Errno> {
+        self.port
+            .context(context)?
+            .window_map(place.buffer, place.offset, place.length)
+            .map(drop)
+    }
+
+    fn window_unmap(&self, context: u32, place: Place) -> Result<(), Errno> {
+        self.port
+            .context(context)?
+            .window_unmap(place.buffer, place.offset, place.length)
+    }
+
+    fn add_doorbell(&self, bell: OwnedFd) -> io::Result<Option<Box<dyn Any + Send>>> {
+        let bell = self.server.add_doorbell(bell)?;
+        Ok(Some(Box::new(bell)))
+    }
+}
