@@ -54,10 +54,20 @@ const PROGRAMS: &[&str] = &[
     "usr/sbin/ip",
 ];
 
-/// The programs of guests that work with disks. `fio` alone needs 60 MB of libraries for the engines that it knows.
+/// The programs of guests that work with disks. `fio` alone needs 60 MB of libraries for the engines that it knows. Those
+/// that busybox has too are there because its own are linked statically: nothing can be loaded into them.
 const STORAGE_PROGRAMS: &[&str] = &[
+    "usr/bin/cat",
+    "usr/bin/cmp",
+    "usr/bin/dd",
     "usr/bin/fio",
+    "usr/bin/grep",
+    "usr/bin/sha256sum",
+    "usr/bin/sqlite3",
+    "usr/sbin/dmsetup",
     "usr/sbin/e2fsck",
+    "usr/sbin/lvm",
+    "usr/sbin/mdadm",
     "usr/sbin/mke2fs",
     "usr/sbin/nvme",
 ];
@@ -65,7 +75,10 @@ const STORAGE_PROGRAMS: &[&str] = &[
 /// Other names of programs of the storage archive: they act by the name that they are called by.
 const STORAGE_LINKS: &[(&str, &str)] = &[
     ("usr/sbin/fsck.ext4", "e2fsck"),
+    ("usr/sbin/lvcreate", "lvm"),
     ("usr/sbin/mkfs.ext4", "mke2fs"),
+    ("usr/sbin/pvcreate", "lvm"),
+    ("usr/sbin/vgcreate", "lvm"),
 ];
 
 /// Files that the programs of the storage archive read.
@@ -77,6 +90,10 @@ const LIBRARIES: &[&str] = &["libibverbs/librxe-rdmav34.so", "libgcc_s.so.1", "l
 /// Kernel modules, to which those they depend on are added.
 const MODULES: &[&str] = &[
     "virtio_net",
+    "dm_crypt",
+    "dm_mod",
+    "raid0",
+    "raid1",
     "rdma_rxe",
     "rdma_ucm",
     "ib_uverbs",
@@ -91,6 +108,7 @@ const MODULES: &[&str] = &[
     "vfio_iommu_type1",
     "vfio_pci",
     "virtio_blk",
+    "xts",
 ];
 
 /// Where the guests' libraries lie.

@@ -79,7 +79,8 @@ pub struct VmConfig<'a> {
     /// TCP ports of the guest, at [`USER_ADDRESS`], that this machine can connect to: see
     /// [`crate::guest::Guest::forwarded`].
     pub forwarded_ports: Vec<u16>,
-    /// Whether it has the programs for disks: fio, nvme, mkfs.ext4, fsck.ext4. They cost boot time.
+    /// Whether it has the programs for disks: fio, nvme, mkfs.ext4, fsck.ext4, mdadm, lvm, sqlite3, and coreutils that are not
+    /// busybox's. They cost boot time.
     pub storage: bool,
     /// Files laid over its root.
     pub files: Vec<GuestFile>,
@@ -210,7 +211,7 @@ impl<'a> VmConfig<'a> {
         self
     }
 
-    /// With fio, nvme, mkfs.ext4 and fsck.ext4.
+    /// With the programs for disks.
     #[must_use]
     pub fn storage(mut self) -> Self {
         self.storage = true;
