@@ -6,12 +6,14 @@
 //! * [`Region`]: a registered buffer of a guest application or host process: extents plus rights.
 //! * [`SharedMemory`]: a region as one contiguous mapping, for rings and queues.
 //! * [`Pool`]: buffers in host memory that a guest maps.
+//! * [`broker`]: device memory of one backend of a VM, for the others.
 //! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`fault`]: mapped files that their owner shrinks.
 //! * [`timeslice`]: a short time slice for threads that are woken often.
 //! * [`topology`]: on which NUMA node memory lies.
 
 mod address_space;
+pub mod broker;
 mod chain;
 mod copy;
 pub mod eventfd;
