@@ -9,6 +9,7 @@
 //! * [`broker`]: device memory of one backend of a VM, for the others.
 //! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`fault`]: mapped files that their owner shrinks.
+//! * [`tokens`]: device memory as the target of a disk's requests.
 //! * [`timeslice`]: a short time slice for threads that are woken often.
 //! * [`topology`]: on which NUMA node memory lies.
 
@@ -24,6 +25,7 @@ mod process;
 mod region;
 mod shared;
 pub mod timeslice;
+pub mod tokens;
 pub mod topology;
 mod view;
 

@@ -1,0 +1,506 @@
+//! Address tunnelling, the backend's side: envelopes in phony buffers lead to device memory.
+//!
+//! [`farlane_abi::tunnel`] says what both sides agree on (spin-atc17, section 5.1). [`Tokens`] holds it for one VM: a
+//! device of the VM makes its processes, phony buffers and device memory known, and the VM's disks [`open`](Tokens::open)
+//! the requests that come from phony buffers.
+
+mod context;
+mod envelope;
+mod gate;
+mod keys;
+
+use crate::{AddressSpace, AddressSpaceError, SharedMemory, View};
+use context::{Context, DeviceRegion, Receipt};
+use envelope::{ENVELOPE_BYTES, Sectors};
+use farlane_abi::tunnel::Disk;
+use farlane_abi::{Errno, PAGE_BYTES};
+use gate::Pass;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use thiserror::Error;
+
+/// Why a request of a phony buffer is refused.
+#[derive(Debug, Error)]
+pub enum TokenError {
+    /// The request is not made of whole sectors.
+    #[error("{length:#x} bytes at {address:#x} of a phony buffer are not whole sectors")]
+    Misaligned {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// No envelope.
+    #[error("The phony page at {address:#x} carries no envelope")]
+    NotAnEnvelope {
+        /// Guest-physical address of the sector.
+        address: u64,
+    },
+    /// A slot or a process that is not there.
+    #[error("A token that this process does not have")]
+    Foreign,
+    /// A wrong key.
+    #[error("Token of slot {slot}: not its key")]
+    Forged {
+        /// The slot.
+        slot: u32,
+    },
+    /// Not armed, or not with this number.
+    #[error("Token of slot {slot}: stale")]
+    Stale {
+        /// The slot.
+        slot: u32,
+    },
+    /// Used before.
+    #[error("Token of slot {slot}: used before")]
+    Replayed {
+        /// The slot.
+        slot: u32,
+    },
+    /// Armed too long ago.
+    #[error("Token of slot {slot}: expired")]
+    Expired {
+        /// The slot.
+        slot: u32,
+    },
+    /// For the other direction.
+    #[error("Token of slot {slot}: not for this direction")]
+    Direction {
+        /// The slot.
+        slot: u32,
+    },
+    /// No such device memory (any more).
+    #[error("There is no device memory {region}")]
+    NoRegion {
+        /// The region.
+        region: u32,
+    },
+    /// Beyond the device memory.
+    #[error("A page at {offset:#x} is not inside of device memory {region}")]
+    OutOfBounds {
+        /// The region.
+        region: u32,
+        /// Offset in bytes.
+        offset: u64,
+    },
+    /// The addresses are no memory (any more).
+    #[error(transparent)]
+    Memory(#[from] AddressSpaceError),
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// A read of the disk.
+    IntoDevice,
+    /// A write of the disk.
+    OutOfDevice,
+}
+
+/// Pages of a phony buffer.
+#[derive(Debug)]
+struct Phony {
+    end: u64,
+    region: u32,
+    owner: u32,
+    context: Arc<Context>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    contexts: HashMap<u32, Arc<Context>>,
+    /// By guest-physical address of the first byte; disjoint.
+    phony: BTreeMap<u64, Phony>,
+    epoch: u32,
+    suspended: bool,
+}
+
+/// The tokens of one VM.
+#[derive(Debug)]
+pub struct Tokens {
+    device_memory: Arc<AddressSpace>,
+    disks: Vec<Disk>,
+    /// Whether there are phony buffers: looked at for every request.
+    any: AtomicBool,
+    state: RwLock<State>,
+}
+
+/// A request whose bytes lie elsewhere. While it lives, its memory stays.
+#[derive(Debug)]
+pub struct Opened {
+    runs: Vec<(*mut u8, usize)>,
+    tunnelled: u64,
+    receipts: Vec<(Arc<Context>, Receipt)>,
+    _passes: Vec<[Pass; 2]>,
+    _views: [View; 2],
+}
+
+// SAFETY: the pointers are to shared mappings that the views keep, which are not bound to a thread.
+unsafe impl Send for Opened {}
+
+impl Opened {
+    /// Where the request's bytes are, in order: first byte, bytes. Others access them at any time.
+    #[must_use]
+    pub fn runs(&self) -> &[(*mut u8, usize)] {
+        &self.runs
+    }
+
+    /// Bytes of device memory among them.
+    #[must_use]
+    pub fn tunnelled_bytes(&self) -> u64 {
+        self.tunnelled
+    }
+
+    /// All bytes have moved: tells the processes. To be called before the request is completed.
+    pub fn landed(self) {
+        for (context, receipt) in &self.receipts {
+            context.landed(*receipt);
+        }
+    }
+}
+
+impl Tokens {
+    /// Tokens for `device_memory`, in requests of `disks`.
+    #[must_use]
+    pub fn new(device_memory: Arc<AddressSpace>, disks: Vec<Disk>) -> Arc<Self> {
+        Arc::new(Self {
+            device_memory,
+            disks,
+            any: AtomicBool::new(false),
+            state: RwLock::new(State {
+                epoch: 1,
+                ..State::default()
+            }),
+        })
+    }
+
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the envelopes of a request whose data lies in `segments` (guest-physical address, bytes) of `ram`. `None` for a
+    /// request that has none to do with a phony buffer. Segments of ordinary memory beside phony pages stay what they are.
+    ///
+    /// # Errors
+    /// See [`TokenError`]. What was opened of the request is used up.
+    pub fn open(
+        &self,
+        ram: &View,
+        direction: Direction,
+        segments: &[(u64, u64)],
+    ) -> Result<Option<Opened>, TokenError> {
+        if !self.any.load(Ordering::Acquire) {
+            return Ok(None);
+        }
+        let state = self.state();
+        let is_phony = |&(address, length): &(u64, u64)| {
+            let end = address.saturating_add(length);
+            state
+                .phony
+                .range(..end)
+                .next_back()
+                .is_some_and(|(_, phony)| phony.end > address)
+        };
+        if !segments.iter().any(is_phony) {
+            return Ok(None);
+        }
+        let mut opening = Opening {
+            direction,
+            ram: ram.clone(),
+            device: self.device_memory.view(),
+            runs: Vec::new(),
+            tunnelled: 0,
+            receipts: Vec::new(),
+            passes: Vec::new(),
+        };
+        for &(address, length) in segments {
+            opening.segment(&state.phony, address, length)?;
+        }
+        Ok(Some(opening.finish()))
+    }
+
+    /// Opens context `id`.
+    ///
+    /// # Errors
+    /// `EEXIST` for one in use.
+    pub fn open_context(&self, id: u32) -> Result<(), Errno> {
+        let mut state = self.state_mut();
+        if state.contexts.contains_key(&id) {
+            return Err(Errno::EEXIST);
+        }
+        let context = Context::new(state.epoch);
+        if state.suspended {
+            context.suspend();
+        }
+        state.contexts.insert(id, Arc::new(context));
+        Ok(())
+    }
+
+    /// Whether context `id` is open.
+    #[must_use]
+    pub fn has_context(&self, id: u32) -> bool {
+        self.state().contexts.contains_key(&id)
+    }
+
+    /// Whether there are contexts.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.state().contexts.is_empty()
+    }
+
+    fn context(&self, id: u32) -> Result<Arc<Context>, Errno> {
+        let state = self.state();
+        state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)
+    }
+
+    /// Closes context `id`. Nothing of it is touched when this returns.
+    ///
+    /// # Errors
+    /// `ENOENT` where none is open.
+    pub fn close_context(&self, id: u32) -> Result<(), Errno> {
+        let context = {
+            let mut state = self.state_mut();
+            let context = state.contexts.remove(&id).ok_or(Errno::ENOENT)?;
+            state.phony.retain(|_, phony| phony.owner != id);
+            self.any.store(!state.phony.is_empty(), Ordering::Release);
+            context
+        };
+        context.close();
+        Ok(())
+    }
+
+    /// Closes all contexts.
+    pub fn close_all(&self) {
+        let contexts = {
+            let mut state = self.state_mut();
+            state.phony.clear();
+            self.any.store(false, Ordering::Release);
+            std::mem::take(&mut state.contexts)
+        };
+        for context in contexts.values() {
+            context.close();
+        }
+    }
+
+    /// The header of context `id`.
+    ///
+    /// # Errors
+    /// `EEXIST` where it has one, `EINVAL` for memory that is too small.
+    pub fn set_header(&self, id: u32, shared: SharedMemory) -> Result<(), Errno> {
+        self.context(id)?.set_header(shared, &self.disks)
+    }
+
+    /// Whole guest-physical pages of context `id` that are phony.
+    ///
+    /// # Errors
+    /// `EBUSY` where some are already, `EINVAL` for parts of pages, `ENOENT` where no such context is open.
+    pub fn add_phony(&self, id: u32, region: u32, pages: &[(u64, u64)]) -> Result<(), Errno> {
+        let mut state = self.state_mut();
+        let context = state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)?;
+        let mut added = Vec::new();
+        let result = pages.iter().try_for_each(|&(start, length)| {
+            let whole =
+                start.is_multiple_of(PAGE_BYTES) && length.is_multiple_of(PAGE_BYTES) && length > 0;
+            let end = start
+                .checked_add(length)
+                .filter(|_| whole)
+                .ok_or(Errno::EINVAL)?;
+            let before = state.phony.range(..end).next_back();
+            if before.is_some_and(|(_, phony)| phony.end > start) {
+                return Err(Errno::EBUSY);
+            }
+            added.push(start);
+            let context = Arc::clone(&context);
+            let phony = Phony {
+                end,
+                region,
+                owner: id,
+                context,
+            };
+            state.phony.insert(start, phony);
+            Ok(())
+        });
+        if result.is_err() {
+            for start in added {
+                state.phony.remove(&start);
+            }
+        }
+        self.any.store(!state.phony.is_empty(), Ordering::Release);
+        result
+    }
+
+    /// Device memory of context `id`: guest-physical runs, and whether bytes may be written there.
+    ///
+    /// # Errors
+    /// `EEXIST` for a region in use, `ENOENT` where no such context is open.
+    pub fn add_device(
+        &self,
+        id: u32,
+        region: u32,
+        runs: &[(u64, u64)],
+        writable: bool,
+    ) -> Result<(), Errno> {
+        self.context(id)?
+            .add_device(region, DeviceRegion::new(runs, writable))
+    }
+
+    /// Takes a phony buffer or device memory away. Nothing touches device memory of it when this returns.
+    ///
+    /// # Errors
+    /// `ENOENT` where there is none such.
+    pub fn detach(&self, id: u32, region: u32) -> Result<(), Errno> {
+        let context = self.context(id)?;
+        if context.has_device(region) {
+            return context.remove_device(region);
+        }
+        let mut state = self.state_mut();
+        let before = state.phony.len();
+        state
+            .phony
+            .retain(|_, phony| (phony.owner, phony.region) != (id, region));
+        self.any.store(!state.phony.is_empty(), Ordering::Release);
+        if state.phony.len() == before {
+            return Err(Errno::ENOENT);
+        }
+        Ok(())
+    }
+
+    /// A second has passed.
+    pub fn tick(&self) {
+        let (epoch, contexts) = {
+            let mut state = self.state_mut();
+            state.epoch = state.epoch.wrapping_add(1).max(1);
+            let contexts: Vec<_> = state.contexts.values().cloned().collect();
+            (state.epoch, contexts)
+        };
+        for context in contexts {
+            context.set_epoch(epoch);
+        }
+    }
+
+    /// The VM does not run, or resets the device: its memory is not written until [`resume`](Self::resume). Requests under
+    /// way go on; their receipts wait.
+    pub fn suspend(&self) {
+        let mut state = self.state_mut();
+        state.suspended = true;
+        for context in state.contexts.values() {
+            context.suspend();
+        }
+    }
+
+    /// The VM goes on.
+    pub fn resume(&self) {
+        let mut state = self.state_mut();
+        state.suspended = false;
+        for context in state.contexts.values() {
+            context.resume();
+        }
+    }
+}
+
+/// A request that is being opened.
+struct Opening {
+    direction: Direction,
+    ram: View,
+    device: View,
+    runs: Vec<(*mut u8, usize)>,
+    tunnelled: u64,
+    receipts: Vec<(Arc<Context>, Receipt)>,
+    passes: Vec<[Pass; 2]>,
+}
+
+impl Opening {
+    /// Whether the request's memory is written.
+    fn writes(&self) -> bool {
+        self.direction == Direction::IntoDevice
+    }
+
+    /// Adds a segment, piece by piece: phony pages, and what lies between them.
+    fn segment(
+        &mut self,
+        phony: &BTreeMap<u64, Phony>,
+        mut address: u64,
+        mut length: u64,
+    ) -> Result<(), TokenError> {
+        while length > 0 {
+            let found = phony
+                .range(..=address)
+                .next_back()
+                .map(|(_, phony)| phony)
+                .filter(|phony| phony.end > address);
+            let piece = match found {
+                Some(found) => {
+                    let piece = (PAGE_BYTES - address % PAGE_BYTES).min(length);
+                    self.envelope(&found.context, address, piece)?;
+                    piece
+                }
+                None => {
+                    let next = phony
+                        .range(address..)
+                        .next()
+                        .map_or(u64::MAX, |(&at, _)| at);
+                    let piece = (next - address).min(length);
+                    let writes = self.direction == Direction::IntoDevice;
+                    let runs = &mut self.runs;
+                    self.ram
+                        .resolve(address, piece, writes, |base, run| push(runs, base, run))?;
+                    piece
+                }
+            };
+            address = address.saturating_add(piece);
+            length -= piece;
+        }
+        Ok(())
+    }
+
+    fn envelope(
+        &mut self,
+        context: &Arc<Context>,
+        address: u64,
+        length: u64,
+    ) -> Result<(), TokenError> {
+        let sectors = Sectors::new(address, length)?;
+        let mut bytes = [0; ENVELOPE_BYTES];
+        self.ram.read(address, &mut bytes)?;
+        let claim = envelope::parse(address, &bytes, sectors)?;
+        let writes = self.writes();
+        let (device, runs) = (&self.device, &mut self.runs);
+        let mut resolved = Ok(());
+        let admitted = context.admit(&claim, sectors, self.direction, |address, run| {
+            if resolved.is_ok() {
+                resolved = device.resolve(address, run, writes, |base, run| push(runs, base, run));
+            }
+        })?;
+        resolved?;
+        self.tunnelled += length;
+        self.receipts.push((Arc::clone(context), admitted.receipt));
+        self.passes.push(admitted.passes);
+        Ok(())
+    }
+
+    fn finish(self) -> Opened {
+        Opened {
+            runs: self.runs,
+            tunnelled: self.tunnelled,
+            receipts: self.receipts,
+            _passes: self.passes,
+            _views: [self.ram, self.device],
+        }
+    }
+}
+
+/// Adds a run, or makes the last one longer.
+fn push(runs: &mut Vec<(*mut u8, usize)>, base: *mut u8, length: usize) {
+    if let Some((last, bytes)) = runs.last_mut()
+        && last.wrapping_add(*bytes) == base
+    {
+        *bytes += length;
+        return;
+    }
+    runs.push((base, length));
+}
