@@ -1,0 +1,272 @@
+//! What a transfer costs.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// Consecutive bytes of a request that are all in the page cache, or all not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Length.
+    pub bytes: u64,
+    /// They are in the page cache.
+    pub cached: bool,
+}
+
+impl Run {
+    /// Bytes in the page cache.
+    pub const fn cached(bytes: u64) -> Self {
+        Self {
+            bytes,
+            cached: true,
+        }
+    }
+
+    /// Bytes that are only on the device.
+    pub const fn absent(bytes: u64) -> Self {
+        Self {
+            bytes,
+            cached: false,
+        }
+    }
+}
+
+/// How the bytes of a run travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Way {
+    /// Copied from the page cache.
+    Cache,
+    /// By direct I/O, between the device and the device memory. Neighbours that go this way are one
+    /// transfer.
+    P2p,
+}
+
+/// The numbers of a [`CostModel`], as they are measured and stored.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Parameters {
+    /// S_cutoff: a shorter direct transfer takes as long as one of this many bytes.
+    pub cutoff_bytes: u64,
+    /// C_p2p: what a direct transfer takes up to S_cutoff, in nanoseconds.
+    pub p2p_overhead_ns: f64,
+    /// BW_p2p: bytes per second of a direct transfer beyond S_cutoff.
+    pub p2p_bandwidth: f64,
+    /// What a copy from the page cache takes apart from its bytes, in nanoseconds.
+    pub cache_overhead_ns: f64,
+    /// BW_pc: bytes per second from the page cache.
+    pub cache_bandwidth: f64,
+}
+
+/// Numbers that are no model.
+#[derive(Clone, Copy, Debug, Error, PartialEq)]
+pub enum ModelError {
+    /// A bandwidth that is not a positive finite number.
+    #[error("{name} of {value} bytes/s is not positive")]
+    Bandwidth {
+        /// Which.
+        name: &'static str,
+        /// Bytes per second.
+        value: f64,
+    },
+    /// A time that is negative or not finite.
+    #[error("{name} of {value} ns is not a time")]
+    Overhead {
+        /// Which.
+        name: &'static str,
+        /// Nanoseconds.
+        value: f64,
+    },
+    /// Below the cutoff the device would be faster than its bandwidth, and many short transfers faster
+    /// than a long one.
+    #[error(
+        "Cutoff of {cutoff_bytes} bytes in {p2p_overhead_ns} ns is faster than {p2p_bandwidth} bytes/s"
+    )]
+    Cutoff {
+        /// S_cutoff.
+        cutoff_bytes: u64,
+        /// C_p2p.
+        p2p_overhead_ns: f64,
+        /// BW_p2p.
+        p2p_bandwidth: f64,
+    },
+}
+
+/// Times of transfers: equation 1 of SPIN, and beside its T_pc(s) = s / BW_pc what a call for cached
+/// bytes costs, which user space cannot leave out.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Parameters", into = "Parameters")]
+pub struct CostModel {
+    parameters: Parameters,
+    pub(crate) cutoff: f64,
+    pub(crate) p2p_overhead: f64,
+    /// Nanoseconds a byte.
+    pub(crate) p2p_byte: f64,
+    pub(crate) cache_overhead: f64,
+    /// Nanoseconds a byte.
+    pub(crate) cache_byte: f64,
+}
+
+/// A length in a formula.
+pub(crate) fn float(bytes: u64) -> f64 {
+    bytes as f64
+}
+
+impl CostModel {
+    /// Checks the numbers.
+    pub fn new(parameters: Parameters) -> Result<Self, ModelError> {
+        let p = parameters;
+        for (name, value) in [
+            ("P2P bandwidth", p.p2p_bandwidth),
+            ("Cache bandwidth", p.cache_bandwidth),
+        ] {
+            if !(value.is_finite() && value >= 1.0) {
+                return Err(ModelError::Bandwidth { name, value });
+            }
+        }
+        for (name, value) in [
+            ("P2P overhead", p.p2p_overhead_ns),
+            ("Cache overhead", p.cache_overhead_ns),
+        ] {
+            if !(value.is_finite() && (0.0..1e15).contains(&value)) {
+                return Err(ModelError::Overhead { name, value });
+            }
+        }
+        // A part in a thousand for what rounding to bytes and to text loses.
+        if float(p.cutoff_bytes) > p.p2p_overhead_ns * p.p2p_bandwidth / 1e9 * 1.001 + 1.0 {
+            return Err(ModelError::Cutoff {
+                cutoff_bytes: p.cutoff_bytes,
+                p2p_overhead_ns: p.p2p_overhead_ns,
+                p2p_bandwidth: p.p2p_bandwidth,
+            });
+        }
+        Ok(Self {
+            parameters,
+            cutoff: float(p.cutoff_bytes),
+            p2p_overhead: p.p2p_overhead_ns,
+            p2p_byte: 1e9 / p.p2p_bandwidth,
+            cache_overhead: p.cache_overhead_ns,
+            cache_byte: 1e9 / p.cache_bandwidth,
+        })
+    }
+
+    /// The numbers.
+    pub fn parameters(&self) -> Parameters {
+        self.parameters
+    }
+
+    /// T_p2p: nanoseconds of one direct transfer (equation 1). No bytes, no transfer, no time.
+    pub fn p2p_ns(&self, bytes: u64) -> f64 {
+        if bytes == 0 {
+            return 0.0;
+        }
+        self.p2p_overhead + (float(bytes) - self.cutoff).max(0.0) * self.p2p_byte
+    }
+
+    /// T_pc: nanoseconds of one copy from the page cache.
+    pub fn cache_ns(&self, bytes: u64) -> f64 {
+        if bytes == 0 {
+            return 0.0;
+        }
+        self.cache_overhead + float(bytes) * self.cache_byte
+    }
+
+    /// Nanoseconds that `runs` take by `ways`: a copy for each run from the cache, a transfer for each
+    /// stretch of neighbours that go by P2P. Runs without a way are not counted.
+    pub fn cost_ns(&self, runs: &[Run], ways: &[Way]) -> f64 {
+        let (mut total, mut open) = (0.0, 0_u64);
+        for (run, way) in runs.iter().zip(ways) {
+            match way {
+                Way::P2p => open = open.saturating_add(run.bytes),
+                Way::Cache => {
+                    total += self.p2p_ns(open) + self.cache_ns(run.bytes);
+                    open = 0;
+                }
+            }
+        }
+        total + self.p2p_ns(open)
+    }
+}
+
+impl TryFrom<Parameters> for CostModel {
+    type Error = ModelError;
+
+    fn try_from(parameters: Parameters) -> Result<Self, ModelError> {
+        Self::new(parameters)
+    }
+}
+
+impl From<CostModel> for Parameters {
+    fn from(model: CostModel) -> Self {
+        model.parameters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::oracle::p3700;
+
+    #[test]
+    fn a_transfer_costs_what_equation_1_says() {
+        let model = p3700();
+        assert_eq!(model.p2p_ns(1), 584_000.0);
+        assert_eq!(model.p2p_ns(512 << 10), 584_000.0);
+        let megabyte = model.p2p_ns((512 << 10) + 2_650_000);
+        assert!((megabyte - 1_584_000.0).abs() < 1e-3, "{megabyte}");
+        assert!((model.cache_ns(10_130) - 1000.0).abs() < 1e-3);
+    }
+
+    #[test]
+    fn numbers_that_are_no_model_are_refused() {
+        let good = p3700().parameters();
+        for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(
+                CostModel::new(Parameters {
+                    p2p_bandwidth: bad,
+                    ..good
+                })
+                .is_err()
+            );
+            assert!(
+                CostModel::new(Parameters {
+                    cache_bandwidth: bad,
+                    ..good
+                })
+                .is_err()
+            );
+        }
+        for bad in [-1.0, f64::NAN, f64::INFINITY] {
+            assert!(
+                CostModel::new(Parameters {
+                    p2p_overhead_ns: bad,
+                    ..good
+                })
+                .is_err()
+            );
+            assert!(
+                CostModel::new(Parameters {
+                    cache_overhead_ns: bad,
+                    ..good
+                })
+                .is_err()
+            );
+        }
+        assert!(
+            CostModel::new(Parameters {
+                cutoff_bytes: u64::MAX,
+                ..good
+            })
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn neighbours_by_p2p_are_one_transfer() {
+        let model = p3700();
+        let runs = [Run::absent(4096), Run::cached(4096), Run::absent(4096)];
+        let merged = model.cost_ns(&runs, &[Way::P2p; 3]);
+        let split = model.cost_ns(&runs, &[Way::P2p, Way::Cache, Way::P2p]);
+        assert_eq!(merged, 584_000.0);
+        assert_eq!(split, 2.0 * 584_000.0 + model.cache_ns(4096));
+    }
+}
