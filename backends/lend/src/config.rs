@@ -113,8 +113,18 @@ pub struct DeviceConfig {
 pub enum SourceConfig {
     /// A software NVMe controller.
     Nvme(NvmeOptions),
+    /// A software GPU.
+    Gpu(GpuOptions),
     /// A function of this host.
     Vfio(Function),
+}
+
+/// A software GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct GpuOptions {
+    /// Its video memory: a power of two.
+    pub memory: Option<Size>,
 }
 
 /// A software NVMe controller.
@@ -361,6 +371,11 @@ mod tests {
             block = 4096
 
             [[device]]
+            name = "gpu0"
+            source = "gpu"
+            memory = "64M"
+
+            [[device]]
             name = "nvme0"
             source = "vfio"
             function = "0000:01:00.0"
@@ -375,7 +390,11 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.listen.len(), 2);
-        assert_eq!(config.devices[1].borrowers, ["rack2", "rack3"]);
+        assert_eq!(config.devices[2].borrowers, ["rack2", "rack3"]);
+        let SourceConfig::Gpu(gpu) = &config.devices[1].source else {
+            panic!("not a GPU");
+        };
+        assert_eq!(gpu.memory, Some(Size(64 << 20)));
         let SourceConfig::Nvme(nvme) = &config.devices[0].source else {
             panic!("not an NVMe controller");
         };
@@ -391,6 +410,7 @@ mod tests {
             "[[device]]\nname = \"a\"\nsource = \"floppy\"",
             "[[device]]\nname = \"a\"\nsource = \"vfio\"\nfunction = \"01:00.0\"",
             "[[device]]\nname = \"a\"\nsource = \"nvme\"\nblock = 513",
+            "[[device]]\nname = \"a\"\nsource = \"gpu\"\nmemory = \"much\"",
             "[[window]]\nname = \"a\"\nntb = \"ivshmem\"\nfunction = \"0000:01:00.0\"",
         ] {
             assert!(toml::from_str::<Config>(text).is_err(), "{text}");

@@ -1,6 +1,6 @@
 //! The command line.
 
-use crate::config::{Backing, DeviceConfig, Function, NvmeOptions, Size, SourceConfig};
+use crate::config::{Backing, DeviceConfig, Function, GpuOptions, NvmeOptions, Size, SourceConfig};
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
 use farlane_vfio_remote::link::Address;
 use std::path::PathBuf;
@@ -28,8 +28,8 @@ pub struct Options {
 
     /// A device for everybody who can connect: nvme,file=PATH or nvme,null=SIZE (a software NVMe
     /// controller; each file or null is a namespace; serial=S, doorbells=trapped|shared, readonly,
-    /// cache=direct|buffered, block=512|4096, queues=N) or vfio,function=0000:01:00.0 (a function
-    /// of this host)
+    /// cache=direct|buffered, block=512|4096, queues=N), gpu,memory=SIZE (a software GPU) or
+    /// vfio,function=0000:01:00.0 (a function of this host)
     #[arg(long = "device", value_name = "NAME=SOURCE[,KEY=VALUE]...")]
     pub devices: Vec<DeviceConfig>,
 
@@ -87,7 +87,7 @@ pub enum DeviceError {
     #[error("{0:?} is not NAME=SOURCE[,KEY=VALUE]...")]
     Form(String),
     /// No such source.
-    #[error("{0:?} is not a source: nvme, vfio")]
+    #[error("{0:?} is not a source: nvme, gpu, vfio")]
     Source(String),
     /// No such key for the source, or given twice.
     #[error("{0:?} is not known for this source, or given twice")]
@@ -114,6 +114,7 @@ impl FromStr for DeviceConfig {
         let mut words = rest.split(',');
         let source = match words.next().ok_or_else(form)? {
             "nvme" => SourceConfig::Nvme(nvme(words)?),
+            "gpu" => SourceConfig::Gpu(gpu(words)?),
             "vfio" => SourceConfig::Vfio(vfio(words)?),
             other => return Err(DeviceError::Source(other.to_owned())),
         };
@@ -161,6 +162,19 @@ fn nvme<'a>(words: impl Iterator<Item = &'a str>) -> Result<NvmeOptions, DeviceE
     Ok(options)
 }
 
+fn gpu<'a>(words: impl Iterator<Item = &'a str>) -> Result<GpuOptions, DeviceError> {
+    let mut options = GpuOptions::default();
+    for word in words {
+        match word.split_once('=') {
+            Some(("memory", value)) if options.memory.is_none() => {
+                options.memory = Some(parse(value, "a size such as 256M")?);
+            }
+            _ => return Err(DeviceError::Unknown(word.to_owned())),
+        }
+    }
+    Ok(options)
+}
+
 fn vfio<'a>(words: impl Iterator<Item = &'a str>) -> Result<Function, DeviceError> {
     let mut function = None;
     for word in words {
@@ -202,6 +216,11 @@ mod tests {
         assert!(nvme.read_only);
         assert_eq!(nvme.doorbells, DoorbellMode::Shared);
         assert_eq!(nvme.block, BlockBytes::B4096);
+        let device: DeviceConfig = "gpu0=gpu,memory=64M".parse().unwrap();
+        let SourceConfig::Gpu(gpu) = device.source else {
+            panic!("not a GPU");
+        };
+        assert_eq!(gpu.memory, Some(Size(64 << 20)));
         let device: DeviceConfig = "gpu=vfio,function=0000:01:00.0".parse().unwrap();
         assert!(matches!(device.source, SourceConfig::Vfio(_)));
     }
@@ -216,6 +235,8 @@ mod tests {
             "nvme0=nvme,file=/a,serial=1,serial=2",
             "nvme0=nvme,null=many",
             "nvme0=nvme,file=/a,function=1",
+            "gpu0=gpu,memory=1G,memory=1G",
+            "gpu0=gpu,memory",
             "d=vfio",
             "d=vfio,function=../../etc",
         ] {

@@ -11,6 +11,7 @@ use farlane_daemon::options::host_name;
 use farlane_ntb::{IvshmemNtb, Ntb, OutboundWindow, PciNtb};
 use farlane_nvme::{BlockSize, Cache, Doorbells, NamespaceConfig, NvmeConfig, NvmeSource};
 use farlane_pci::Source;
+use farlane_soft_gpu::{DEFAULT_MEMORY_BYTES, GpuSource};
 use farlane_vfio::VfioSource;
 use farlane_vfio_remote::lender::{BridgeOffer, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::link::{Acceptor, Address, TlsIdentity};
@@ -134,6 +135,10 @@ fn listen(
 fn source(device: &DeviceConfig) -> anyhow::Result<Box<dyn Source>> {
     Ok(match &device.source {
         SourceConfig::Nvme(options) => Box::new(NvmeSource::open(nvme(&device.name, options))?),
+        SourceConfig::Gpu(options) => {
+            let bytes = options.memory.map_or(DEFAULT_MEMORY_BYTES, |size| size.0);
+            Box::new(GpuSource::new(bytes)?)
+        }
         SourceConfig::Vfio(function) => {
             Box::new(VfioSource::open(&function.function.0, Path::new("/sys"))?)
         }

@@ -20,8 +20,8 @@
 use crate::wire::pod;
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// PCI vendor id.
-pub const VENDOR: u16 = 0x1b36;
+/// PCI vendor: 1234 belongs to nobody; emulated devices use it.
+pub const VENDOR: u16 = 0x1234;
 /// PCI device id.
 pub const DEVICE: u16 = 0xfa9b;
 /// PCI base class: processing accelerator.

@@ -1,0 +1,81 @@
+//! The thread that executes commands.
+
+use crate::command::Request;
+use crate::counters::count;
+use crate::execute::{Engine, Stop};
+use crate::queue::{BadTail, Queue};
+use crate::shared::{Order, Shared};
+use farlane_abi::gpu::VECTOR_DONE;
+use std::thread::yield_now;
+use std::time::{Duration, Instant};
+
+/// How long it looks for more commands before it sleeps.
+const PATIENCE: Duration = Duration::from_micros(50);
+
+/// Executes commands until it is told to end. Between slices of work it yields; without work it sleeps.
+pub fn work(shared: &Shared) {
+    while let Order::Serve(place, epoch) = shared.next_order() {
+        match Queue::new(&shared.memory, place) {
+            Some(queue) => serve(shared, queue, epoch),
+            None => shared.fault(epoch),
+        }
+    }
+}
+
+fn serve(shared: &Shared, mut queue: Queue<'_>, epoch: u64) {
+    shared.ready(epoch);
+    let go_on = || {
+        yield_now();
+        shared.is_current(epoch)
+    };
+    let mut engine = Engine {
+        memory: &shared.memory,
+        dma: &shared.dma,
+        counters: &shared.counters,
+        go_on: &go_on,
+        scratch: Vec::new(),
+    };
+    while shared.is_current(epoch) {
+        let raw = match queue.next() {
+            Ok(Some(raw)) => raw,
+            Ok(None) => {
+                idle(shared, &queue, epoch);
+                continue;
+            }
+            Err(BadTail) => {
+                shared.fault(epoch);
+                return;
+            }
+        };
+        let request = Request::parse(&raw, shared.memory.len());
+        let outcome = match request.command.map_err(Stop::from) {
+            Ok(command) => engine.execute(&command),
+            Err(stop) => Err(stop),
+        };
+        let outcome = match outcome {
+            Ok(results) => Ok(results),
+            Err(Stop::Failed(error)) => Err(error),
+            Err(Stop::Ended) => return,
+        };
+        let counter = match outcome {
+            Ok(_) => &shared.counters.commands,
+            Err(_) => &shared.counters.errors,
+        };
+        count(counter, 1);
+        queue.complete(outcome);
+        if request.interrupt {
+            shared.interrupts.raise(VECTOR_DONE);
+        }
+    }
+}
+
+/// Looks for work for a while, then sleeps until there is some.
+fn idle(shared: &Shared, queue: &Queue<'_>, epoch: u64) {
+    let begin = Instant::now();
+    while !queue.has_work() && shared.is_current(epoch) {
+        if begin.elapsed() >= PATIENCE {
+            return shared.sleep(queue, epoch);
+        }
+        yield_now();
+    }
+}
