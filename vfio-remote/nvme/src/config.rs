@@ -151,20 +151,9 @@ pub enum NvmeError {
     /// Too many queues, or none.
     #[error("{0} I/O queues are not between 1 and {MAX_IO_QUEUES}")]
     Queues(u16),
-    /// A file cannot be opened or examined.
-    #[error("Cannot {what} {}", path.display())]
-    File {
-        /// What was tried.
-        what: &'static str,
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
-    /// It is no file that can hold a namespace.
-    #[error("{} is neither a regular file nor a block device", .0.display())]
-    Kind(PathBuf),
+    /// What is to hold a namespace cannot.
+    #[error(transparent)]
+    Storage(#[from] farlane_file_io::storage::StorageError),
     /// Less than a block.
     #[error("{bytes} bytes of {what} are less than a block")]
     TooSmall {

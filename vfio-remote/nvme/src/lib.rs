@@ -9,8 +9,8 @@
 //! * `registers`, `doorbells`, `interrupts`: what the driver touches.
 //! * `queue`: ring mechanics.
 //! * `controller`: the worker.
-//! * `ring`: its `io_uring`, and `remote`, for memory that is not mapped.
-//! * `namespace`: where blocks are.
+//! * `remote`: for memory that is not mapped.
+//! * `namespace`: where blocks are; [`farlane_file_io`] moves them.
 //!
 //! The numbers of sections and figures in the comments are those of NVM Express 1.4.
 
@@ -18,7 +18,6 @@
 compile_error!("NVMe structures are little-endian, and so has to be the host");
 
 mod bits;
-mod bounce;
 mod cmds;
 mod config;
 mod controller;
@@ -28,18 +27,17 @@ mod doorbells;
 mod features;
 mod function;
 mod identify;
-mod idle;
 mod interrupts;
 mod namespace;
 mod queue;
 mod registers;
 mod remote;
-mod ring;
 mod shared;
 mod source;
 #[cfg(fuzzing)]
 pub mod still;
-mod timing;
+
+use farlane_file_io::{bounce, idle, ring, timing, vectors};
 
 pub use config::{
     Backing, BlockSize, Cache, Doorbells, MAX_IO_QUEUES, MAX_NAMESPACES, NamespaceConfig,

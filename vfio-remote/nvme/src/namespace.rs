@@ -1,20 +1,9 @@
 //! Namespaces: what holds their bytes, opened once and for all.
 
 use crate::config::{Backing, BlockSize, Cache, NamespaceConfig, NvmeError};
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
-use std::os::fd::{AsFd as _, OwnedFd};
+use farlane_file_io::storage;
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
-
-/// How long a file may still be in use by somebody who has just ended, and a pause between two
-/// looks.
-const PATIENCE: Duration = Duration::from_secs(3);
-const PAUSE: Duration = Duration::from_millis(20);
-
-/// What direct I/O demands (`statx(2)`, `STATX_DIOALIGN`).
-const STATX_DIOALIGN: u32 = 0x2000;
-/// `statfs(2)`.
-const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// Where the bytes of a namespace are.
 #[derive(Debug)]
@@ -26,10 +15,7 @@ pub enum Storage {
         /// Alignment in bytes that memory must have, a power of two; 1 with the page cache.
         memory_align: u64,
     },
-    /// In a file whose file system keeps it in memory. Such transfers never wait for a device, but
-    /// `io_uring` would give each to a kernel thread, because tmpfs does not say that it does not
-    /// block: 3 us and a switch in place of 0.8 us for 4 KiB. They are made by `preadv` and
-    /// `pwritev`.
+    /// In a file whose file system keeps it in memory, see [`storage::Storage::in_memory`].
     Memory {
         /// The file.
         file: OwnedFd,
@@ -99,93 +85,34 @@ impl Namespace {
     }
 }
 
-/// Tries again for a while what somebody else still keeps from being done. A predecessor that was
-/// killed lets go of its files some time after its end: the kernel winds up its `io_uring` first.
-fn patiently<T>(mut attempt: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match attempt() {
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::BUSY) if Instant::now() < until => {
-                std::thread::sleep(PAUSE);
-            }
-            result => return result,
-        }
-    }
-}
-
 fn open(
     path: &Path,
     read_only: bool,
     cache: Cache,
     block_size: BlockSize,
 ) -> Result<(Storage, u64), NvmeError> {
-    let fail = |what| {
-        move |e: rustix::io::Errno| NvmeError::File {
-            what,
-            path: path.to_owned(),
-            source: e.into(),
-        }
-    };
-    let access = if read_only {
-        OFlags::RDONLY
-    } else {
-        OFlags::RDWR
-    };
-    let stat = rustix::fs::stat(path).map_err(fail("examine"))?;
-    let kind = FileType::from_raw_mode(stat.st_mode);
-    // A block device that is mounted, or in use by another, is not ours to write.
-    let exclusive = match kind {
-        FileType::RegularFile => OFlags::empty(),
-        FileType::BlockDevice if read_only => OFlags::empty(),
-        FileType::BlockDevice => OFlags::EXCL,
-        _ => return Err(NvmeError::Kind(path.to_owned())),
-    };
-    let flags = access | exclusive | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let file = patiently(|| rustix::fs::open(path, flags, Mode::empty())).map_err(fail("open"))?;
-    if kind == FileType::RegularFile {
-        let lock = if read_only {
-            FlockOperation::NonBlockingLockShared
-        } else {
-            FlockOperation::NonBlockingLockExclusive
-        };
-        patiently(|| rustix::fs::flock(&file, lock)).map_err(fail("lock"))?;
-    }
-    // Also tells the size of block devices.
-    let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(fail("size"))?;
-    let system = rustix::fs::fstatfs(&file).map_err(fail("examine"))?;
-    if kind == FileType::RegularFile && u64::try_from(system.f_type) == Ok(TMPFS_MAGIC) {
+    let storage = storage::Storage::open(path, read_only)?;
+    let bytes = storage.bytes;
+    if storage.in_memory {
+        let file = storage.file;
         return Ok((Storage::Memory { file }, bytes));
     }
     let align = match cache {
-        Cache::Direct => direct_alignment(&file, block_size),
+        Cache::Direct => storage.go_direct(block_size.bytes()),
         Cache::Buffered => None,
     };
-    let memory_align = align.filter(|_| {
-        rustix::fs::fcntl_getfl(&file)
-            .and_then(|flags| rustix::fs::fcntl_setfl(&file, flags | OFlags::DIRECT))
-            .is_ok()
-    });
-    if memory_align.is_none() && cache == Cache::Direct {
+    if align.is_none() && cache == Cache::Direct {
         log::info!("{}: through the page cache", path.display());
     }
-    let memory_align = memory_align.unwrap_or(1);
+    let memory_align = align.map_or(1, |align| align.memory);
+    let file = storage.file;
     Ok((Storage::Ring { file, memory_align }, bytes))
-}
-
-/// Alignment that memory must have for direct I/O on `file` in whole blocks, if those are large
-/// enough for it.
-fn direct_alignment(file: &OwnedFd, block_size: BlockSize) -> Option<u64> {
-    let mask = StatxFlags::from_bits_retain(STATX_DIOALIGN);
-    let stat = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, mask).ok()?;
-    let known = stat.stx_mask & STATX_DIOALIGN != 0;
-    let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
-    let offset_fits = offset > 0 && block_size.bytes().is_multiple_of(offset.into());
-    (known && memory.is_power_of_two() && offset_fits).then_some(memory.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farlane_file_io::storage::StorageError;
 
     fn file(path: &Path, read_only: bool) -> NamespaceConfig {
         NamespaceConfig::from(Backing::File {
@@ -203,7 +130,7 @@ mod tests {
         assert_eq!(namespace.blocks, 2);
         assert!(matches!(
             Namespace::open(&file(&path, false), Cache::Direct),
-            Err(NvmeError::File { what: "lock", .. })
+            Err(NvmeError::Storage(StorageError::File { what: "lock", .. }))
         ));
         drop(namespace);
         let first = Namespace::open(&file(&path, true), Cache::Buffered).unwrap();
@@ -215,10 +142,13 @@ mod tests {
     fn folders_devices_and_crumbs_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let open = |path: &Path| Namespace::open(&file(path, true), Cache::Direct);
-        assert!(matches!(open(folder.path()), Err(NvmeError::Kind(_))));
+        assert!(matches!(
+            open(folder.path()),
+            Err(NvmeError::Storage(StorageError::Kind(_)))
+        ));
         assert!(matches!(
             open(Path::new("/dev/null")),
-            Err(NvmeError::Kind(_))
+            Err(NvmeError::Storage(StorageError::Kind(_)))
         ));
         let path = folder.path().join("crumb");
         std::fs::write(&path, [0; 511]).unwrap();
@@ -228,7 +158,7 @@ mod tests {
         ));
         assert!(matches!(
             open(&folder.path().join("no")),
-            Err(NvmeError::File { .. })
+            Err(NvmeError::Storage(StorageError::File { .. }))
         ));
     }
 

@@ -5,12 +5,13 @@ use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status};
 use crate::bounce::Bounce;
 use crate::cmds::{IoCommand, Transfer};
 use crate::controller::requests::{Owner, Request, Work, Zeroing};
-use crate::controller::transfer::{Located, Scratch, fill_with_zeroes, status_of, transfer_now};
+use crate::controller::transfer::{Located, Scratch, status_of};
 use crate::counters::count;
 use crate::data::{DataPointer, WalkError, gather};
 use crate::identify::MAX_TRANSFER_SHIFT;
 use crate::namespace::Storage;
 use crate::ring::{Durable, Fallocate};
+use crate::vectors::{fill_with_zeroes, transfer_now};
 use std::collections::VecDeque;
 use std::sync::Arc;
 

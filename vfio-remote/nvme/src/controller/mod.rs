@@ -83,7 +83,7 @@ impl Controller {
             .iter()
             .map(|n| n.file().map_or(-1, |file| file.as_raw_fd()))
             .collect();
-        let ring = Ring::new(&files, shared.kick.as_fd())?;
+        let ring = Ring::new(&files, &[shared.kick.as_fd()])?;
         let queues = usize::from(identity.io_queues) + 1;
         Ok(Self {
             remote: Remote::start(Arc::clone(&shared))?,

@@ -1,22 +1,24 @@
-//! The `io_uring` of a controller: transfers, and the one place where its worker waits.
+//! The `io_uring` of a worker: transfers, and the one place where it waits.
 
 use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// Submissions between two system calls.
 const ENTRIES: u32 = 256;
 /// Completions that the kernel can have ready: twice what can be in flight.
 const COMPLETIONS: u32 = 4096;
-/// Marks completions of the kick.
-const KICK: u64 = u64::MAX;
+/// Marks completions of kicks: this and those above.
+const KICKS: u64 = u64::MAX - 7;
+/// Most eventfds that wake a ring.
+const MAX_KICKS: usize = 8;
 
 /// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The eventfd was written.
+    /// An eventfd was written.
     Kick,
     /// An operation has ended.
     Done {
@@ -37,7 +39,7 @@ pub enum Fallocate {
 }
 
 impl Fallocate {
-    pub(crate) fn mode(self) -> i32 {
+    fn mode(self) -> i32 {
         libc::FALLOC_FL_KEEP_SIZE
             | match self {
                 Self::ZeroRange => libc::FALLOC_FL_ZERO_RANGE,
@@ -49,16 +51,34 @@ impl Fallocate {
 /// An `io_uring`, used by one thread.
 pub struct Ring {
     ring: IoUring,
-    kick: RawFd,
+    kicks: Vec<Kick>,
     /// Submissions that the kernel has not been told of.
     queued: usize,
-    kick_is_armed: bool,
+}
+
+struct Kick {
+    fd: OwnedFd,
+    is_armed: bool,
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring")
+            .field("queued", &self.queued)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Ring {
-    /// A ring for the calling thread over these files (-1 for none), woken by `kick`, an eventfd
-    /// that outlives it.
-    pub fn new(files: &[RawFd], kick: BorrowedFd<'_>) -> io::Result<Self> {
+    /// A ring for the calling thread over these files (-1 for none), woken by `kicks`, up to eight
+    /// eventfds that do not block.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn new(files: &[RawFd], kicks: &[BorrowedFd<'_>]) -> io::Result<Self> {
+        if kicks.len() > MAX_KICKS {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let mut builder = IoUring::builder();
         builder.setup_cqsize(COMPLETIONS).setup_clamp();
         let ring = builder
@@ -70,24 +90,34 @@ impl Ring {
             // Before Linux 6.0.
             .or_else(|_| builder.build(ENTRIES))?;
         ring.submitter().register_files(files)?;
+        let kicks = kicks.iter().map(|kick| {
+            kick.try_clone_to_owned().map(|fd| Kick {
+                fd,
+                is_armed: false,
+            })
+        });
         let mut ring = Self {
             ring,
-            kick: kick.as_raw_fd(),
+            kicks: kicks.collect::<io::Result<_>>()?,
             queued: 0,
-            kick_is_armed: false,
         };
-        ring.arm_kick()?;
+        ring.arm_kicks()?;
         Ok(ring)
     }
 
-    fn arm_kick(&mut self) -> io::Result<()> {
+    fn arm_kicks(&mut self) -> io::Result<()> {
         let events = u32::try_from(libc::POLLIN).map_err(io::Error::other)?;
-        // Once, and armed anew before each wait: it then looks at the eventfd itself, so that a kick
-        // from before is not missed.
-        let entry = opcode::PollAdd::new(Fd(self.kick), events).build();
-        // SAFETY: it refers to no memory.
-        unsafe { self.push(entry, KICK) }?;
-        self.kick_is_armed = true;
+        for index in 0..self.kicks.len() {
+            let Some(kick) = self.kicks.get_mut(index).filter(|k| !k.is_armed) else {
+                continue;
+            };
+            kick.is_armed = true;
+            // Once, and armed anew before each wait: it then looks at the eventfd itself, so that a
+            // kick from before is not missed.
+            let entry = opcode::PollAdd::new(Fd(kick.fd.as_raw_fd()), events).build();
+            // SAFETY: it refers to no memory.
+            unsafe { self.push(entry, KICKS + Self::slot(index)) }?;
+        }
         Ok(())
     }
 
@@ -105,10 +135,13 @@ impl Ring {
     }
 
     fn slot(slot: usize) -> u64 {
-        u64::try_from(slot).unwrap_or(KICK - 1)
+        u64::try_from(slot).unwrap_or(KICKS - 1)
     }
 
     /// Reads or writes a file at `offset`.
+    ///
+    /// # Errors
+    /// What the system says.
     ///
     /// # Safety
     /// The vectors and the memory that they name live until the completion has been taken.
@@ -150,6 +183,9 @@ impl Ring {
     }
 
     /// Makes what was written to a file durable.
+    ///
+    /// # Errors
+    /// What the system says.
     pub fn sync(&mut self, file: u32, slot: usize) -> io::Result<()> {
         let entry = opcode::Fsync::new(Fixed(file))
             .flags(FsyncFlags::DATASYNC)
@@ -159,6 +195,9 @@ impl Ring {
     }
 
     /// Zeroes or gives back bytes of a file.
+    ///
+    /// # Errors
+    /// What the system says.
     pub fn fallocate(
         &mut self,
         file: u32,
@@ -176,6 +215,9 @@ impl Ring {
     }
 
     /// Tells the kernel of what was queued, if anything was, and lets it tell of what has ended.
+    ///
+    /// # Errors
+    /// What the system says.
     pub fn submit(&mut self) -> io::Result<()> {
         if self.queued == 0 && !self.ring.submission().taskrun() {
             return Ok(());
@@ -192,10 +234,11 @@ impl Ring {
     }
 
     /// Waits for an event, for at most `limit`.
+    ///
+    /// # Errors
+    /// What the system says.
     pub fn wait(&mut self, limit: Option<Duration>) -> io::Result<()> {
-        if !self.kick_is_armed {
-            self.arm_kick()?;
-        }
+        self.arm_kicks()?;
         let result = match limit {
             None => self.ring.submit_and_wait(1),
             Some(limit) => {
@@ -218,14 +261,15 @@ impl Ring {
     }
 
     /// Takes an event.
-    pub fn next(&mut self) -> Option<Event> {
+    pub fn take_event(&mut self) -> Option<Event> {
         let entry = self.ring.completion().next()?;
-        if entry.user_data() == KICK {
-            self.kick_is_armed = false;
-            // The worker is awake and looks at everything before it waits again.
-            // SAFETY: the eventfd outlives the ring, as `new` asks.
-            let kick = unsafe { BorrowedFd::borrow_raw(self.kick) };
-            let _ = farlane_zero_copy::eventfd::drain(kick);
+        if let Some(kick) = entry.user_data().checked_sub(KICKS) {
+            let kick = usize::try_from(kick).ok();
+            if let Some(kick) = kick.and_then(|index| self.kicks.get_mut(index)) {
+                kick.is_armed = false;
+                // The worker is awake and looks at everything before it waits again.
+                let _ = farlane_zero_copy::eventfd::drain(kick.fd.as_fd());
+            }
             return Some(Event::Kick);
         }
         Some(Event::Done {

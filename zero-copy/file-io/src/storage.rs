@@ -1,0 +1,210 @@
+//! What holds the bytes of a disk: a file or block device, opened once and for all.
+
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How long a file may still be in use by somebody who has just ended, and a pause between two
+/// looks.
+const PATIENCE: Duration = Duration::from_secs(3);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// What direct I/O demands (`statx(2)`, `STATX_DIOALIGN`).
+const STATX_DIOALIGN: u32 = 0x2000;
+/// `statfs(2)`.
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// Why a disk cannot be had.
+#[derive(Debug, Error)]
+pub enum StorageError {
+    /// A file cannot be opened or examined.
+    #[error("Cannot {what} {}", path.display())]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is no file that can hold a disk.
+    #[error("{} is neither a regular file nor a block device", .0.display())]
+    Kind(PathBuf),
+}
+
+/// What direct I/O on a file demands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of addresses in memory, in bytes: a power of two.
+    pub memory: u64,
+    /// Of offsets in the file and of lengths, in bytes: a power of two.
+    pub offset: u64,
+}
+
+/// A file or block device that is nobody else's to write.
+#[derive(Debug)]
+pub struct Storage {
+    /// The file. Blocks are read and written around the page cache once
+    /// [`go_direct`](Self::go_direct) has said so.
+    pub file: OwnedFd,
+    /// Its size in bytes when it was opened.
+    pub bytes: u64,
+    /// Whether it is a block device.
+    pub is_device: bool,
+    /// Whether its file system keeps it in memory (tmpfs). Such transfers never wait for a device,
+    /// but `io_uring` would give each to a kernel thread, because tmpfs does not say that it does
+    /// not block: 3 us and a switch in place of 0.8 us for 4 KiB. They are to be made by `preadv`
+    /// and `pwritev`: see [`transfer_now`](crate::vectors::transfer_now).
+    pub in_memory: bool,
+}
+
+impl Storage {
+    /// Opens a regular file or a block device. Nobody else who asks has it then, or, where it is
+    /// only read, nobody who writes.
+    ///
+    /// # Errors
+    /// See [`StorageError`].
+    pub fn open(path: &Path, read_only: bool) -> Result<Self, StorageError> {
+        let fail = |what| failed(what, path);
+        let stat = rustix::fs::stat(path).map_err(fail("examine"))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        // A block device that is mounted, or in use by another, is not ours to write.
+        let exclusive = match kind {
+            FileType::RegularFile => OFlags::empty(),
+            FileType::BlockDevice if read_only => OFlags::empty(),
+            FileType::BlockDevice => OFlags::EXCL,
+            _ => return Err(StorageError::Kind(path.to_owned())),
+        };
+        let flags = flags(read_only) | exclusive;
+        let file =
+            patiently(|| rustix::fs::open(path, flags, Mode::empty())).map_err(fail("open"))?;
+        if kind == FileType::RegularFile {
+            let lock = if read_only {
+                FlockOperation::NonBlockingLockShared
+            } else {
+                FlockOperation::NonBlockingLockExclusive
+            };
+            patiently(|| rustix::fs::flock(&file, lock)).map_err(fail("lock"))?;
+        }
+        let system = rustix::fs::fstatfs(&file).map_err(fail("examine"))?;
+        let is_device = kind == FileType::BlockDevice;
+        Ok(Self {
+            bytes: size(&file).map_err(fail("size"))?,
+            in_memory: !is_device && u64::try_from(system.f_type) == Ok(TMPFS_MAGIC),
+            is_device,
+            file,
+        })
+    }
+
+    /// Has the page cache not take part from now on. `None` where the file system cannot do that,
+    /// or only in larger blocks than `most_bytes`; nothing has changed then.
+    #[must_use]
+    pub fn go_direct(&self, most_bytes: u64) -> Option<Alignment> {
+        let mask = StatxFlags::from_bits_retain(STATX_DIOALIGN);
+        let stat = rustix::fs::statx(self.file.as_fd(), c"", AtFlags::EMPTY_PATH, mask).ok()?;
+        let known = stat.stx_mask & STATX_DIOALIGN != 0;
+        let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+        let fits = memory.is_power_of_two()
+            && offset.is_power_of_two()
+            && most_bytes.is_multiple_of(offset.into());
+        if !known || !fits {
+            return None;
+        }
+        let flags = rustix::fs::fcntl_getfl(&self.file).ok()?;
+        rustix::fs::fcntl_setfl(&self.file, flags | OFlags::DIRECT).ok()?;
+        Some(Alignment {
+            memory: memory.into(),
+            offset: offset.into(),
+        })
+    }
+}
+
+/// The size of a file or block device in bytes, as it is now.
+///
+/// # Errors
+/// What the system says.
+pub fn size(file: &OwnedFd) -> rustix::io::Result<u64> {
+    // Also tells the size of block devices.
+    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
+}
+
+fn flags(read_only: bool) -> OFlags {
+    let access = if read_only {
+        OFlags::RDONLY
+    } else {
+        OFlags::RDWR
+    };
+    access | OFlags::CLOEXEC | OFlags::NOCTTY
+}
+
+fn failed(what: &'static str, path: &Path) -> impl Fn(rustix::io::Errno) -> StorageError {
+    move |e| StorageError::File {
+        what,
+        path: path.to_owned(),
+        source: e.into(),
+    }
+}
+
+/// Tries again for a while what somebody else still keeps from being done. A predecessor that was
+/// killed lets go of its files some time after its end: the kernel winds up its `io_uring` first.
+fn patiently<T>(mut attempt: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match attempt() {
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::BUSY) if Instant::now() < until => {
+                std::thread::sleep(PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_written_by_one_and_read_by_many() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, vec![0; 1200]).unwrap();
+        let storage = Storage::open(&path, false).unwrap();
+        assert_eq!(storage.bytes, 1200);
+        assert!(matches!(
+            Storage::open(&path, false),
+            Err(StorageError::File { what: "lock", .. })
+        ));
+        drop(storage);
+        let first = Storage::open(&path, true).unwrap();
+        let second = Storage::open(&path, true).unwrap();
+        assert!(!first.is_device && !second.is_device);
+    }
+
+    #[test]
+    fn folders_and_character_devices_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |path: &Path| Storage::open(path, true);
+        assert!(matches!(open(folder.path()), Err(StorageError::Kind(_))));
+        assert!(matches!(
+            open(Path::new("/dev/null")),
+            Err(StorageError::Kind(_))
+        ));
+        assert!(matches!(
+            open(&folder.path().join("no")),
+            Err(StorageError::File { .. })
+        ));
+    }
+
+    #[test]
+    fn files_in_memory_are_known() {
+        let memory = tempfile::tempfile_in("/dev/shm").unwrap();
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&memory));
+        let storage = Storage::open(Path::new(&path), false).unwrap();
+        assert!(storage.in_memory);
+        memory.set_len(1 << 20).unwrap();
+        assert_eq!((storage.bytes, size(&storage.file)), (0, Ok(1 << 20)));
+    }
+}
