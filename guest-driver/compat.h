@@ -63,6 +63,36 @@ static inline void farlane_vm_flags(struct vm_area_struct *vma,
 #endif
 }
 
+/* The page frame at an address of a mapping without struct pages. Under mmap_lock. */
+static inline int farlane_follow_pfn(struct vm_area_struct *vma,
+				     unsigned long address, unsigned long *pfn)
+{
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 12, 0)
+	struct follow_pfnmap_args args = { .vma = vma, .address = address };
+	int err;
+
+	err = follow_pfnmap_start(&args);
+	if (err)
+		return err;
+	*pfn = args.pfn;
+	follow_pfnmap_end(&args);
+	return 0;
+#elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
+	spinlock_t *lock;
+	pte_t *pte;
+	int err;
+
+	err = follow_pte(vma, address, &pte, &lock);
+	if (err)
+		return err;
+	*pfn = pte_pfn(ptep_get(pte));
+	pte_unmap_unlock(pte, lock);
+	return 0;
+#else
+	return follow_pfn(vma, address, pfn);
+#endif
+}
+
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 2, 0)
 #define FARLANE_DEVNODE_CONST const
 #else

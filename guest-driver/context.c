@@ -109,6 +109,7 @@ static int farlane_release(struct inode *inode, struct file *file)
 		farlane_kill(fl, "the backend refused to close a context");
 		farlane_quiesce(fl);
 	}
+	farlane_memory_closed(ctx);
 	farlane_context_del(ctx);
 	farlane_context_free(ctx);
 	return 0;
@@ -145,14 +146,15 @@ static long farlane_ioctl_segment(struct farlane_context *ctx,
 	return 0;
 }
 
-static long farlane_ioctl_pin(struct farlane_context *ctx, void __user *user)
+static long farlane_ioctl_pin(struct farlane_context *ctx, void __user *user,
+			      int (*pin)(struct farlane_context *ctx, struct farlane_pin *arg))
 {
 	struct farlane_pin arg;
 	int err;
 
 	if (copy_from_user(&arg, user, sizeof(arg)))
 		return -EFAULT;
-	err = farlane_pin(ctx, &arg);
+	err = pin(ctx, &arg);
 	if (err)
 		return err;
 	if (copy_to_user(user, &arg, sizeof(arg))) {
@@ -216,7 +218,9 @@ static long farlane_ioctl(struct file *file, unsigned int cmd,
 	case FARLANE_IOC_SEGMENT:
 		return farlane_ioctl_segment(ctx, user);
 	case FARLANE_IOC_PIN:
-		return farlane_ioctl_pin(ctx, user);
+		return farlane_ioctl_pin(ctx, user, farlane_pin);
+	case FARLANE_IOC_PIN_DEVICE:
+		return farlane_ioctl_pin(ctx, user, farlane_pin_device);
 	case FARLANE_IOC_DETACH:
 		return farlane_ioctl_detach(ctx, user);
 	case FARLANE_IOC_BIND_EVENT:

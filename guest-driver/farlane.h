@@ -36,6 +36,8 @@
  *	farlane.window_sem		(page faults of the window)
  *	farlane.event_lock, farlane.control_lock
  *
+ * Those of device_memory.c are taken below mmap_lock, and none of these but the innermost below them.
+ *
  * Waiting for a control reply is like taking reset_lock's inner part: nothing that the reset takes
  * (contexts_lock, farlane_context.lock, window_sem) may be held then.
  */
@@ -75,6 +77,7 @@ struct farlane {
 	/* Life and death. */
 	struct delayed_work watchdog;
 	struct farlane_call ping;	/* of the watchdog alone */
+	const char *condemned;		/* why the watchdog shall kill it, under control_lock */
 	struct mutex reset_lock;	/* one reset at a time */
 	struct completion quiesced;	/* device reset: it touches no memory any more */
 
@@ -126,6 +129,7 @@ struct farlane_region {
 	struct farlane_runs *runs, *last_runs;
 	unsigned long nruns;
 	struct page **pages;			/* segment: each page, for mmap */
+	struct farlane_device_memory *device;	/* device memory: what keeps watch over it */
 };
 
 struct farlane_context {
@@ -168,6 +172,7 @@ static inline bool farlane_let_go(int err)
 void farlane_watchdog(struct work_struct *work);
 void farlane_kill(struct farlane *fl, const char *why);
 void farlane_quiesce(struct farlane *fl);
+void farlane_condemn(struct farlane *fl, const char *why);
 
 /* event.c */
 int farlane_event_start(struct farlane *fl);
@@ -185,12 +190,24 @@ __poll_t farlane_event_poll(struct file *file, poll_table *wait);
 extern const struct file_operations farlane_fops;
 
 /* memory.c */
+bool farlane_check_range(const struct farlane_pin *arg);
+struct farlane_region *farlane_region_new(u32 kind, u32 flags, u64 address,
+					  u64 length);
+int farlane_region_add(struct farlane_context *ctx,
+		       struct farlane_region *region);
+void farlane_region_del(struct farlane_context *ctx,
+			struct farlane_region *region);
+void farlane_region_live(struct farlane_context *ctx,
+			 struct farlane_region *region);
+void farlane_region_free(struct farlane_context *ctx,
+			 struct farlane_region *region);
 int farlane_segment(struct farlane_context *ctx, struct farlane_segment *arg);
 int farlane_pin(struct farlane_context *ctx, struct farlane_pin *arg);
 int farlane_detach(struct farlane_context *ctx, u32 id);
 int farlane_segment_mmap(struct farlane_context *ctx,
 			 struct vm_area_struct *vma);
 void farlane_memory_quiesced(struct farlane_context *ctx);
+void farlane_memory_closed(struct farlane_context *ctx);
 void farlane_memory_release(struct farlane_context *ctx);
 
 /* pages.c */
@@ -200,6 +217,13 @@ int farlane_pages_alloc(struct farlane_region *region);
 int farlane_pages_pin(struct farlane_region *region);
 void farlane_pages_free(struct farlane_context *ctx,
 			struct farlane_region *region);
+
+/* device_memory.c */
+int farlane_device_memory_init(void);
+void farlane_device_memory_exit(void);
+int farlane_pin_device(struct farlane_context *ctx, struct farlane_pin *arg);
+int farlane_device_memory_detach(struct farlane_device_memory *memory);
+void farlane_device_memory_free(struct farlane_device_memory *memory);
 
 /* window.c */
 int farlane_window_init(struct farlane *fl, u64 bytes);

@@ -54,6 +54,8 @@ void farlane_watchdog(struct work_struct *work)
 		if (virtqueue_is_broken(fl->control_vq) ||
 		    virtqueue_is_broken(fl->event_vq))
 			why = "a queue is broken";
+		if (fl->condemned)
+			why = fl->condemned;
 		if (!why && list_empty(&fl->calls))
 			farlane_ping(fl);
 	}
@@ -95,6 +97,22 @@ void farlane_kill(struct farlane *fl, const char *why)
 	list_for_each_entry(ctx, &fl->contexts, link)
 		farlane_context_dead(ctx);
 	mutex_unlock(&fl->contexts_lock);
+}
+
+/**
+ * farlane_condemn - have a device killed, and wait until it touches no memory any more
+ * @fl: device, with a context that is open
+ * @why: reason for the log
+ *
+ * For those who hold locks that farlane_kill() and farlane_quiesce() must not wait for.
+ */
+void farlane_condemn(struct farlane *fl, const char *why)
+{
+	spin_lock_irq(&fl->control_lock);
+	fl->condemned = why;
+	spin_unlock_irq(&fl->control_lock);
+	/* The watchdog looks at it within a second. */
+	wait_for_completion(&fl->quiesced);
 }
 
 /* A reset of a PCI function that is not there any more would wait for ever. */

@@ -260,11 +260,16 @@ static int __init farlane_init(void)
 		goto unregister;
 	}
 	farlane_class->devnode = farlane_devnode;
-	err = register_virtio_driver(&farlane_driver);
+	err = farlane_device_memory_init();
 	if (err)
 		goto destroy;
+	err = register_virtio_driver(&farlane_driver);
+	if (err)
+		goto exit;
 	return 0;
 
+exit:
+	farlane_device_memory_exit();
 destroy:
 	class_destroy(farlane_class);
 unregister:
@@ -276,6 +281,7 @@ module_init(farlane_init);
 static void __exit farlane_exit(void)
 {
 	unregister_virtio_driver(&farlane_driver);
+	farlane_device_memory_exit();
 	class_destroy(farlane_class);
 	unregister_chrdev_region(farlane_devt, MINORS);
 	ida_destroy(&farlane_minors);

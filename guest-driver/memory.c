@@ -5,8 +5,20 @@
 
 #include "farlane.h"
 
-static struct farlane_region *farlane_region_new(u32 kind, u32 flags,
-						 u64 address, u64 length)
+/* Whether the range of a pin is one that a region can have. */
+bool farlane_check_range(const struct farlane_pin *arg)
+{
+	unsigned long end;
+
+	return arg->length && arg->length <= FARLANE_MAX_REGION_BYTES &&
+	       arg->address == (unsigned long)arg->address &&
+	       !check_add_overflow((unsigned long)arg->address,
+				   (unsigned long)arg->length, &end) &&
+	       end <= ULONG_MAX - PAGE_SIZE;
+}
+
+struct farlane_region *farlane_region_new(u32 kind, u32 flags, u64 address,
+					  u64 length)
 {
 	struct farlane_region *region;
 
@@ -23,16 +35,18 @@ static struct farlane_region *farlane_region_new(u32 kind, u32 flags,
 	return region;
 }
 
-static void farlane_region_free(struct farlane_context *ctx,
-				struct farlane_region *region)
+void farlane_region_free(struct farlane_context *ctx,
+			 struct farlane_region *region)
 {
+	if (region->device)
+		farlane_device_memory_free(region->device);
 	farlane_pages_free(ctx, region);
 	kfree(region);
 }
 
 /* Reserves an id. The region stays BUSY. */
-static int farlane_region_add(struct farlane_context *ctx,
-			      struct farlane_region *region)
+int farlane_region_add(struct farlane_context *ctx,
+		       struct farlane_region *region)
 {
 	int err;
 
@@ -44,16 +58,16 @@ static int farlane_region_add(struct farlane_context *ctx,
 	return err == -EBUSY ? -ENOSPC : err;
 }
 
-static void farlane_region_del(struct farlane_context *ctx,
-			       struct farlane_region *region)
+void farlane_region_del(struct farlane_context *ctx,
+			struct farlane_region *region)
 {
 	mutex_lock(&ctx->lock);
 	xa_erase(&ctx->regions, region->id);
 	mutex_unlock(&ctx->lock);
 }
 
-static void farlane_region_live(struct farlane_context *ctx,
-				struct farlane_region *region)
+void farlane_region_live(struct farlane_context *ctx,
+			 struct farlane_region *region)
 {
 	mutex_lock(&ctx->lock);
 	region->state = FARLANE_REGION_LIVE;
@@ -217,16 +231,17 @@ unlock:
 int farlane_pin(struct farlane_context *ctx, struct farlane_pin *arg)
 {
 	struct farlane_region *region;
-	unsigned long end;
 	int err;
 
-	if (arg->flags & ~FARLANE_FLAG_WRITABLE || !arg->length ||
-	    arg->length > FARLANE_MAX_REGION_BYTES ||
-	    check_add_overflow((unsigned long)arg->address,
-			       (unsigned long)arg->length, &end) ||
-	    end > ULONG_MAX - PAGE_SIZE ||
-	    arg->address != (unsigned long)arg->address)
+	if (arg->flags & ~(FARLANE_FLAG_WRITABLE | FARLANE_FLAG_PHONY) ||
+	    !farlane_check_range(arg))
 		return -EINVAL;
+	if (arg->flags & FARLANE_FLAG_PHONY) {
+		if (!PAGE_ALIGNED(arg->address) || !PAGE_ALIGNED(arg->length))
+			return -EINVAL;
+		if (!(ctx->fl->features & FARLANE_FEATURE_TUNNEL))
+			return -EOPNOTSUPP;
+	}
 	region = farlane_region_new(FARLANE_KIND_PIN, arg->flags, arg->address,
 				    arg->length);
 	if (!region)
@@ -279,7 +294,10 @@ int farlane_detach(struct farlane_context *ctx, u32 id)
 	if (err)
 		goto free;
 
-	err = farlane_simple_call(ctx, call, FARLANE_OP_DETACH, id, 0, 0);
+	if (region->device)
+		err = farlane_device_memory_detach(region->device);
+	else
+		err = farlane_simple_call(ctx, call, FARLANE_OP_DETACH, id, 0, 0);
 	if (farlane_let_go(err)) {
 		farlane_region_del(ctx, region);
 		farlane_region_free(ctx, region);
@@ -379,6 +397,23 @@ void farlane_memory_quiesced(struct farlane_context *ctx)
 		farlane_region_free(ctx, region);
 	}
 	mutex_unlock(&ctx->lock);
+}
+
+/*
+ * The backend has closed the context, and its id is still taken. What keeps watch over device memory
+ * goes now: it must not speak of this id when another context has it.
+ */
+void farlane_memory_closed(struct farlane_context *ctx)
+{
+	struct farlane_region *region;
+	unsigned long id;
+
+	xa_for_each(&ctx->regions, id, region) {
+		if (!region->device)
+			continue;
+		farlane_region_del(ctx, region);
+		farlane_region_free(ctx, region);
+	}
 }
 
 /* The context is closed and nobody else knows it. */
