@@ -73,9 +73,10 @@ pub enum AddressSpaceError {
 }
 
 /// What lies behind a range.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RangeKind {
     /// The VM's memory.
+    #[default]
     Ram,
     /// Memory of a device, such as a BAR.
     DeviceBar,
@@ -131,6 +132,8 @@ impl Range {
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     ranges: Vec<Arc<Range>>,
+    /// Whether one of them is memory of a device.
+    has_devices: bool,
     pub views: Views,
 }
 
@@ -162,6 +165,24 @@ impl Snapshot {
             at += run;
         }
         Ok(())
+    }
+
+    /// How many of `length` bytes at `address` are memory of devices.
+    pub fn device_bytes(&self, address: u64, length: u64) -> u64 {
+        if !self.has_devices {
+            return 0;
+        }
+        let end = address.saturating_add(length);
+        let devices = self
+            .ranges
+            .iter()
+            .filter(|r| r.kind == RangeKind::DeviceBar);
+        devices
+            .map(|r| {
+                let upto = end.min(r.start + r.length);
+                upto.saturating_sub(address.max(r.start))
+            })
+            .sum()
     }
 
     /// Has `region`, which lies in `extents`, revoked when one of its ranges goes.
@@ -202,6 +223,7 @@ pub struct AddressSpace {
     current: RwLock<Arc<Snapshot>>,
     /// Held while the space is changed: earlier states of which there may be views.
     change: Mutex<Vec<Weak<Snapshot>>>,
+    kind: RangeKind,
 }
 
 impl AddressSpace {
@@ -209,6 +231,15 @@ impl AddressSpace {
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// One for memory of devices.
+    #[must_use]
+    pub fn of_devices() -> Arc<Self> {
+        Arc::new(Self {
+            kind: RangeKind::DeviceBar,
+            ..Self::default()
+        })
     }
 
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
@@ -232,10 +263,9 @@ impl AddressSpace {
                 .ok_or(AddressSpaceError::NotShared { address: start })?;
             ranges.push(Self::keep_or_map(
                 &old,
-                start,
-                region.len(),
-                file_offset.file().as_fd(),
-                file_offset.start(),
+                self.kind,
+                (start, region.len()),
+                (file_offset.file().as_fd(), file_offset.start()),
                 true,
             )?);
         }
@@ -266,6 +296,36 @@ impl AddressSpace {
         file_offset: u64,
         writable: bool,
     ) -> Result<(), AddressSpaceError> {
+        self.map_kind(self.kind, (start, length), (file, file_offset), writable)
+    }
+
+    /// As [`map`](Self::map), for memory of a device.
+    ///
+    /// # Errors
+    /// As [`map`](Self::map).
+    pub fn map_device(
+        &self,
+        start: u64,
+        length: u64,
+        file: BorrowedFd<'_>,
+        file_offset: u64,
+        writable: bool,
+    ) -> Result<(), AddressSpaceError> {
+        self.map_kind(
+            RangeKind::DeviceBar,
+            (start, length),
+            (file, file_offset),
+            writable,
+        )
+    }
+
+    fn map_kind(
+        &self,
+        kind: RangeKind,
+        (start, length): (u64, u64),
+        (file, file_offset): (BorrowedFd<'_>, u64),
+        writable: bool,
+    ) -> Result<(), AddressSpaceError> {
         let mut earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let stat = rustix::fs::fstat(file).map_err(std::io::Error::from)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -277,7 +337,8 @@ impl AddressSpace {
             });
         }
         let none = Snapshot::default();
-        let range = Self::keep_or_map(&none, start, length, file, file_offset, writable)?;
+        let place = (file, file_offset);
+        let range = Self::keep_or_map(&none, kind, (start, length), place, writable)?;
         let old = self.snapshot();
         let at = old.ranges.partition_point(|r| r.start < start);
         let before = at.checked_sub(1).and_then(|i| old.ranges.get(i));
@@ -324,10 +385,9 @@ impl AddressSpace {
 
     fn keep_or_map(
         old: &Snapshot,
-        start: u64,
-        length: u64,
-        fd: BorrowedFd<'_>,
-        file_offset: u64,
+        kind: RangeKind,
+        (start, length): (u64, u64),
+        (fd, file_offset): (BorrowedFd<'_>, u64),
         writable: bool,
     ) -> Result<Arc<Range>, AddressSpaceError> {
         let stat = rustix::fs::fstat(fd).map_err(std::io::Error::from)?;
@@ -351,7 +411,7 @@ impl AddressSpace {
         Ok(Arc::new(Range {
             start,
             length,
-            kind: RangeKind::Ram,
+            kind,
             writable,
             mapping: Arc::new(Mapping::new(file.as_fd(), file_offset, length, writable)?),
             file: Arc::new(file),
@@ -376,6 +436,7 @@ impl AddressSpace {
             .cloned()
             .collect();
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Snapshot {
+            has_devices: ranges.iter().any(|r| r.kind == RangeKind::DeviceBar),
             ranges,
             views: Views::default(),
         });

@@ -93,6 +93,13 @@ impl View {
         Ok(())
     }
 
+    /// How many of `length` bytes at guest-physical `address` are memory of devices, as
+    /// [`map_device`](crate::AddressSpace::map_device) has it.
+    #[must_use]
+    pub fn device_bytes(&self, address: u64, length: u64) -> u64 {
+        self.state.device_bytes(address, length)
+    }
+
     /// The four bytes at `address`, a multiple of four, which can be written.
     ///
     /// # Errors
@@ -247,6 +254,25 @@ mod tests {
         assert!(!done.load(Ordering::SeqCst));
         drop(oldest);
         unmapping.join().unwrap();
+    }
+
+    #[test]
+    fn memory_of_devices_is_told_from_the_vms() {
+        let space = AddressSpace::new();
+        let fd = memory(0x4000);
+        space.map(0x1000, 0x1000, fd.as_fd(), 0, true).unwrap();
+        assert_eq!(space.view().device_bytes(0, u64::MAX), 0);
+        space
+            .map_device(0x2000, 0x2000, fd.as_fd(), 0x1000, true)
+            .unwrap();
+        let view = space.view();
+        assert_eq!(view.device_bytes(0x1f00, 0x200), 0x100);
+        assert_eq!(view.device_bytes(0x3fff, 0x1000), 1);
+        assert_eq!(view.device_bytes(0x5000, 0x1000), 0);
+        view.write(0x1fff, &[1, 2]).unwrap();
+        drop(view);
+        space.unmap(0x2000, 0x2000).unwrap();
+        assert_eq!(space.view().device_bytes(0, u64::MAX), 0);
     }
 
     #[test]
