@@ -18,6 +18,9 @@ const FIRST_CAPABILITY: usize = 0x40;
 /// End of the space that the capability list lies in (PCI 3.0, 6.7).
 const CONVENTIONAL_BYTES: usize = 0x100;
 
+/// Beyond this no processor addresses memory.
+const ADDRESS_END: u64 = 1 << 52;
+
 /// Command register, PCI 3.0, 6.2.2.
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_MASTER: u16 = 1 << 2;
@@ -52,6 +55,11 @@ pub struct ConfigSpace {
     writable: Vec<u8>,
     /// Whether a byte is kept here; else it is the function's.
     kept: Vec<bool>,
+    /// Bytes of the memory behind each BAR; zero for none, or one of I/O ports.
+    sizes: [u64; BAR_COUNT],
+    /// Registers of BARs that software has last written ones to, all of them: that is how it asks
+    /// for the size (PCI 3.0, 6.2.5.1), and no address.
+    sizing: [bool; BAR_COUNT],
     /// Where the Device Control register's upper byte lies, whose top bit starts a reset
     /// (PCI Express 3.0, 7.8.4).
     reset_byte: Option<usize>,
@@ -69,6 +77,8 @@ impl ConfigSpace {
             writable: vec![0; length],
             kept: vec![false; length],
             initial,
+            sizes: [0; BAR_COUNT],
+            sizing: [false; BAR_COUNT],
             reset_byte: None,
         };
         space.header(description);
@@ -119,6 +129,9 @@ impl ConfigSpace {
             let floor = if is_io { 4 } else { 16 };
             let mask = (!(size.max(floor) - 1)).to_le_bytes();
             self.allow(at, &mask[..if is_wide { 8 } else { 4 }]);
+            if !is_io {
+                self.sizes[bar] = size.max(floor);
+            }
             bar += if is_wide { 2 } else { 1 };
         }
     }
@@ -257,12 +270,44 @@ impl ConfigSpace {
         Some(high << 32 | low & !0x0f)
     }
 
+    /// Where the function answers with the memory behind a BAR: (guest-physical address, bytes).
+    /// Nowhere while memory decoding is off, while software asks for the size of the BAR, and where
+    /// the address is none that memory can have.
+    #[must_use]
+    pub fn decoded(&self, region: Region) -> Option<(u64, u64)> {
+        let bar = region.bar()?;
+        let size = self.sizes.get(bar).copied().filter(|&size| size > 0)?;
+        let is_wide = self.bytes[BARS + 4 * bar] & 0x06 == 0x04;
+        let upper = is_wide && self.sizing.get(bar + 1).copied().unwrap_or(false);
+        let address = self.bar_address(region)?;
+        let end = address.checked_add(size)?;
+        let limit = if is_wide { ADDRESS_END } else { 1 << 32 };
+        let answers = self.has_memory_space() && !self.sizing[bar] && !upper;
+        (answers && address != 0 && end <= limit).then_some((address, size))
+    }
+
+    /// Notices which registers of BARs are being asked for their sizes.
+    fn notice_sizing(&mut self, offset: usize, data: &[u8]) {
+        let end = offset.saturating_add(data.len());
+        for (bar, sizing) in self.sizing.iter_mut().enumerate() {
+            let at = BARS + 4 * bar;
+            if at >= end || offset >= at + 4 {
+                continue;
+            }
+            // Where it is written in parts, the last one counts.
+            let from = at.max(offset) - offset;
+            let written = &data[from..(at + 4).min(end) - offset];
+            *sizing = written.iter().all(|&byte| byte == 0xff);
+        }
+    }
+
     /// Writes, and says what follows from it.
     #[must_use = "what a write asks for must be done"]
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
         let before = self.command();
         let mut effects = Effects::default();
         let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        self.notice_sizing(at, data);
         for (i, &byte) in data.iter().enumerate() {
             let Some(place) = at.checked_add(i).filter(|&p| p < self.bytes.len()) else {
                 break;
@@ -302,6 +347,7 @@ impl ConfigSpace {
     /// Everything as after a reset.
     pub fn reset(&mut self) {
         self.bytes.copy_from_slice(&self.initial);
+        self.sizing = [false; BAR_COUNT];
     }
 }
 
@@ -363,6 +409,44 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_decoded_where_the_driver_has_put_it_and_nowhere_while_it_asks_for_the_size() {
+        let mut space = nvme();
+        let place = |space: &mut ConfigSpace, at: u64| {
+            let _ = space.write(0x10, &at.to_le_bytes());
+        };
+        place(&mut space, 0x38_fc00_0004);
+        assert_eq!(space.decoded(Region::Bar0), None);
+        let _ = space.write(4, &[0x02, 0]);
+        assert_eq!(space.decoded(Region::Bar0), Some((0x38_fc00_0000, 0x4000)));
+        assert_eq!(space.decoded(Region::Bar1), None);
+        assert_eq!(space.decoded(Region::Config), None);
+        // As Linux does it: one register after the other, and back.
+        for (register, old) in [(0x10, 0xfc00_0004_u32), (0x14, 0x38)] {
+            let _ = space.write(register, &[0xff; 4]);
+            assert_eq!(space.decoded(Region::Bar0), None);
+            let _ = space.write(register, &old.to_le_bytes());
+            assert_eq!(space.decoded(Region::Bar0), Some((0x38_fc00_0000, 0x4000)));
+        }
+        // An address whose bits are all ones is one.
+        place(&mut space, 0xffff_c000);
+        assert_eq!(space.decoded(Region::Bar0), Some((0xffff_c000, 0x4000)));
+        for nonsense in [
+            0,
+            0xf,
+            u64::MAX,
+            u64::MAX - 0xf,
+            1 << 52,
+            (1 << 63) + 0x4000,
+        ] {
+            place(&mut space, nonsense);
+            assert_eq!(space.decoded(Region::Bar0), None, "{nonsense:#x}");
+        }
+        place(&mut space, 0x8000_0000);
+        let _ = space.write(4, &[0x04, 0]);
+        assert_eq!(space.decoded(Region::Bar0), None);
+    }
+
+    #[test]
     fn bus_mastering_is_told_when_it_changes() {
         let mut space = nvme();
         assert_eq!(space.write(4, &[0x06, 0]).bus_master, Some(true));
@@ -410,6 +494,11 @@ mod tests {
             for (offset, data) in accesses {
                 let offset = u64::from(offset) & 0x1ff;
                 let effects = space.write(offset, &data);
+                for region in Region::ALL {
+                    if let Some((address, size)) = space.decoded(region) {
+                        prop_assert!(address > 0 && size > 0 && address + size <= ADDRESS_END);
+                    }
+                }
                 for (at, bytes) in effects.forward {
                     prop_assert!(at >= offset && bytes.len() <= data.len());
                 }

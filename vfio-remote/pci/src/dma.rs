@@ -117,6 +117,10 @@ impl DmaSpace {
                 .mapped
                 .map(address, length, file.as_fd(), *offset, mapping.writable)
                 .map_err(|e| refuse(chain(&e)))?,
+            DmaTarget::Device { file, offset } => self
+                .mapped
+                .map_device(address, length, file.as_fd(), *offset, mapping.writable)
+                .map_err(|e| refuse(chain(&e)))?,
             DmaTarget::Remote(memory) => {
                 let taken = self.mapped.ranges().iter().any(|&(start, bytes, _)| {
                     start < address + length && address < start.saturating_add(bytes)

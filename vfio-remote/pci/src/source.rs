@@ -90,6 +90,13 @@ pub enum DmaTarget {
         /// Offset of the first byte.
         offset: u64,
     },
+    /// The same for memory of another device.
+    Device {
+        /// The file.
+        file: Arc<OwnedFd>,
+        /// Offset of the first byte.
+        offset: u64,
+    },
     /// Memory that is reached by messages.
     Remote(Arc<dyn crate::RemoteMemory>),
 }
@@ -188,6 +195,14 @@ pub trait Function: Send + Sync {
     /// # Errors
     /// There is none such.
     fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError>;
+
+    /// `length` bytes at `offset` of one of its regions, for another function of this host to reach.
+    /// None where it has no such memory besides that of its [`Attachment`]. Whoever maps it lets go
+    /// of it before this function is dropped.
+    fn memory(&self, region: Region, offset: u64, length: u64) -> Option<DmaTarget> {
+        let _ = (region, offset, length);
+        None
+    }
 
     /// Function-level reset. Mappings and interrupts stay.
     ///

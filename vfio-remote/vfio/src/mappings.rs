@@ -51,7 +51,9 @@ impl Mappings {
                 "It overlaps {bytes:#x} bytes at {other:#x}"
             )));
         }
-        let DmaTarget::File { file, offset } = &mapping.target else {
+        let (DmaTarget::File { file, offset } | DmaTarget::Device { file, offset }) =
+            &mapping.target
+        else {
             return Err(refuse(
                 "A physical function reaches memory through a window only, and none shows this"
                     .into(),
