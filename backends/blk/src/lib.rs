@@ -1,1 +1,3 @@
 //! Disks of a virtual machine over vhost-user.
+
+pub mod tunnel;

@@ -274,12 +274,13 @@ impl Tokens {
         Ok(())
     }
 
-    /// Closes all contexts.
+    /// Closes all contexts. Those that come next are of a VM that runs.
     pub fn close_all(&self) {
         let contexts = {
             let mut state = self.state_mut();
             state.phony.clear();
             self.any.store(false, Ordering::Release);
+            state.suspended = false;
             std::mem::take(&mut state.contexts)
         };
         for context in contexts.values() {
