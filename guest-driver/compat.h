@@ -78,7 +78,7 @@ static inline int farlane_follow_pfn(struct vm_area_struct *vma,
 	follow_pfnmap_end(&args);
 	return 0;
 #elif LINUX_VERSION_CODE >= KERNEL_VERSION(6, 10, 0)
-	spinlock_t *lock;
+	spinlock_t *lock; /* of the page table */
 	pte_t *pte;
 	int err;
 

@@ -36,7 +36,7 @@
  *	farlane.window_sem		(page faults of the window)
  *	farlane.event_lock, farlane.control_lock
  *
- * Those of device_memory.c are taken below mmap_lock, and none of these but the innermost below them.
+ * Those of device_memory.c are taken below mmap_lock, and only the innermost of these below them.
  *
  * Waiting for a control reply is like taking reset_lock's inner part: nothing that the reset takes
  * (contexts_lock, farlane_context.lock, window_sem) may be held then.

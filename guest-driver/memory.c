@@ -400,8 +400,8 @@ void farlane_memory_quiesced(struct farlane_context *ctx)
 }
 
 /*
- * The backend has closed the context, and its id is still taken. What keeps watch over device memory
- * goes now: it must not speak of this id when another context has it.
+ * The backend has closed the context, and its id is still taken. What keeps watch over device
+ * memory goes now: it must not speak of this id when another context has it.
  */
 void farlane_memory_closed(struct farlane_context *ctx)
 {
