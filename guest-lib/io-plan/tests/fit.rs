@@ -146,7 +146,7 @@ fn times_that_make_no_model_are_refused_with_the_reason() {
         ),
         "{refused:?}"
     );
-    // A device that reads ahead of the smaller transfers: R^2 is fine, the shape is another.
+    // A device that has the smaller transfers in a memory of its own: another shape.
     let bent = timed(&|bytes| {
         if bytes < 1 << 20 {
             100.0
