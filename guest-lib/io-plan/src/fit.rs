@@ -112,6 +112,20 @@ struct Bent {
     slope: f64,
 }
 
+impl Fit {
+    /// The same with the bytes per second of reads that read-ahead keeps filling.
+    ///
+    /// # Errors
+    /// When that is no bandwidth.
+    pub fn with_readahead(self, bandwidth: f64) -> Result<Self, ModelError> {
+        let model = CostModel::new(Parameters {
+            readahead_bandwidth: Some(bandwidth),
+            ..self.model.parameters()
+        })?;
+        Ok(Self { model, ..self })
+    }
+}
+
 impl Bent {
     fn at(&self, bytes: f64) -> f64 {
         self.constant + self.slope * (bytes - self.knee).max(0.0)
@@ -171,6 +185,7 @@ pub fn fit(p2p: &[Sample], cache: &[Sample]) -> Result<Fit, FitError> {
         p2p_bandwidth: 1e9 / direct.slope,
         cache_overhead_ns: copied.constant,
         cache_bandwidth: 1e9 / copied.slope,
+        readahead_bandwidth: None,
     })?;
     Ok(Fit {
         model,

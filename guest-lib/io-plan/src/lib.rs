@@ -16,6 +16,7 @@
 //!     p2p_bandwidth: 2.65e9,
 //!     cache_overhead_ns: 0.0,
 //!     cache_bandwidth: 10.13e9,
+//!     readahead_bandwidth: None,
 //! })?;
 //! let runs = [Run::absent(1 << 20), Run::cached(4 << 10), Run::absent(1 << 20)];
 //! assert_eq!(schedule(Some(&model), &runs), [Way::P2p, Way::P2p, Way::P2p]);

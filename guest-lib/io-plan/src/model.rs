@@ -54,6 +54,10 @@ pub struct Parameters {
     pub cache_overhead_ns: f64,
     /// BW_pc: bytes per second from the page cache.
     pub cache_bandwidth: f64,
+    /// Bytes per second of a sequence of reads through the page cache that the system's read-ahead
+    /// keeps filling, if it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub readahead_bandwidth: Option<f64>,
 }
 
 /// Numbers that are no model.
@@ -103,6 +107,8 @@ pub struct CostModel {
     pub(crate) cache_overhead: f64,
     /// Nanoseconds a byte.
     pub(crate) cache_byte: f64,
+    /// See [`CostModel::direct_from`].
+    direct_from: Option<u64>,
 }
 
 /// A length in a formula.
@@ -114,10 +120,12 @@ impl CostModel {
     /// Checks the numbers.
     pub fn new(parameters: Parameters) -> Result<Self, ModelError> {
         let p = parameters;
-        for (name, value) in [
-            ("P2P bandwidth", p.p2p_bandwidth),
-            ("Cache bandwidth", p.cache_bandwidth),
-        ] {
+        let bandwidths = [
+            ("P2P bandwidth", Some(p.p2p_bandwidth)),
+            ("Cache bandwidth", Some(p.cache_bandwidth)),
+            ("Read-ahead bandwidth", p.readahead_bandwidth),
+        ];
+        for (name, value) in bandwidths.into_iter().filter_map(|(n, v)| Some((n, v?))) {
             if !(value.is_finite() && value >= 1.0) {
                 return Err(ModelError::Bandwidth { name, value });
             }
@@ -145,7 +153,18 @@ impl CostModel {
             p2p_byte: 1e9 / p.p2p_bandwidth,
             cache_overhead: p.cache_overhead_ns,
             cache_byte: 1e9 / p.cache_bandwidth,
+            direct_from: p
+                .readahead_bandwidth
+                .map(|bandwidth| crossing(&p, bandwidth)),
         })
+    }
+
+    /// From how many bytes on a direct transfer is faster than one of a sequence that read-ahead keeps
+    /// filling: where T_p2p(s) = T_call + s / BW_ra. The paper takes the system's read-ahead window
+    /// (section 4.3.2), which says nothing of the device. `u64::MAX` if it never is; `None` if that was
+    /// not measured.
+    pub fn direct_from(&self) -> Option<u64> {
+        self.direct_from
     }
 
     /// The numbers.
@@ -184,6 +203,23 @@ impl CostModel {
         }
         total + self.p2p_ns(open)
     }
+}
+
+/// Where equation 1 falls below a line.
+fn crossing(p: &Parameters, readahead_bandwidth: f64) -> u64 {
+    let (direct, ahead) = (1e9 / p.p2p_bandwidth, 1e9 / readahead_bandwidth);
+    let more = (p.p2p_overhead_ns - p.cache_overhead_ns).max(0.0);
+    let cutoff = float(p.cutoff_bytes);
+    let crossing = if more / ahead <= cutoff {
+        more / ahead
+    } else if ahead > direct {
+        (more - cutoff * direct) / (ahead - direct)
+    } else {
+        f64::INFINITY
+    };
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Not negative; saturates.
+    let bytes = crossing.ceil() as u64;
+    bytes
 }
 
 impl TryFrom<Parameters> for CostModel {
@@ -258,6 +294,29 @@ mod tests {
             })
             .is_err()
         );
+    }
+
+    #[test]
+    fn direct_transfers_of_a_sequence_begin_where_they_are_faster() {
+        let with = |readahead_bandwidth, cutoff_bytes| {
+            let parameters = Parameters {
+                cutoff_bytes,
+                readahead_bandwidth,
+                ..p3700().parameters()
+            };
+            CostModel::new(parameters).unwrap()
+        };
+        assert_eq!(with(None, 0).direct_from(), None);
+        // As fast as the device or faster: never.
+        assert_eq!(with(Some(2.65e9), 0).direct_from(), Some(u64::MAX));
+        assert_eq!(with(Some(9e9), 0).direct_from(), Some(u64::MAX));
+        for bandwidth in [0.5e9, 1e9, 1.5e9, 2e9] {
+            let model = with(Some(bandwidth), 512 << 10);
+            let from = model.direct_from().unwrap();
+            let ahead = |bytes: u64| float(bytes) / bandwidth * 1e9;
+            assert!(model.p2p_ns(from) <= ahead(from), "{bandwidth}");
+            assert!(model.p2p_ns(from - 4) > ahead(from - 4), "{bandwidth}");
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub fn p3700() -> CostModel {
         p2p_bandwidth: 2.65e9,
         cache_overhead_ns: 0.0,
         cache_bandwidth: 10.13e9,
+        readahead_bandwidth: None,
     };
     match CostModel::new(parameters) {
         Ok(model) => model,

@@ -44,6 +44,7 @@ fn a_fit_finds_the_device_behind_noisy_times() {
             p2p_bandwidth: 1.1e9,
             cache_overhead_ns: 700.0,
             cache_bandwidth: 6e9,
+            readahead_bandwidth: None,
         },
         Parameters {
             cutoff_bytes: 128 << 10,
@@ -51,6 +52,7 @@ fn a_fit_finds_the_device_behind_noisy_times() {
             p2p_bandwidth: 6.5e9,
             cache_overhead_ns: 400.0,
             cache_bandwidth: 11e9,
+            readahead_bandwidth: None,
         },
     ];
     for right in devices {

@@ -41,6 +41,7 @@ fn models() -> impl Strategy<Value = CostModel> {
             p2p_bandwidth: bandwidth,
             cache_overhead_ns: call,
             cache_bandwidth: cache,
+            readahead_bandwidth: None,
         })
         .unwrap()
     })
