@@ -320,6 +320,9 @@ static int farlane_device_describe(struct farlane_device_memory *memory)
 			.max = max,
 			.lowest = U64_MAX,
 		};
+		err = -EINTR;
+		if (fatal_signal_pending(current))
+			break;
 		seq = mmu_interval_read_begin(&memory->notifier);
 		err = mmap_read_lock_killable(current->mm);
 		if (err)

@@ -10,6 +10,7 @@ mod fuzz;
 mod lending;
 mod metrics;
 mod place;
+mod recorder;
 mod run;
 mod scenarios;
 mod test_run;

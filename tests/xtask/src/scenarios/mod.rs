@@ -1,6 +1,7 @@
 //! The scenarios: one file per user story, registered in one list.
 
 mod driver_builds;
+mod driver_device;
 mod lend_crash;
 mod lend_hostile;
 mod lend_reassign;
@@ -41,6 +42,7 @@ pub struct Scenario {
 pub const ALL: &[Scenario] = &[
     vmkit::SCENARIO,
     driver_builds::SCENARIO,
+    driver_device::SCENARIO,
     rdma_pingpong::SCENARIO,
     rdma_perftest::SCENARIO,
     rdma_host::SCENARIO,
