@@ -1,11 +1,11 @@
 //! Measures, fits, stores.
 
-use crate::memory::{Kind, Memory};
 use crate::target::Target;
 use anyhow::{Context as _, Result};
 use farlane_io_plan::oracle::Random;
 use farlane_io_plan::store::{self, Calibration, Store};
 use farlane_io_plan::{Fit, Sample, fit};
+use farlane_io_tool::memory::{Kind, Memory};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -15,6 +15,10 @@ const LARGEST: usize = 16 << 20;
 const ROUNDS: u32 = 31;
 /// Times of each size on any device.
 const FEWEST_ROUNDS: u32 = 5;
+/// Sequences of reads that are measured for read-ahead.
+const SEQUENCES: usize = 5;
+/// Bytes of each of their reads.
+const READ: usize = 128 << 10;
 /// How long a slow device is measured.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -23,12 +27,15 @@ pub fn run(path: &Path, kind: &Kind, dry_run: bool) -> Result<()> {
     let target = Target::open(path)?;
     let mut memory = Memory::new(kind, LARGEST)?;
     let (p2p, cache) = measure(&target, &mut memory)?;
-    let fit = fit(&p2p, &cache).with_context(|| {
-        format!(
-            "The times of {} make no model, nothing is stored",
-            path.display()
-        )
-    })?;
+    let no_model = || {
+        let shown = path.display();
+        format!("The times of {shown} make no model, nothing is stored")
+    };
+    let fit = fit(&p2p, &cache).with_context(no_model)?;
+    let fit = match readahead(&target, &mut memory)? {
+        Some(bandwidth) => fit.with_readahead(bandwidth).with_context(no_model)?,
+        None => fit,
+    };
     print(&fit);
     let shown = format!("{}, {} memory", target.device, kind.provider());
     if dry_run {
@@ -80,6 +87,27 @@ fn measure(target: &Target, memory: &mut Memory) -> Result<(Vec<Sample>, Vec<Sam
     Ok((p2p, cache))
 }
 
+/// Bytes per second of a sequence of reads of a file that is not cached: the median of some. None if the
+/// file is too short for one.
+fn readahead(target: &Target, memory: &mut Memory) -> Result<Option<f64>> {
+    let mut rates = Vec::new();
+    for round in 0..=SEQUENCES {
+        let Some(sequence) = target.sequence()? else {
+            return Ok(None);
+        };
+        let bytes = sequence.end - sequence.start;
+        let start = Instant::now();
+        for offset in sequence.step_by(READ) {
+            memory.read(target.buffered(), offset, READ)?;
+        }
+        if round > 0 {
+            rates.push(bytes as f64 / start.elapsed().as_secs_f64());
+        }
+    }
+    rates.sort_by(f64::total_cmp);
+    Ok(rates.get(rates.len() / 2).copied())
+}
+
 fn shuffle(sizes: &mut [u64], random: &mut Random) {
     for last in (1..sizes.len()).rev() {
         let other = random.below(u64::try_from(last + 1).unwrap_or(1));
@@ -114,13 +142,20 @@ fn print(fit: &Fit) {
          C_p2p           {:>10.1} us\n\
          P2P bandwidth   {:>10.1} MB/s    R^2 {:.4}\n\
          cache call      {:>10.1} us\n\
-         cache bandwidth {:>10.1} MB/s    R^2 {:.4}",
+         cache bandwidth {:>10.1} MB/s    R^2 {:.4}\n\
+         read-ahead      {:>10.1} MB/s",
         found.cutoff_bytes,
         found.p2p_overhead_ns / 1e3,
         found.p2p_bandwidth / 1e6,
         fit.r2_p2p,
         found.cache_overhead_ns / 1e3,
         found.cache_bandwidth / 1e6,
-        fit.r2_cache
+        fit.r2_cache,
+        found.readahead_bandwidth.unwrap_or(f64::NAN) / 1e6
     );
+    match fit.model.direct_from() {
+        Some(u64::MAX) => println!("P2P is never faster than read-ahead"),
+        Some(bytes) => println!("P2P is faster than read-ahead from {bytes} bytes on"),
+        None => println!("Too short a file to measure read-ahead"),
+    }
 }

@@ -3,12 +3,11 @@
 
 mod calibrate;
 mod figure;
-mod memory;
 mod report;
 mod target;
 
 use clap::{Parser, Subcommand};
-use memory::Kind;
+use farlane_io_tool::memory::Kind;
 use std::path::PathBuf;
 use std::process::ExitCode;
 

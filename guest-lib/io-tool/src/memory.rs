@@ -1,12 +1,15 @@
-//! Device memory that this program reads into.
+//! Device memory to read into.
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::ptr::null_mut;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
+
+const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// Whose memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,48 +59,89 @@ fn is_pci_address(text: &str) -> bool {
         && hexadecimal(function, 1)
 }
 
+/// A huge page: soft memory is made of these, as a BAR is contiguous and a transfer to it one piece.
+const HUGE: usize = 2 << 20;
+
 /// A mapping of device memory.
 #[derive(Debug)]
 pub struct Memory {
+    /// Everything that is mapped.
+    mapped: *mut c_void,
+    mapped_bytes: usize,
     start: *mut c_void,
     bytes: usize,
 }
 
+// SAFETY: a mapping belongs to the process; there are no other references to it.
+unsafe impl Send for Memory {}
+
 impl Memory {
     /// Maps `bytes` of new device memory.
     pub fn new(kind: &Kind, bytes: usize) -> Result<Self> {
-        let file: OwnedFd = match kind {
-            Kind::Soft => {
-                let file = memfd_create("device memory", MemfdFlags::CLOEXEC)?;
-                ftruncate(&file, u64::try_from(bytes)?)?;
-                file
-            }
-            Kind::P2pmem(address) => {
-                let path = format!("/sys/bus/pci/devices/{address}/p2pmem/allocate");
-                open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-                    .with_context(|| format!("{address} offers no peer-to-peer memory ({path})"))?
-            }
-        };
-        let access = ProtFlags::READ | ProtFlags::WRITE;
+        match kind {
+            Kind::Soft => Self::soft(bytes),
+            Kind::P2pmem(address) => Self::p2pmem(address, bytes),
+        }
+        .with_context(|| format!("Cannot map {bytes} bytes of device memory"))
+    }
+
+    fn soft(bytes: usize) -> Result<Self> {
+        let file = memfd_create("device memory", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, u64::try_from(bytes)?)?;
+        let mapped_bytes = bytes.checked_add(HUGE).context("Too long")?;
         // SAFETY: a new mapping where the kernel likes.
-        let start = unsafe {
+        let mapped = unsafe {
+            mmap_anonymous(
+                null_mut(),
+                mapped_bytes,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE,
+            )?
+        };
+        let before = mapped.align_offset(HUGE);
+        let memory = Self {
+            mapped,
+            mapped_bytes,
+            start: mapped.wrapping_byte_add(before),
+            bytes,
+        };
+        // SAFETY: `before` is less than HUGE, so this lies within the mapping just made, which nobody
+        // else knows.
+        unsafe {
             mmap(
-                std::ptr::null_mut(),
+                memory.start,
                 bytes,
-                access,
-                MapFlags::SHARED,
+                ACCESS,
+                MapFlags::SHARED | MapFlags::FIXED,
                 &file,
                 0,
-            )
-        };
-        let start = start.with_context(|| format!("Cannot map {bytes} bytes of device memory"))?;
-        let memory = Self { start, bytes };
-        if *kind == Kind::Soft {
+            )?;
             // So that no transfer pays for the first use of a page.
-            // SAFETY: the mapping is this long, and nobody else has it.
-            unsafe { std::ptr::write_bytes(start.cast::<u8>(), 0, bytes) };
+            std::ptr::write_bytes(memory.start.cast::<u8>(), 0, bytes);
         }
+        // SAFETY: the kernel may put the same bytes into other pages. Without huge pages it does not,
+        // and transfers are in many pieces: slower, which is then what is measured.
+        unsafe { libc::madvise(memory.start, bytes, libc::MADV_COLLAPSE) };
         Ok(memory)
+    }
+
+    fn p2pmem(address: &str, bytes: usize) -> Result<Self> {
+        let path = format!("/sys/bus/pci/devices/{address}/p2pmem/allocate");
+        let file = open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .with_context(|| format!("{address} offers no peer-to-peer memory ({path})"))?;
+        // SAFETY: a new mapping where the kernel likes.
+        let start = unsafe { mmap(null_mut(), bytes, ACCESS, MapFlags::SHARED, &file, 0)? };
+        Ok(Self {
+            mapped: start,
+            mapped_bytes: bytes,
+            start,
+            bytes,
+        })
+    }
+
+    /// The first byte.
+    pub fn start(&self) -> *mut u8 {
+        self.start.cast()
     }
 
     /// Reads `bytes` at `offset` of `file` into the memory by one call; how long that took.
@@ -122,7 +166,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`, and not used after this.
-        let unmapped = unsafe { munmap(self.start, self.bytes) };
+        let unmapped = unsafe { munmap(self.mapped, self.mapped_bytes) };
         debug_assert!(unmapped.is_ok());
     }
 }

@@ -8,6 +8,7 @@ use rustix::fs::{
 };
 use std::io::Write as _;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -15,6 +16,9 @@ use std::path::Path;
 const MADE: u64 = 256 << 20;
 /// Bytes that are held in the page cache to be copied from there.
 const CACHED: u64 = 64 << 20;
+/// Bytes that are read one after the other to measure read-ahead, at most and at least.
+const SEQUENCE: u64 = 128 << 20;
+const SHORTEST_SEQUENCE: u64 = 32 << 20;
 /// Smallest alignment of direct I/O where the kernel does not say it.
 const USUAL_ALIGNMENT: u64 = 4096;
 
@@ -91,6 +95,22 @@ impl Target {
             self.buffered.as_fd(),
             self.offset(random, self.cached, bytes),
         )
+    }
+
+    /// For reads through the page cache.
+    pub fn buffered(&self) -> BorrowedFd<'_> {
+        self.buffered.as_fd()
+    }
+
+    /// Consecutive bytes that are not cached, to be read in order; nothing if there are too few.
+    pub fn sequence(&self) -> Result<Option<Range<u64>>> {
+        let start = self.cached.next_multiple_of(1 << 20);
+        let end = self.bytes.min(start + SEQUENCE) / (1 << 20) * (1 << 20);
+        if end < start + SHORTEST_SEQUENCE {
+            return Ok(None);
+        }
+        fadvise(&self.buffered, start, None, Advice::DontNeed)?;
+        Ok(Some(start..end))
     }
 
     fn offset(&self, random: &mut Random, of: u64, bytes: u64) -> u64 {
