@@ -39,6 +39,28 @@ pub enum DiskKind {
     Virtio,
 }
 
+/// A PCIe switch, in a root port of its own. Its ports are called `<id>-port0`, `<id>-port1` and so on. Peer-to-peer DMA
+/// works between devices of one switch, and in general not between root ports.
+#[derive(Debug, Clone)]
+pub struct Switch {
+    /// Its id in QEMU.
+    pub id: String,
+    /// How many ports it has.
+    pub ports: u32,
+}
+
+/// An NVMe controller without a namespace whose controller memory buffer is memory for peer-to-peer DMA
+/// (`p2pmem/allocate` in sysfs): a device with memory of its own, as a GPU is.
+#[derive(Debug, Clone)]
+pub struct NvmeMemory {
+    /// Its id in QEMU.
+    pub id: String,
+    /// How much memory it has.
+    pub size_mib: u32,
+    /// The PCIe port that it is plugged into.
+    pub port: String,
+}
+
 /// A disk that QEMU itself serves from a raw file or block device of this machine.
 #[derive(Debug, Clone)]
 pub struct Disk {
@@ -46,6 +68,8 @@ pub struct Disk {
     pub id: String,
     /// How the guest sees it.
     pub kind: DiskKind,
+    /// The PCIe port that an NVMe is plugged into; one of its own where none is given.
+    pub port: Option<String>,
     /// Where its blocks are.
     pub file: PathBuf,
 }
@@ -90,7 +114,12 @@ impl VfioUser {
 impl Disk {
     /// The words for QEMU's command line; `number` tells its slot from those of other ports.
     pub(crate) fn words(&self, number: u32) -> Result<Vec<String>> {
-        let Self { id, kind, file } = self;
+        let Self {
+            id,
+            kind,
+            port: given,
+            file,
+        } = self;
         let file = option_value(file)?;
         let mut words = vec![
             "-drive".into(),
@@ -98,10 +127,13 @@ impl Disk {
         ];
         match kind {
             DiskKind::Nvme => {
-                words.extend(port(id, number));
+                let bus = given.clone().unwrap_or_else(|| format!("{id}-port"));
+                if given.is_none() {
+                    words.extend(port(id, number));
+                }
                 words.push("-device".into());
                 words.push(format!(
-                    "nvme,id={id},serial={id},drive={id}-drive,bus={id}-port"
+                    "nvme,id={id},serial={id},drive={id}-drive,bus={bus}"
                 ));
             }
             DiskKind::Virtio => {
@@ -112,6 +144,35 @@ impl Disk {
             }
         }
         Ok(words)
+    }
+}
+
+impl Switch {
+    /// The words for QEMU's command line; the root port and those of the switch have numbers from `number` up.
+    pub(crate) fn words(&self, numbers: &mut impl Iterator<Item = u32>) -> Vec<String> {
+        let Self { id, ports } = self;
+        let mut words = Vec::new();
+        if let Some(number) = numbers.next() {
+            words.extend(port(id, number));
+        }
+        words.push("-device".into());
+        words.push(format!("x3130-upstream,id={id},bus={id}-port"));
+        for (port, number) in (0..*ports).zip(numbers) {
+            words.push("-device".into());
+            words.push(format!(
+                "xio3130-downstream,id={id}-port{port},bus={id},chassis={number},slot={number}"
+            ));
+        }
+        words
+    }
+}
+
+impl NvmeMemory {
+    /// The words for QEMU's command line.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let Self { id, size_mib, port } = self;
+        let device = format!("nvme,id={id},serial={id},cmb_size_mb={size_mib},bus={port}");
+        vec!["-device".into(), device]
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::Result;
 use farlane_vm_agent::PORT_NAME;
 use serde_json::{Value, json};
 
-use crate::attachments::{Disk, DiskKind, Ram, VfioUser, Window, option_value};
+use crate::attachments::{Disk, DiskKind, NvmeMemory, Ram, Switch, VfioUser, Window, option_value};
 use crate::guest_root::GuestFile;
 use crate::process::check_output;
 use crate::tree::Tree;
@@ -72,6 +72,10 @@ pub struct VmConfig<'a> {
     pub vfio_user: Vec<VfioUser>,
     /// Disks that QEMU itself serves.
     pub disks: Vec<Disk>,
+    /// PCIe switches.
+    pub switches: Vec<Switch>,
+    /// Memory for peer-to-peer DMA.
+    pub nvme_memories: Vec<NvmeMemory>,
     /// Windows of shared memory.
     pub windows: Vec<Window>,
     /// Whether it has an IOMMU that restricts its devices' DMA, and `vfio-pci` can give devices to its processes.
@@ -105,6 +109,8 @@ impl<'a> VmConfig<'a> {
             free_ports: 0,
             vfio_user: Vec::new(),
             disks: Vec::new(),
+            switches: Vec::new(),
+            nvme_memories: Vec::new(),
             windows: Vec::new(),
             iommu: false,
             forwarded_ports: Vec::new(),
@@ -170,7 +176,51 @@ impl<'a> VmConfig<'a> {
         self.disks.push(Disk {
             id: id.into(),
             kind,
+            port: None,
             file: file.into(),
+        });
+        self
+    }
+
+    /// With an NVMe that QEMU emulates over a raw file, in a port of a [`VmConfig::switch`].
+    #[must_use]
+    pub fn nvme_on(
+        mut self,
+        id: impl Into<String>,
+        file: impl Into<PathBuf>,
+        port: impl Into<String>,
+    ) -> Self {
+        self.disks.push(Disk {
+            id: id.into(),
+            kind: DiskKind::Nvme,
+            port: Some(port.into()),
+            file: file.into(),
+        });
+        self
+    }
+
+    /// With a PCIe switch whose ports are called `<id>-port0` and so on.
+    #[must_use]
+    pub fn switch(mut self, id: impl Into<String>, ports: u32) -> Self {
+        self.switches.push(Switch {
+            id: id.into(),
+            ports,
+        });
+        self
+    }
+
+    /// With memory for peer-to-peer DMA in a port of a [`VmConfig::switch`].
+    #[must_use]
+    pub fn nvme_memory(
+        mut self,
+        id: impl Into<String>,
+        size_mib: u32,
+        port: impl Into<String>,
+    ) -> Self {
+        self.nvme_memories.push(NvmeMemory {
+            id: id.into(),
+            size_mib,
+            port: port.into(),
         });
         self
     }
@@ -377,6 +427,12 @@ impl Qemu {
         let mut slots = FIRST_OWN_SLOT..;
         for (device, slot) in config.vfio_user.iter().zip(&mut slots) {
             command.args(device.words(slot)?);
+        }
+        for switch in &config.switches {
+            command.args(switch.words(&mut slots));
+        }
+        for memory in &config.nvme_memories {
+            command.args(memory.words());
         }
         for (disk, slot) in config.disks.iter().zip(&mut slots) {
             command.args(disk.words(slot)?);

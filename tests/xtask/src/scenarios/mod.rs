@@ -2,6 +2,7 @@
 
 mod driver_builds;
 mod driver_device;
+mod gpu_p2pmem;
 mod lend_crash;
 mod lend_hostile;
 mod lend_reassign;
@@ -56,6 +57,7 @@ pub const ALL: &[Scenario] = &[
     lend_hostile::SCENARIO,
     lend_vfio::SCENARIO,
     lend_vs_local::SCENARIO,
+    gpu_p2pmem::SCENARIO,
 ];
 
 impl Scenario {

@@ -1,0 +1,245 @@
+//! Requests: from descriptors and bytes that a guest has written to something that is what it says.
+
+use crate::bits::{Header, ID_BYTES, RANGE_UNMAP, SECTOR, WireRange, kind};
+use zerocopy::FromBytes as _;
+
+/// Most ranges of one DISCARD or WRITE_ZEROES.
+pub const MAX_RANGES: usize = 32;
+/// Most sectors of such a range: 2 GiB.
+pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
+/// Bytes of a request's header.
+pub const HEADER_BYTES: usize = size_of::<Header>();
+
+/// Guest memory that holds a part of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Guest-physical address.
+    pub address: u64,
+    /// Bytes, not zero.
+    pub bytes: u64,
+}
+
+/// What a disk has to know of itself to judge requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Its size in sectors.
+    pub sectors: u64,
+    /// Whether it cannot be written.
+    pub read_only: bool,
+}
+
+/// A part of a disk, within it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte, a multiple of a sector.
+    pub offset: u64,
+    /// Bytes, a multiple of a sector.
+    pub bytes: u64,
+}
+
+/// A part of a disk that is to be zeroed or given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Which.
+    pub extent: Extent,
+    /// Whether its blocks may be given back.
+    pub unmap: bool,
+}
+
+/// A request without its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Fill the guest's memory from here.
+    Read(Extent),
+    /// Take the guest's memory there.
+    Write(Extent),
+    /// What has been written is to last.
+    Flush,
+    /// The serial number is asked for.
+    GetId,
+    /// Ranges, which are in the request's data, are not needed any more.
+    Discard,
+    /// Ranges, which are in the request's data, are to be zeroes.
+    WriteZeroes,
+}
+
+/// Why a request is answered with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// There is no such request.
+    #[error("Requests of type {0} are not known")]
+    Unknown(u32),
+    /// Not a number of whole sectors.
+    #[error("{0} bytes of data are not whole sectors")]
+    Length(u64),
+    /// Beyond the end.
+    #[error("{bytes} bytes at sector {sector} are not all on the disk")]
+    Beyond {
+        /// First sector.
+        sector: u64,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// The disk is read-only.
+    #[error("The disk is read-only")]
+    ReadOnly,
+    /// A range has flags that it must not have.
+    #[error("A range has the flags {0:#x}")]
+    Flags(u32),
+    /// Too many ranges, too long ones, or none.
+    #[error("{0} bytes of ranges")]
+    Ranges(u64),
+}
+
+impl Limits {
+    fn extent(&self, sector: u64, bytes: u64) -> Result<Extent, RequestError> {
+        let beyond = RequestError::Beyond { sector, bytes };
+        if !bytes.is_multiple_of(SECTOR) {
+            return Err(RequestError::Length(bytes));
+        }
+        let end = sector.checked_add(bytes / SECTOR).ok_or(beyond)?;
+        if end > self.sectors {
+            return Err(beyond);
+        }
+        // In bytes it fits: a disk's size does.
+        let offset = sector.checked_mul(SECTOR).ok_or(beyond)?;
+        Ok(Extent { offset, bytes })
+    }
+
+    fn writable(&self) -> Result<(), RequestError> {
+        if self.read_only {
+            return Err(RequestError::ReadOnly);
+        }
+        Ok(())
+    }
+}
+
+/// Reads a header. `readable` are the bytes of data that the guest gives, `writable` those that it
+/// wants, the status not among them.
+///
+/// # Errors
+/// See [`RequestError`].
+pub fn parse(
+    header: &[u8; HEADER_BYTES],
+    readable: u64,
+    writable: u64,
+    limits: Limits,
+) -> Result<Request, RequestError> {
+    let Ok(header) = Header::read_from_bytes(header) else {
+        return Err(RequestError::Unknown(u32::MAX));
+    };
+    let sector = header.sector.get();
+    match header.kind.get() {
+        kind::IN => Ok(Request::Read(limits.extent(sector, writable)?)),
+        kind::OUT => {
+            limits.writable()?;
+            Ok(Request::Write(limits.extent(sector, readable)?))
+        }
+        kind::FLUSH => Ok(Request::Flush),
+        kind::GET_ID => match writable {
+            // Virtio 1.2, 5.2.6: exactly so many bytes.
+            n if usize::try_from(n).is_ok_and(|n| n >= ID_BYTES) => Ok(Request::GetId),
+            n => Err(RequestError::Length(n)),
+        },
+        kind::DISCARD => ranges(readable, limits).map(|()| Request::Discard),
+        kind::WRITE_ZEROES => ranges(readable, limits).map(|()| Request::WriteZeroes),
+        other => Err(RequestError::Unknown(other)),
+    }
+}
+
+fn ranges(readable: u64, limits: Limits) -> Result<(), RequestError> {
+    limits.writable()?;
+    let most = size_of::<WireRange>() * MAX_RANGES;
+    let length = usize::try_from(readable).unwrap_or(usize::MAX);
+    if length == 0 || !length.is_multiple_of(size_of::<WireRange>()) || length > most {
+        return Err(RequestError::Ranges(readable));
+    }
+    Ok(())
+}
+
+/// Reads the ranges of a DISCARD or WRITE_ZEROES.
+///
+/// # Errors
+/// See [`RequestError`].
+pub fn parse_ranges(
+    request: Request,
+    data: &[u8],
+    limits: Limits,
+) -> Result<Vec<Range>, RequestError> {
+    let chunks = data.chunks_exact(size_of::<WireRange>());
+    let parsed = chunks.map(|chunk| {
+        let Ok(range) = WireRange::read_from_bytes(chunk) else {
+            return Err(RequestError::Ranges(0));
+        };
+        let flags = range.flags.get();
+        // 5.2.6.2: the unmap flag of a DISCARD is an error.
+        let known = match request {
+            Request::WriteZeroes => RANGE_UNMAP,
+            _ => 0,
+        };
+        if flags & !known != 0 {
+            return Err(RequestError::Flags(flags));
+        }
+        let sectors = range.sectors.get();
+        if sectors > MAX_RANGE_SECTORS {
+            return Err(RequestError::Ranges(u64::from(sectors) * SECTOR));
+        }
+        Ok(Range {
+            extent: limits.extent(range.sector.get(), u64::from(sectors) * SECTOR)?,
+            unmap: flags & RANGE_UNMAP != 0,
+        })
+    });
+    parsed.collect()
+}
+
+/// Splits segments after `bytes`: the first part is taken out of them and returned. `None` where
+/// there are fewer, and nothing has changed then.
+pub fn take_front(segments: &mut Vec<Segment>, bytes: u64) -> Option<Vec<Segment>> {
+    if total(segments) < bytes {
+        return None;
+    }
+    let mut taken = Vec::new();
+    let mut left = bytes;
+    let mut whole = 0;
+    for segment in segments.iter_mut() {
+        if left == 0 {
+            break;
+        }
+        let part = left.min(segment.bytes);
+        taken.push(Segment {
+            address: segment.address,
+            bytes: part,
+        });
+        left -= part;
+        if part < segment.bytes {
+            segment.address = segment.address.wrapping_add(part);
+            segment.bytes -= part;
+            break;
+        }
+        whole += 1;
+    }
+    segments.drain(..whole);
+    Some(taken)
+}
+
+/// Takes the last byte out of segments: where a request's status goes.
+pub fn take_last_byte(segments: &mut Vec<Segment>) -> Option<u64> {
+    let last = segments.last_mut()?;
+    last.bytes -= 1;
+    let address = last.address.wrapping_add(last.bytes);
+    if last.bytes == 0 {
+        segments.pop();
+    }
+    Some(address)
+}
+
+/// Bytes of all segments.
+#[must_use]
+pub fn total(segments: &[Segment]) -> u64 {
+    segments
+        .iter()
+        .fold(0, |sum, segment| sum.saturating_add(segment.bytes))
+}
+
+#[cfg(test)]
+mod tests;

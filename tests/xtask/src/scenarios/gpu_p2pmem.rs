@@ -1,0 +1,155 @@
+//! Direct I/O between an SSD and the memory of another PCI device by the kernel's own peer-to-peer DMA: an NVMe controller
+//! with a controller memory buffer stands for a GPU.
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::guest_program::GuestProgram;
+use farlane_vmkit::guest_root::GuestFile;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::report::Report;
+
+use super::Scenario;
+use crate::conditions::no_complaint;
+use crate::fio::Fio;
+use crate::lending::namespace;
+use crate::run::Run;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "gpu-p2pmem",
+    about: "reads and writes between SSDs and a PCI device's memory by peer-to-peer DMA, and where the kernel refuses it",
+    is_test: true,
+    run,
+};
+
+/// The SSD behind the same switch as the memory, and the one behind a root port of its own.
+const NEAR: &str = "near";
+const FAR: &str = "far";
+
+const DISK_BYTES: u64 = 64 << 20;
+const MEMORY_MIB: u32 = 16;
+
+/// The program in the guest.
+const PROGRAM: &str = "/usr/bin/p2pmem";
+
+/// Has fio write at random, read everything back, and check it.
+const VERIFY: &str =
+    "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth=4 --bsrange=4k-64k --size=2m";
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let [guest] = run.boot([config(run)?])?;
+    guest.run("modprobe nvme")?;
+    let memory = memory(&guest)?;
+    let (near, far) = (namespace(&guest, NEAR)?, namespace(&guest, FAR)?);
+
+    // The disks as they are.
+    moves(&guest, &near, &memory, "raw disk", report)?;
+    verify(&guest, &near, &memory, "raw disk", report)?;
+    refused(&guest, &far, &memory)?;
+
+    // Files on them.
+    for (disk, folder) in [(&near, "/mnt/near"), (&far, "/mnt/far")] {
+        guest.run(&format!(
+            "mkfs.ext4 -q {disk} && mkdir {folder} && mount -t ext4 {disk} {folder} && \
+             dd if=/dev/zero of={folder}/file bs=1M count=8 conv=fsync 2>/dev/null"
+        ))?;
+    }
+    moves(&guest, "/mnt/near/file", &memory, "file on ext4", report)?;
+    verify(&guest, "/mnt/near/file", &memory, "file on ext4", report)?;
+    refused(&guest, "/mnt/far/file", &memory)?;
+    report.add(
+        "p2pmem",
+        "direct I/O from another root port",
+        "refused with EINVAL",
+    );
+    // The page cache is in the way everywhere.
+    let moved = program(&guest, "plain", "/mnt/far/file", &memory)?;
+    report.add(
+        "p2pmem",
+        "through the page cache from another root port",
+        format!("{moved} bytes, all the same"),
+    );
+    guest.run("umount /mnt/near /mnt/far")?;
+    for disk in [near, far] {
+        guest.run(&format!("fsck.ext4 -f -n {disk}"))?;
+    }
+    no_complaint(&guest)
+}
+
+/// A guest with the memory and an SSD behind one switch, and another SSD elsewhere.
+fn config(run: &Run<'_>) -> Result<VmConfig<'static>> {
+    let folder = run.context.workspace().root().join("tests/xtask/guest");
+    let program = run.path("p2pmem");
+    GuestProgram {
+        source: &folder.join("p2pmem.c"),
+        headers: &folder,
+        libraries: &[],
+    }
+    .build(run.context.kit()?.tree(), &program)?;
+    let disk = run.path(NEAR);
+    std::fs::File::create(&disk)
+        .and_then(|file| file.set_len(DISK_BYTES))
+        .with_context(|| format!("Cannot make {}", disk.display()))?;
+    let other = run.path(FAR);
+    std::fs::copy(&disk, &other).with_context(|| format!("Cannot make {}", other.display()))?;
+    Ok(VmConfig::new("a")
+        .storage()
+        .switch("switch", 2)
+        .nvme_on(NEAR, disk, "switch-port0")
+        .nvme(FAR, other)
+        .nvme_memory("memory", MEMORY_MIB, "switch-port1")
+        .files([GuestFile::new(program, PROGRAM.trim_start_matches('/'))]))
+}
+
+/// What processes map to get a piece of the memory.
+fn memory(guest: &Guest) -> Result<String> {
+    let found = guest.run("ls /sys/bus/pci/devices/*/p2pmem/allocate")?;
+    let mut found = found.lines();
+    let memory = found
+        .next()
+        .context("The guest has no peer-to-peer memory")?;
+    ensure!(
+        found.next().is_none(),
+        "More than one device has peer-to-peer memory"
+    );
+    Ok(memory.to_owned())
+}
+
+/// Runs the program; returns what it says.
+fn program(guest: &Guest, what: &str, file: &str, memory: &str) -> Result<String> {
+    let said = guest.run(&format!("{PROGRAM} {what} {file} {memory}"))?;
+    Ok(said.trim().to_owned())
+}
+
+/// What goes from the memory to the disk is read from it in the plain way, and the other way round.
+fn moves(guest: &Guest, file: &str, memory: &str, what: &str, report: &mut Report) -> Result<()> {
+    let moved = program(guest, "moves", file, memory)?;
+    report.add(
+        "p2pmem",
+        format!("{what}, from 4 KiB to 1 MiB"),
+        format!("{moved} bytes, all the same"),
+    );
+    Ok(())
+}
+
+/// fio keeps its buffers in the memory.
+fn verify(guest: &Guest, file: &str, memory: &str, what: &str, report: &mut Report) -> Result<()> {
+    let words = format!("{VERIFY} --iomem=mmapshared:{memory}");
+    let figures = Fio::new(file, &words).run(guest)?;
+    ensure!(
+        figures.write.requests > 0 && figures.read.requests >= figures.write.requests,
+        "fio has not read back what it wrote: {figures:?}"
+    );
+    report.add(
+        "p2pmem",
+        format!("{what}, fio --verify=crc32c --iomem=mmapshared"),
+        format!("{} writes, all found again", figures.write.requests),
+    );
+    Ok(())
+}
+
+/// Where no path leads from the disk to the memory, direct I/O is an error.
+fn refused(guest: &Guest, file: &str, memory: &str) -> Result<()> {
+    let said = program(guest, "refused", file, memory)?;
+    ensure!(said == "refused", "The program says {said}");
+    Ok(())
+}
