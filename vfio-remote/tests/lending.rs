@@ -273,6 +273,7 @@ fn a_lease_that_is_not_renewed_ends_and_what_comes_late_is_refused() {
         length: 0x1000,
         writable: true,
         place: Place::Messages,
+        peer: None,
     };
     raw.ask(Request::Renew { fence }).unwrap();
     raw.ask(map(fence)).unwrap();
@@ -312,6 +313,7 @@ fn requests_that_make_no_sense_are_refused_one_by_one() {
         length,
         writable: true,
         place,
+        peer: None,
     };
     let window = |bridge, window, offset| Place::Window {
         bridge,

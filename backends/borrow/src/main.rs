@@ -9,9 +9,11 @@ use farlane_daemon::metrics::{self, Sample, write_labelled};
 use farlane_daemon::options::host_name;
 use farlane_daemon::{privileges, seccomp};
 use farlane_ntb::{IvshmemNtb, Ntb};
-use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig};
+use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig, PeerPath, Peers};
 use farlane_vfio_remote::link::{Connector, TlsIdentity};
 use farlane_vfio_user::{Counters, Server};
+use farlane_zero_copy::broker::{self, Publisher, Subscription};
+use farlane_zero_copy::fault;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,7 +59,14 @@ fn run() -> anyhow::Result<ExitCode> {
         Some(path) => Some(Listener::bind(path, Kind::Stream)?),
         None => None,
     };
+    let publish_socket = match &options.publish {
+        Some(path) => Some(Listener::bind(path, Kind::SeqPacket)?),
+        None => None,
+    };
     privileges::give_up(privileges::Needs::default())?;
+    fault::install().context("Cannot guard against files that shrink")?;
+    let (peers, subscriptions) = peers(&options, publish_socket.as_ref())?;
+    let peer_windows: Vec<_> = options.peer_windows.iter().map(|w| w.0.clone()).collect();
     let name = options.name.clone().unwrap_or_else(host_name);
     let mut devices = Vec::new();
     for (device, socket) in options.devices.iter().zip(&sockets) {
@@ -67,19 +76,26 @@ fn run() -> anyhow::Result<ExitCode> {
             connector: connector.clone(),
             bridges: bridges.clone(),
             interrupts: options.interrupts.into(),
+            peers: peers.clone(),
+            peer_windows: peer_windows.clone(),
         };
         devices.push(serve(config, socket, &lifecycle.stopper())?);
     }
     if let Some(listener) = &metrics_socket {
         metrics::serve(listener.try_clone()?, move || metrics_text(&devices))?;
     }
-    let calls = [SYSTEM_CALLS, farlane_ntb::SYSTEM_CALLS].concat();
+    let calls = [
+        SYSTEM_CALLS,
+        farlane_ntb::SYSTEM_CALLS,
+        broker::SYSTEM_CALLS,
+    ]
+    .concat();
     seccomp::confine(options.daemon.seccomp, &calls)?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();
     // Their files go. Devices are returned when their links end with the process.
-    drop((sockets, metrics_socket));
+    drop((subscriptions, sockets, metrics_socket, publish_socket));
     std::process::exit(match ending {
         Ending::Asked => 0,
         Ending::Failed => 1,
@@ -106,21 +122,49 @@ fn bridges(options: &Options) -> anyhow::Result<Vec<(String, Arc<dyn Ntb>)>> {
     Ok(bridges)
 }
 
+/// The devices of one VM as one another's peers, where that is asked for.
+fn peers(
+    options: &Options,
+    socket: Option<&Listener>,
+) -> anyhow::Result<(Option<Arc<Peers>>, Vec<Subscription>)> {
+    if socket.is_none() && options.device_memory.is_empty() {
+        return Ok((None, Vec::new()));
+    }
+    let publisher = match socket {
+        Some(socket) => Some(Publisher::new(socket.try_clone()?)?),
+        None => None,
+    };
+    let peers = Peers::new(publisher);
+    let mut subscriptions = Vec::new();
+    for path in &options.device_memory {
+        let subscription = peers.subscribe(path);
+        subscriptions
+            .push(subscription.with_context(|| format!("Cannot subscribe to {}", path.display()))?);
+    }
+    Ok((Some(peers), subscriptions))
+}
+
+/// By which paths a device reaches others: (path, stretches of memory).
+type Paths = Box<dyn Fn() -> Vec<(PeerPath, u64)> + Send + Sync>;
+
 /// What one device counts.
 struct Served {
     name: String,
     messages: Counters,
     borrowed: Arc<BorrowCounters>,
+    paths: Paths,
 }
 
 /// Serves a device from a thread of its own.
 fn serve(config: BorrowerConfig, socket: &Listener, stopper: &Stopper) -> anyhow::Result<Served> {
+    let (device_name, borrowed) = (config.device.clone(), Arc::<BorrowCounters>::default());
+    let device = Borrowed::new(config, Arc::clone(&borrowed))?;
     let served = Served {
-        name: config.device.clone(),
+        name: device_name,
         messages: Counters::default(),
-        borrowed: Arc::default(),
+        borrowed,
+        paths: Box::new(device.paths()),
     };
-    let device = Borrowed::new(config, Arc::clone(&served.borrowed));
     let (name, counters) = (served.name.clone(), served.messages.clone());
     let (socket, stopper) = (socket.try_clone()?, stopper.clone());
     std::thread::Builder::new()
@@ -188,8 +232,36 @@ fn metrics_text(devices: &[Served]) -> String {
                     borrowed(&served.borrowed.held),
                 ),
             ];
+            let paths = (served.paths)();
+            let by = |path| {
+                let found = paths.iter().find(|(other, _)| *other == path);
+                found.map_or(0, |&(_, count)| count)
+            };
+            let peers = [
+                (
+                    "peers_same_lender",
+                    "Stretches of other devices that the lender maps itself.",
+                    by(PeerPath::SameLender),
+                ),
+                (
+                    "peers_local",
+                    "Stretches of other devices that are shown as memory of this host.",
+                    by(PeerPath::Local),
+                ),
+                (
+                    "peers_window",
+                    "Stretches of other devices behind a window of the lender.",
+                    by(PeerPath::Window),
+                ),
+                (
+                    "peers_messages",
+                    "Stretches of other devices that are reached by messages.",
+                    by(PeerPath::Messages),
+                ),
+            ];
+            let samples = samples.into_iter().chain(peers);
             let samples = samples.map(|(name, help, value)| Sample { name, help, value });
-            (served.name.clone(), samples.to_vec())
+            (served.name.clone(), samples.collect())
         })
         .collect();
     let mut text = String::new();

@@ -1,7 +1,8 @@
 //! The command line.
 
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
-use farlane_vfio_remote::borrower::InterruptView;
+use farlane_pci::Region;
+use farlane_vfio_remote::borrower::{InterruptView, PeerWindow};
 use farlane_vfio_remote::lender::is_name;
 use farlane_vfio_remote::link::Address;
 use std::os::fd::RawFd;
@@ -41,6 +42,21 @@ pub struct Options {
     /// memory of the virtual machine
     #[arg(long = "window", value_name = "NAME=FILE")]
     pub windows: Vec<WindowOption>,
+
+    /// A UNIX socket to make, on which the memory of the devices is published to other backends of
+    /// the same virtual machine; all devices of this program are that machine's then
+    #[arg(long, value_name = "PATH")]
+    pub publish: Option<PathBuf>,
+
+    /// A socket on which another backend of the same virtual machine publishes memory of its
+    /// devices, which the devices of this program then reach; repeated for more
+    #[arg(long, value_name = "PATH")]
+    pub device_memory: Vec<PathBuf>,
+
+    /// A memory window of the lender that shows a BAR of a device of another lender; repeated for
+    /// more
+    #[arg(long = "peer-window", value_name = "NAME=LENDER/DEVICE/BAR")]
+    pub peer_windows: Vec<PeerWindowOption>,
 
     /// How the virtual machine sees the interrupts of a device with MSI-X
     #[arg(long, value_enum, value_name = "KIND", default_value_t = Interrupts::Msi)]
@@ -100,6 +116,9 @@ pub enum OptionsError {
     /// No window.
     #[error("{0:?} is not NAME=FILE")]
     Window(String),
+    /// No window of a device.
+    #[error("{0:?} is not NAME=LENDER/DEVICE/BAR with a BAR of 0 to 5")]
+    PeerWindow(String),
 }
 
 impl Options {
@@ -118,6 +137,7 @@ impl Options {
         }
         let mut paths: Vec<&PathBuf> = self.socket_path.iter().collect();
         paths.extend(&self.daemon.metrics);
+        paths.extend(&self.publish);
         paths.sort();
         if let Some(pair) = paths.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(OptionsError::Twice(pair[0].clone()));
@@ -153,6 +173,35 @@ impl FromStr for WindowOption {
                 file: file.into(),
             }),
             _ => Err(OptionsError::Window(text.to_owned())),
+        }
+    }
+}
+
+/// A window of the lender, and the device of another lender that it shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerWindowOption(pub PeerWindow);
+
+impl FromStr for PeerWindowOption {
+    type Err = OptionsError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parse = || {
+            let (window, device) = text.split_once('=')?;
+            let mut parts = device.split('/');
+            let (lender, device) = (parts.next()?, parts.next()?);
+            let bar: u32 = parts.next()?.parse().ok()?;
+            let region = Region::from_index(bar).filter(|region| region.bar().is_some())?;
+            let are_names = [window, lender, device].into_iter().all(is_name);
+            (are_names && parts.next().is_none()).then(|| PeerWindow {
+                window: window.to_owned(),
+                lender: lender.to_owned(),
+                device: device.to_owned(),
+                region,
+            })
+        };
+        match parse() {
+            Some(window) => Ok(Self(window)),
+            None => Err(OptionsError::PeerWindow(text.to_owned())),
         }
     }
 }
@@ -205,6 +254,23 @@ mod tests {
         assert!("ram=/dev/shm/vm".parse::<WindowOption>().is_ok());
         for text in ["ram", "=/dev/shm/vm", "ram=", "r m=/a"] {
             assert!(text.parse::<WindowOption>().is_err(), "{text}");
+        }
+    }
+    #[test]
+    fn a_window_of_a_device_names_it_and_its_bar() {
+        let window: PeerWindowOption = "w=rack1/gpu0/2".parse().unwrap();
+        assert_eq!(window.0.region, Region::Bar2);
+        assert_eq!((&*window.0.lender, &*window.0.device), ("rack1", "gpu0"));
+        for text in [
+            "w",
+            "w=a/b",
+            "w=a/b/6",
+            "w=a/b/x",
+            "=a/b/0",
+            "w=a/b/0/0",
+            "w=a b/c/0",
+        ] {
+            assert!(text.parse::<PeerWindowOption>().is_err(), "{text}");
         }
     }
 }

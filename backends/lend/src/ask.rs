@@ -4,7 +4,7 @@ use crate::options::LenderOptions;
 use anyhow::Context as _;
 use farlane_daemon::options::host_name;
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::link::message::DeviceStatus;
+use farlane_vfio_remote::link::message::{DeviceStatus, PeerName, PeerStatus};
 use farlane_vfio_remote::link::{Connector, TlsIdentity};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -48,6 +48,16 @@ pub fn revoke(options: &LenderOptions, device: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Another device that a device reaches, by which way, and over how many bridges.
+fn peer(status: &PeerStatus) -> String {
+    let PeerName { lender, device } = &status.peer;
+    match status.hops {
+        Some(1) => format!("{lender}/{device} ({}, 1 hop)", status.way),
+        Some(hops) => format!("{lender}/{device} ({}, {hops} hops)", status.way),
+        None => format!("{lender}/{device} ({})", status.way),
+    }
+}
+
 /// One line a device.
 fn table(devices: &[DeviceStatus]) -> String {
     let mut rows = vec![[
@@ -57,6 +67,7 @@ fn table(devices: &[DeviceStatus]) -> String {
         "HELD".to_owned(),
         "MEMORY".to_owned(),
         "HOPS".to_owned(),
+        "PEERS".to_owned(),
         "WHAT IT IS".to_owned(),
     ]];
     for device in devices {
@@ -76,10 +87,14 @@ fn table(devices: &[DeviceStatus]) -> String {
             holder
                 .and_then(|h| h.hops)
                 .map_or_else(none, |hops| hops.to_string()),
+            holder
+                .map(|h| h.peers.iter().map(peer).collect::<Vec<_>>().join(", "))
+                .filter(|peers| !peers.is_empty())
+                .unwrap_or_else(none),
             device.about.clone(),
         ]);
     }
-    let mut widths = [0; 7];
+    let mut widths = [0; 8];
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.len().max(*width);
@@ -123,13 +138,22 @@ mod tests {
             mapping_count: 1,
             mapped_bytes: 1 << 30,
             hops: Some(0),
+            peers: vec![PeerStatus {
+                peer: PeerName {
+                    lender: "rack1".to_owned(),
+                    device: "gpu0".to_owned(),
+                },
+                bytes: 1 << 26,
+                way: "same lender".to_owned(),
+                hops: Some(0),
+            }],
         };
         let text = table(&[device("a", Some(holder)), device("nvme0", None)]);
         assert_eq!(
             text,
-            "DEVICE  HOLDER  LEASE  HELD  MEMORY            HOPS  WHAT IT IS\n\
-             a       rack2   1f     12 s  1024 MiB (shm 0)  0     NVMe controller\n\
-             nvme0   -       -      -     -                 -     NVMe controller\n"
+            "DEVICE  HOLDER  LEASE  HELD  MEMORY            HOPS  PEERS                             WHAT IT IS\n\
+             a       rack2   1f     12 s  1024 MiB (shm 0)  0     rack1/gpu0 (same lender, 0 hops)  NVMe controller\n\
+             nvme0   -       -      -     -                 -     -                                 NVMe controller\n"
         );
     }
 }

@@ -196,6 +196,7 @@ fn a_confined_daemon_lends_and_people_see_it() {
         length: 0x2000,
         writable: true,
         place: Place::Messages,
+        peer: None,
     };
     ask(&mut link, map);
     let vectors = vec![Delivery::Message];

@@ -51,6 +51,7 @@ fn with_fence(frame: &[u8], given: Fence) -> Option<ToLender> {
             | Request::Map { fence, .. }
             | Request::Unmap { fence, .. }
             | Request::Read { fence, .. }
+            | Request::Write { fence, .. }
             | Request::SetInterrupts { fence, .. }
             | Request::MaskIntx { fence, .. }
             | Request::Reset { fence } => fence,

@@ -4,7 +4,7 @@ use anyhow::Result;
 use farlane_pci::{InterruptKind, Region};
 use farlane_vfio_client::Random;
 use farlane_vfio_remote::link::message::{
-    Delivery, Fence, MAX_FRAME_BYTES, Place, Request, ToLender, VERSION,
+    Delivery, Fence, MAX_FRAME_BYTES, PeerKey, PeerName, Place, Request, ToLender, VERSION,
 };
 
 /// Numbers at the edges of what fields can hold.
@@ -155,7 +155,7 @@ impl Messages {
         let kind =
             self.random
                 .pick(&[InterruptKind::Intx, InterruptKind::Msi, InterruptKind::Msix]);
-        let request = match self.random.below(12) {
+        let request = match self.random.below(13) {
             0 => Request::List {
                 first: self.number32(),
             },
@@ -171,6 +171,7 @@ impl Messages {
                 length: self.number(),
                 writable: self.random.below(2) == 0,
                 place: self.place(),
+                peer: self.peer(),
             },
             6 => Request::Unmap {
                 fence,
@@ -194,6 +195,15 @@ impl Messages {
                 masked: self.random.below(2) == 0,
             },
             10 => Request::Reset { fence },
+            11 => {
+                let length = self.random.pick(&[0, 1, 4, 8, 64, 4096]);
+                Request::Write {
+                    fence,
+                    region,
+                    offset,
+                    data: self.random.bytes(length),
+                }
+            }
             _ => {
                 let length = self.random.pick(&[0, 1, 4, 8, 64, 4096]);
                 let data = self.random.bytes(length);
@@ -221,14 +231,31 @@ impl Messages {
     }
 
     fn place(&mut self) -> Place {
-        if self.random.below(2) == 0 {
-            return Place::Messages;
+        match self.random.below(4) {
+            0 | 1 => return Place::Messages,
+            2 => {
+                let key = self.random.bytes(16);
+                return Place::Device {
+                    device: self.device(),
+                    region: self.random.pick(&Region::ALL),
+                    offset: self.number(),
+                    key: PeerKey(key.try_into().unwrap_or_default()),
+                };
+            }
+            _ => {}
         }
         Place::Window {
             bridge: self.random.pick(&[0, 1, u16::MAX]),
             window: self.number32(),
             offset: self.number(),
         }
+    }
+
+    fn peer(&mut self) -> Option<PeerName> {
+        (self.random.below(3) == 0).then(|| PeerName {
+            lender: self.device(),
+            device: self.device(),
+        })
     }
 
     fn vectors(&mut self) -> Vec<Delivery> {

@@ -1,25 +1,26 @@
 //! A lent function as a device of a VM.
 
+use super::bars::Bars;
 use super::layout::Layout;
+use super::peers::Peers;
+use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
-use super::signals::{Signals, count_of, kind_of};
+use super::signals::{Signals, kind_of};
 use crate::link::Connector;
-use crate::link::message::{Delivery, Fence, MAX_VECTORS, Refusal, Request};
+use crate::link::message::{Fence, Refusal, Request};
 use farlane_ntb::Ntb;
-use farlane_pci::{ConfigSpace, Effects, InterruptKind, Interrupts, Region, SharedArea};
+use farlane_pci::{ConfigSpace, Interrupts, Region, SharedArea};
 use farlane_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, Errno, IrqAction, IrqInfo, IrqRequest, MapArea, RegionInfo,
 };
 use farlane_zero_copy::chain;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How often a device that somebody else holds is asked for anew, at most.
-const RETRY: Duration = Duration::from_millis(200);
-/// VFIO's interrupt index of a request for the device (`VFIO_PCI_REQ_IRQ_INDEX`).
-const REQUEST_IRQ: u32 = 4;
+pub(super) const RETRY: Duration = Duration::from_millis(200);
 
 /// What a borrower needs.
 pub struct BorrowerConfig {
@@ -33,6 +34,10 @@ pub struct BorrowerConfig {
     pub bridges: Vec<(String, Arc<dyn Ntb>)>,
     /// How the VM sees the interrupts of a function that has MSI-X.
     pub interrupts: InterruptView,
+    /// The VM's devices, where this one reaches others or they it.
+    pub peers: Option<Arc<Peers>>,
+    /// Windows of the lender that show devices of other lenders.
+    pub peer_windows: Vec<PeerWindow>,
 }
 
 /// How a VM sees the interrupts of a function that has MSI-X.
@@ -60,22 +65,22 @@ pub struct BorrowCounters {
 }
 
 /// Where the device is.
-enum Presence {
+pub(super) enum Presence {
     /// No link.
     Away,
     /// There is a link; the device has not been asked for.
-    Attached(Session),
+    Attached(Arc<Session>),
     /// It is somebody else's; asked last then.
-    Refused(Session, Instant),
+    Refused(Arc<Session>, Instant),
     /// It is ours.
-    Held(Session, Fence),
+    Held(Arc<Session>, Fence),
     /// It was ours. The VM sees a device that does not answer.
     Lost,
 }
 
 impl Presence {
     /// The device in use.
-    fn held(&self) -> Option<(&Session, Fence)> {
+    pub fn held(&self) -> Option<(&Arc<Session>, Fence)> {
         match self {
             Self::Held(session, fence) if !session.is_lost() => Some((session, *fence)),
             _ => None,
@@ -89,25 +94,39 @@ impl Presence {
 /// resets or first touches it (device-lending-2019, section 5). It is given back when the monitor
 /// disconnects. Memory is shown to the device only while its bus master bit is set.
 pub struct Borrowed {
-    config: BorrowerConfig,
+    pub(super) config: BorrowerConfig,
     counters: Arc<BorrowCounters>,
-    client: Option<Client>,
-    presence: Presence,
-    space: Option<ConfigSpace>,
+    pub(super) client: Option<Client>,
+    pub(super) presence: Presence,
+    pub(super) space: Option<ConfigSpace>,
     /// The function as the VM sees it.
-    interrupts: Interrupts,
+    pub(super) interrupts: Interrupts,
     /// MSI vectors of the VM are MSI-X vectors of the function.
-    translated: bool,
-    areas: Vec<SharedArea>,
-    layout: Layout,
-    signals: Arc<Signals>,
+    pub(super) translated: bool,
+    pub(super) areas: Vec<SharedArea>,
+    /// Shared with a thread that follows the VM's other devices.
+    layout: Arc<Mutex<Layout>>,
+    /// What others are told of this device.
+    pub(super) bars: Option<Arc<Bars>>,
+    pub(super) signals: Arc<Signals>,
 }
 
 impl Borrowed {
     /// A device that nobody has connected to.
-    #[must_use]
-    pub fn new(config: BorrowerConfig, counters: Arc<BorrowCounters>) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn new(config: BorrowerConfig, counters: Arc<BorrowCounters>) -> io::Result<Self> {
+        let layout = Layout::new(&config.device, config.peer_windows.clone());
+        let layout = Arc::new(Mutex::new(layout));
+        let bars = match &config.peers {
+            Some(peers) => {
+                let number = peers.join(Arc::clone(&layout))?;
+                Some(Bars::new(&config.device, Arc::clone(peers), number))
+            }
+            None => None,
+        };
+        Ok(Self {
             config,
             counters,
             client: None,
@@ -116,26 +135,45 @@ impl Borrowed {
             interrupts: Interrupts::default(),
             translated: false,
             areas: Vec::new(),
-            layout: Layout::new(),
+            layout,
+            bars,
             signals: Arc::default(),
+        })
+    }
+
+    pub(super) fn layout(&self) -> MutexGuard<'_, Layout> {
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What tells in every moment by which paths the device reaches others: (path, stretches of
+    /// memory).
+    pub fn paths(&self) -> impl Fn() -> Vec<(PeerPath, u64)> + Send + Sync + 'static {
+        let layout = Arc::clone(&self.layout);
+        move || {
+            let layout = layout.lock().unwrap_or_else(PoisonError::into_inner);
+            layout.paths().into_iter().collect()
         }
     }
 
     /// Makes a link.
     fn attach(&mut self) -> Result<(), SessionError> {
+        let bars = self.bars.clone();
+        let memory = self.layout().messages();
         let mut session = Session::open(
             &self.config.connector,
-            &self.config.name,
-            &self.config.device,
+            (&self.config.name, &self.config.device),
             &self.signals,
-            self.layout.messages(),
+            memory,
+            Box::new(move || {
+                if let Some(bars) = &bars {
+                    bars.end();
+                }
+            }),
         )?;
         let mut descriptors = std::mem::take(&mut session.descriptors);
-        self.layout.set_bridges(
-            &session.attached.bridges,
-            &self.config.bridges,
-            &mut descriptors,
-        )?;
+        let bridges = &session.attached.bridges;
+        self.layout()
+            .set_bridges(bridges, &self.config.bridges, &mut descriptors)?;
         if descriptors.len() < session.attached.areas.len() {
             return Err(SessionError::Nonsense);
         }
@@ -158,16 +196,16 @@ impl Borrowed {
         let seen = seen.as_ref().unwrap_or(own);
         self.interrupts = seen.interrupts;
         self.space = Some(ConfigSpace::new(seen));
-        self.presence = Presence::Attached(session);
+        self.presence = Presence::Attached(Arc::new(session));
         Ok(())
     }
 
     /// The device in use.
-    fn held(&self) -> Option<(&Session, Fence)> {
+    pub(super) fn held(&self) -> Option<(&Arc<Session>, Fence)> {
         self.presence.held()
     }
 
-    fn session(&self) -> Option<&Session> {
+    pub(super) fn session(&self) -> Option<&Arc<Session>> {
         match &self.presence {
             Presence::Attached(session)
             | Presence::Refused(session, _)
@@ -177,11 +215,11 @@ impl Borrowed {
     }
 
     /// Notices that the lender, or the device, is gone.
-    fn notice_loss(&mut self) {
-        if self.session().is_some_and(Session::is_lost) {
+    pub(super) fn notice_loss(&mut self) {
+        if self.session().is_some_and(|session| session.is_lost()) {
             let was_held = matches!(self.presence, Presence::Held(..));
+            self.layout().lose_user();
             self.presence = Presence::Lost;
-            self.layout.hide_all(None);
             if was_held {
                 self.counters.lost.fetch_add(1, Ordering::Relaxed);
                 self.counters.held.store(0, Ordering::Relaxed);
@@ -191,7 +229,7 @@ impl Borrowed {
 
     /// Does something with the device in use; what the lender does not do is logged, and the
     /// guest sees a device that does not react.
-    fn with_device(
+    pub(super) fn with_device(
         &mut self,
         what: &str,
         act: impl FnOnce(&Session, Fence) -> Result<(), SessionError>,
@@ -205,7 +243,7 @@ impl Borrowed {
     }
 
     /// Takes the device if the guest has not been without it for a moment already.
-    fn take_at_first_access(&mut self) {
+    pub(super) fn take_at_first_access(&mut self) {
         match &self.presence {
             Presence::Held(..) => self.notice_loss(),
             Presence::Refused(_, when) if when.elapsed() < RETRY => {}
@@ -214,9 +252,9 @@ impl Borrowed {
     }
 
     /// Takes the device if it is not ours yet.
-    fn take(&mut self) {
+    pub(super) fn take(&mut self) {
         self.notice_loss();
-        let mut session = match std::mem::replace(&mut self.presence, Presence::Lost) {
+        let session = match std::mem::replace(&mut self.presence, Presence::Lost) {
             Presence::Attached(session) => session,
             Presence::Refused(session, _) => session,
             other => {
@@ -225,8 +263,11 @@ impl Borrowed {
             }
         };
         match session.take() {
-            Ok(fence) => {
+            Ok((fence, key)) => {
                 log::info!("{}: taken, lease {fence}", self.config.device);
+                if let Some(bars) = &self.bars {
+                    bars.begin(&session, fence, key);
+                }
                 self.counters.leases.fetch_add(1, Ordering::Relaxed);
                 self.counters.held.store(1, Ordering::Relaxed);
                 self.presence = Presence::Held(session, fence);
@@ -237,6 +278,7 @@ impl Borrowed {
                     }
                 }
                 self.follow_bus_master();
+                self.follow_bars();
             }
             Err(e) => {
                 log::warn!("{}: cannot be taken: {}", self.config.device, chain(&e));
@@ -247,116 +289,8 @@ impl Borrowed {
         }
     }
 
-    /// Shows memory to the device if it is a bus master, else takes it away.
-    fn follow_bus_master(&mut self) {
-        let Presence::Held(session, fence) = &self.presence else {
-            return;
-        };
-        let is_master = self.space.as_ref().is_some_and(ConfigSpace::is_bus_master);
-        match (&self.client, is_master) {
-            (Some(client), true) => {
-                if let Err(e) = self.layout.show_all(session, *fence, client) {
-                    log::warn!(
-                        "{}: memory cannot be shown: {}",
-                        self.config.device,
-                        chain(&e)
-                    );
-                }
-            }
-            _ => self.layout.hide_all(Some((session, *fence))),
-        }
-        self.notice_loss();
-    }
-
-    /// What the function's interrupts are that the VM sees as of this kind.
-    fn kind_at_lender(&self, kind: InterruptKind) -> InterruptKind {
-        match kind {
-            InterruptKind::Msi if self.translated => InterruptKind::Msix,
-            other => other,
-        }
-    }
-
-    /// Tells the lender where all vectors of a kind go.
-    fn send_vectors(&mut self, kind: InterruptKind) {
-        let bound = self.signals.bound_vectors(kind);
-        let theirs = self.kind_at_lender(kind);
-        self.with_device("set interrupts", |session, fence| {
-            bound.iter().try_for_each(|(vector, eventfd)| {
-                send_vector(session, fence, theirs, *vector, Some(eventfd))
-            })
-        });
-    }
-
-    fn config_read(&mut self, offset: u64, data: &mut [u8]) {
-        self.notice_loss();
-        if matches!(&self.presence, Presence::Refused(_, when) if when.elapsed() >= RETRY) {
-            self.take();
-        }
-        let answers = matches!(self.presence, Presence::Attached(_) | Presence::Held(..));
-        let Some(space) = self.space.as_ref().filter(|_| answers) else {
-            data.fill(0xff);
-            return;
-        };
-        space.read(offset, data);
-        let foreign = space.foreign(offset, data.len());
-        if self.held().is_none() {
-            return;
-        }
-        for (at, length) in foreign {
-            let skip = usize::try_from(at - offset).unwrap_or(usize::MAX);
-            if let Some(part) = data.get_mut(skip..skip.saturating_add(length)) {
-                self.device_read(Region::Config, at, part);
-            }
-        }
-    }
-
-    fn config_write(&mut self, offset: u64, data: &[u8]) {
-        self.notice_loss();
-        let Some(space) = self.space.as_mut() else {
-            return;
-        };
-        let Effects {
-            bus_master,
-            intx_disable,
-            reset,
-            forward,
-        } = space.write(offset, data);
-        if bus_master == Some(true) || space.has_memory_space() {
-            self.take_at_first_access();
-        }
-        if bus_master.is_some() {
-            self.follow_bus_master();
-        }
-        if let Some(masked) = intx_disable
-            && self.has_intx()
-        {
-            self.with_device("mask INTx", |session, fence| {
-                session.ask(Request::MaskIntx { fence, masked }, &[])
-            });
-        }
-        for (at, bytes) in forward {
-            self.with_device("write configuration space", |session, fence| {
-                session.post(fence, Region::Config, at, &bytes)
-            });
-        }
-        if reset {
-            self.with_device("reset", |session, fence| {
-                session.ask(Request::Reset { fence }, &[])
-            });
-        }
-    }
-
-    fn has_intx(&self) -> bool {
-        self.interrupts.intx > 0
-    }
-
-    /// Whether the monitor may be asked to unplug the device.
-    fn can_be_unplugged(&self) -> bool {
-        self.interrupts.msix == 0
-    }
-
     /// Reads from the device in use; without one, or when it fails, what a missing device reads as.
-    fn device_read(&mut self, region: Region, offset: u64, data: &mut [u8]) {
+    pub(super) fn device_read(&mut self, region: Region, offset: u64, data: &mut [u8]) {
         let result = match self.held() {
             Some((session, fence)) => session.read(fence, region, offset, data),
             None => Err(SessionError::Lost),
@@ -372,105 +306,6 @@ impl Borrowed {
     fn region_of(index: u32) -> Result<Region, Errno> {
         Region::from_index(index).ok_or(Errno::INVAL)
     }
-
-    fn bind(
-        &mut self,
-        index: u32,
-        start: u32,
-        eventfds: Vec<Option<OwnedFd>>,
-    ) -> Result<(), Errno> {
-        if index == REQUEST_IRQ {
-            let eventfd = eventfds.into_iter().next().flatten();
-            self.signals.bind_request(eventfd);
-            return Ok(());
-        }
-        let kind = kind_of(index).ok_or(Errno::INVAL)?;
-        let theirs = self.kind_at_lender(kind);
-        let mut vector = u16::try_from(start).map_err(|_| Errno::INVAL)?;
-        for eventfd in eventfds {
-            let eventfd = eventfd.map(Arc::new);
-            self.signals.bind(kind, vector, eventfd.clone());
-            self.with_device("set an interrupt", |session, fence| {
-                send_vector(session, fence, theirs, vector, eventfd.as_ref())
-            });
-            vector = vector.checked_add(1).ok_or(Errno::INVAL)?;
-        }
-        Ok(())
-    }
-
-    fn disable(&mut self, index: u32) -> Result<(), Errno> {
-        if index == REQUEST_IRQ {
-            self.signals.bind_request(None);
-            return Ok(());
-        }
-        let kind = kind_of(index).ok_or(Errno::INVAL)?;
-        let theirs = self.kind_at_lender(kind);
-        for (vector, _) in self.signals.bound_vectors(kind) {
-            self.signals.bind(kind, vector, None);
-            self.with_device("unset an interrupt", |session, fence| {
-                send_vector(session, fence, theirs, vector, None)
-            });
-        }
-        Ok(())
-    }
-
-    fn perform(
-        &mut self,
-        index: u32,
-        start: u32,
-        action: IrqAction,
-        selected: &[bool],
-    ) -> Result<(), Errno> {
-        if index == REQUEST_IRQ {
-            if action == IrqAction::Trigger && selected.contains(&true) {
-                self.signals.want_back();
-                return Ok(());
-            }
-            return Err(Errno::OPNOTSUPP);
-        }
-        let kind = kind_of(index).ok_or(Errno::INVAL)?;
-        for (number, _) in (start..).zip(selected).filter(|&(_, &selected)| selected) {
-            let vector = u16::try_from(number).map_err(|_| Errno::INVAL)?;
-            match (action, kind) {
-                (IrqAction::Trigger, _) => self.signals.raise(kind, vector),
-                (IrqAction::Mask | IrqAction::Unmask, InterruptKind::Intx) => {
-                    let masked = action == IrqAction::Mask;
-                    self.with_device("mask INTx", |session, fence| {
-                        session.ask(Request::MaskIntx { fence, masked }, &[])
-                    });
-                }
-                _ => return Err(Errno::OPNOTSUPP),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Tells the lender where a vector goes.
-fn send_vector(
-    session: &Session,
-    fence: Fence,
-    kind: InterruptKind,
-    vector: u16,
-    eventfd: Option<&Arc<OwnedFd>>,
-) -> Result<(), SessionError> {
-    const { assert!(MAX_VECTORS >= 1) };
-    let fds: Vec<BorrowedFd<'_>> = match eventfd {
-        Some(fd) if session.carries_descriptors() => vec![fd.as_fd()],
-        _ => Vec::new(),
-    };
-    let delivery = match (eventfd, fds.is_empty()) {
-        (None, _) => Delivery::Off,
-        (Some(_), true) => Delivery::Message,
-        (Some(_), false) => Delivery::Eventfd,
-    };
-    let request = Request::SetInterrupts {
-        fence,
-        kind,
-        first: vector,
-        vectors: vec![delivery],
-    };
-    session.ask(request, &fds)
 }
 
 impl Device for Borrowed {
@@ -490,8 +325,11 @@ impl Device for Borrowed {
 
     fn disconnected(&mut self) {
         self.notice_loss();
-        self.layout.hide_all(self.presence.held());
-        if let Presence::Held(mut session, fence) =
+        if let Some(bars) = &self.bars {
+            bars.end();
+        }
+        self.layout().clear();
+        if let Presence::Held(session, fence) =
             std::mem::replace(&mut self.presence, Presence::Away)
         {
             match session.give_back(fence) {
@@ -504,7 +342,6 @@ impl Device for Borrowed {
         self.client = None;
         self.space = None;
         self.areas.clear();
-        self.layout = Layout::new();
         self.signals.clear();
     }
 
@@ -548,28 +385,7 @@ impl Device for Borrowed {
     }
 
     fn irq(&self, index: u32) -> Option<IrqInfo> {
-        if index == REQUEST_IRQ && self.can_be_unplugged() {
-            return Some(IrqInfo {
-                count: 1,
-                eventfd: true,
-                noresize: true,
-                ..IrqInfo::default()
-            });
-        }
-        if index >= DeviceInfo::PCI.irqs {
-            return None;
-        }
-        let Some(kind) = kind_of(index) else {
-            return Some(IrqInfo::default());
-        };
-        let is_intx = kind == InterruptKind::Intx;
-        Some(IrqInfo {
-            count: u32::from(count_of(self.interrupts, kind)),
-            eventfd: true,
-            maskable: is_intx,
-            automasked: is_intx,
-            noresize: kind == InterruptKind::Msi,
-        })
+        self.interrupt_info(index)
     }
 
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno> {
@@ -618,22 +434,17 @@ impl Device for Borrowed {
     }
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
-        let address = map.address;
-        self.layout.add(map);
-        let is_master = self.space.as_ref().is_some_and(ConfigSpace::is_bus_master);
-        if is_master
-            && let Presence::Held(session, fence) = &self.presence
-            && let Some(client) = &self.client
-            && let Err(e) = self.layout.show(address, session, *fence, client)
-        {
-            log::warn!("Memory at {address:#x} cannot be shown: {}", chain(&e));
+        let is_ram = map.file.is_some();
+        self.layout().add(map);
+        if is_ram {
+            self.follow_bars();
         }
         self.notice_loss();
         Ok(())
     }
 
     fn dma_unmap(&mut self, address: u64, _size: u64) -> Result<(), Errno> {
-        self.layout.remove(address, self.presence.held());
+        self.layout().remove(address);
         self.notice_loss();
         Ok(())
     }
@@ -643,6 +454,7 @@ impl Device for Borrowed {
         if let Some(space) = &mut self.space {
             space.reset();
         }
+        self.follow_bars();
         match &self.presence {
             Presence::Held(..) => {
                 self.follow_bus_master();

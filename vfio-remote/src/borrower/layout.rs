@@ -1,8 +1,10 @@
 //! Memory of the VM, and how the lender's device reaches it.
 
+use super::peers::Target;
+use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
 use crate::bridge;
-use crate::link::message::{Bridge, Fence, Place, Request};
+use crate::link::message::{Bridge, Fence, PeerName, Place, Request};
 use farlane_ntb::{Ntb, NtbError, WindowSlice, WindowSpace};
 use farlane_pci::{DmaMapping, DmaSpace, DmaTarget, RemoteMemory};
 use farlane_vfio_user::{Client, DmaMap};
@@ -26,47 +28,128 @@ impl RemoteMemory for ClientMemory {
     }
 }
 
-/// How the device reaches a range.
-enum Placed {
-    /// Through a window of one of the bridges.
+/// Who reaches the memory: the device while it is held and a bus master.
+#[derive(Clone)]
+pub(crate) struct User {
+    pub session: Arc<Session>,
+    pub fence: Fence,
+    pub client: Client,
+}
+
+/// What lies behind a stretch of guest-physical addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Backing {
+    /// A file of the monitor.
+    Ram,
+    /// Another device, by the number of its publication.
+    Peer(u64),
+    /// Something that only the monitor knows.
+    Monitor,
+}
+
+/// A stretch of addresses that the device is to reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stretch {
+    pub address: u64,
+    pub length: u64,
+    pub writable: bool,
+    pub backing: Backing,
+}
+
+/// How the device reaches a stretch.
+#[derive(Debug)]
+pub(super) enum Placed {
+    /// Through a window of one of the bridges, which this end has set up.
     Window { way: usize, slice: WindowSlice },
     /// By messages.
     Messages,
+    /// The lender knows how.
+    There,
+    /// Not at all.
+    Nowhere,
 }
 
+struct Piece {
+    stretch: Stretch,
+    placed: Placed,
+    path: Option<PeerPath>,
+}
+
+/// Memory as the monitor shows it.
 struct Range {
     size: u64,
     writable: bool,
     file: Option<(Arc<OwnedFd>, u64)>,
-    placed: Option<Placed>,
 }
 
 /// A bridge to the lender; none where only the lender knows it.
-struct Way {
-    name: String,
-    windows: Option<WindowSpace>,
+pub(super) struct Way {
+    pub name: String,
+    pub windows: Option<WindowSpace>,
 }
 
-/// All memory of the VM.
+/// All memory of the VM: its own, and that of its other devices.
 pub(crate) struct Layout {
+    /// Name of the device, for people.
+    pub(super) name: String,
     ranges: BTreeMap<u64, Range>,
-    ways: Vec<Way>,
+    /// Memory of the VM's other devices, by number.
+    pub(super) targets: BTreeMap<u64, Arc<Target>>,
+    pieces: BTreeMap<u64, Piece>,
+    pub(super) ways: Vec<Way>,
+    pub(super) peer_windows: Vec<PeerWindow>,
     /// What is reached by messages now.
     messages: Arc<DmaSpace>,
+    user: Option<User>,
+}
+
+/// Asks the lender to map a stretch; the inner result is its refusal.
+pub(super) fn ask(
+    user: &User,
+    stretch: &Stretch,
+    place: Place,
+    peer: Option<&PeerName>,
+) -> Result<Result<(), String>, SessionError> {
+    let request = Request::Map {
+        fence: user.fence,
+        address: stretch.address,
+        length: stretch.length,
+        writable: stretch.writable,
+        place,
+        peer: peer.cloned(),
+    };
+    match user.session.ask(request, &[]) {
+        Ok(()) => Ok(Ok(())),
+        Err(SessionError::Refused(refusal)) => Ok(Err(refusal.to_string())),
+        Err(e) => Err(e),
+    }
 }
 
 impl Layout {
-    pub fn new() -> Self {
+    pub fn new(name: &str, peer_windows: Vec<PeerWindow>) -> Self {
         Self {
+            name: name.to_owned(),
             ranges: BTreeMap::new(),
+            targets: BTreeMap::new(),
+            pieces: BTreeMap::new(),
             ways: Vec::new(),
+            peer_windows,
             messages: DmaSpace::new(),
+            user: None,
         }
     }
 
     /// What the lender may reach by messages.
     pub fn messages(&self) -> Arc<DmaSpace> {
         Arc::clone(&self.messages)
+    }
+
+    /// The monitor is gone, and with it all of the VM's own memory. Nobody uses it.
+    pub fn clear(&mut self) {
+        self.set_user(None);
+        self.ranges.clear();
+        self.ways.clear();
+        self.messages = DmaSpace::new();
     }
 
     /// Takes the bridges of a new link. `descriptors` begin with theirs, which are taken off.
@@ -115,152 +198,313 @@ impl Layout {
             size: map.size,
             writable: map.writable,
             file: map.file.map(|(file, offset)| (Arc::new(file), offset)),
-            placed: None,
         };
         self.ranges.insert(map.address, range);
+        self.settle();
     }
 
     /// The VM has no memory there any more. The device does not reach it when this returns.
-    pub fn remove(&mut self, address: u64, user: Option<(&Session, Fence)>) {
-        self.hide(address, user);
+    pub fn remove(&mut self, address: u64) {
         self.ranges.remove(&address);
+        self.settle();
     }
 
-    /// Has the device reach all memory.
-    pub fn show_all(
-        &mut self,
-        session: &Session,
-        fence: Fence,
-        client: &Client,
-    ) -> Result<(), SessionError> {
-        let addresses: Vec<u64> = self.ranges.keys().copied().collect();
-        addresses
-            .into_iter()
-            .try_for_each(|address| self.show(address, session, fence, client))
+    /// Another device of the VM has memory there.
+    pub fn add_target(&mut self, id: u64, target: Arc<Target>) {
+        self.targets.insert(id, target);
+        self.settle();
     }
 
-    /// Has the device reach one range: through a window where there is one for it, else by
-    /// messages. A range that it cannot reach at all is said to the log, not to the VM: a VM has
-    /// ranges, such as its firmware, that no device needs.
-    pub fn show(
-        &mut self,
-        address: u64,
-        session: &Session,
-        fence: Fence,
-        client: &Client,
-    ) -> Result<(), SessionError> {
-        let Some(range) = self.ranges.get_mut(&address).filter(|r| r.placed.is_none()) else {
-            return Ok(());
-        };
-        let ask = |place| {
-            let request = Request::Map {
-                fence,
-                address,
-                length: range.size,
-                writable: range.writable,
-                place,
-            };
-            match session.ask(request, &[]) {
-                Err(SessionError::Refused(refusal)) => Ok(Err(refusal)),
-                other => other.map(Ok),
+    /// It has it no more. This device does not reach it when this returns.
+    pub fn remove_target(&mut self, id: u64) {
+        self.targets.remove(&id);
+        self.settle();
+    }
+
+    /// Has the device reach all memory; or none, of which the lender is told.
+    pub fn set_user(&mut self, user: Option<User>) {
+        if user.is_none() {
+            let addresses: Vec<u64> = self.pieces.keys().copied().collect();
+            for address in addresses {
+                self.hide(address);
             }
-        };
-        let mut reasons = Vec::new();
-        if let Some((file, offset)) = &range.file {
-            for (way, Way { name, windows }) in self.ways.iter().enumerate() {
-                let Some(windows) = windows else {
+        }
+        self.user = user;
+        self.settle();
+    }
+
+    /// The device is gone: it reaches nothing, and there is nobody to be told.
+    pub fn lose_user(&mut self) {
+        self.user = None;
+        self.set_user(None);
+    }
+
+    /// Whether the VM has memory of its own at one of `length` bytes at `address`.
+    pub fn has_ram(&self, address: u64, length: u64) -> bool {
+        let before = self.ranges.range(..address.saturating_add(length));
+        before
+            .filter(|(_, range)| range.file.is_some())
+            .any(|(&start, range)| start.saturating_add(range.size) > address)
+    }
+
+    /// By how many stretches of each path other devices are reached.
+    pub fn paths(&self) -> BTreeMap<PeerPath, u64> {
+        let mut paths = BTreeMap::new();
+        for path in self.pieces.values().filter_map(|piece| piece.path) {
+            *paths.entry(path).or_default() += 1;
+        }
+        paths
+    }
+
+    /// What the device is to reach: the VM's own memory, other devices where that is not, and where
+    /// nothing is known of neither, what the monitor has.
+    fn wanted(&self) -> BTreeMap<u64, Stretch> {
+        let mut wanted = BTreeMap::new();
+        let mut devices: BTreeMap<u64, u64> = BTreeMap::new();
+        for (&id, target) in &self.targets {
+            let publication = &target.publication;
+            let (address, length) = (publication.address, publication.length);
+            let before = devices.range(..address + length).next_back();
+            let is_taken = before.is_some_and(|(&start, &bytes)| start + bytes > address);
+            if is_taken || self.has_ram(address, length) {
+                continue;
+            }
+            devices.insert(address, length);
+            let stretch = Stretch {
+                address,
+                length,
+                writable: publication.writable,
+                backing: Backing::Peer(id),
+            };
+            wanted.insert(address, stretch);
+        }
+        for (&address, range) in &self.ranges {
+            let stretch = |address, length, backing| Stretch {
+                address,
+                length,
+                writable: range.writable,
+                backing,
+            };
+            if range.file.is_some() {
+                wanted.insert(address, stretch(address, range.size, Backing::Ram));
+                continue;
+            }
+            let end = address + range.size;
+            let mut at = address;
+            for (&start, &bytes) in devices.range(..end) {
+                if start + bytes <= at {
                     continue;
-                };
-                let slice =
-                    match windows.allocate(file.as_fd(), *offset, range.size, range.writable) {
-                        Ok(slice) => slice,
-                        Err(e) => {
-                            reasons.push(format!("{name}: {}", chain(&e)));
-                            continue;
-                        }
+                }
+                if start > at {
+                    wanted.insert(at, stretch(at, start - at, Backing::Monitor));
+                }
+                at = start + bytes;
+            }
+            if at < end {
+                wanted.insert(at, stretch(at, end - at, Backing::Monitor));
+            }
+        }
+        wanted
+    }
+
+    /// Has the device reach what it is to reach, and nothing else.
+    fn settle(&mut self) {
+        let wanted = self.wanted();
+        let stale = self.pieces.iter().filter(|(address, piece)| {
+            wanted
+                .get(address)
+                .is_none_or(|stretch| *stretch != piece.stretch)
+        });
+        let stale: Vec<u64> = stale.map(|(&address, _)| address).collect();
+        for address in stale {
+            self.hide(address);
+        }
+        let Some(user) = self.user.clone() else {
+            return;
+        };
+        for (address, stretch) in wanted {
+            if self.pieces.contains_key(&address) {
+                continue;
+            }
+            match self.show(&stretch, &user) {
+                Ok((placed, path)) => {
+                    let piece = Piece {
+                        stretch,
+                        placed,
+                        path,
                     };
-                let place = Place::Window {
-                    bridge: u16::try_from(way).unwrap_or(u16::MAX),
-                    window: slice.window,
-                    offset: slice.offset,
-                };
-                match ask(place) {
-                    Ok(Ok(())) => {
-                        range.placed = Some(Placed::Window { way, slice });
-                        return Ok(());
-                    }
-                    Ok(Err(refusal)) => {
-                        reasons.push(format!("{name}: {refusal}"));
-                        free(windows, slice);
-                    }
-                    Err(e) => {
-                        free(windows, slice);
-                        return Err(e);
-                    }
+                    self.pieces.insert(address, piece);
+                }
+                Err(e) => {
+                    log::warn!("{}: memory cannot be shown: {}", self.name, chain(&e));
+                    return;
                 }
             }
         }
-        let target = match &range.file {
-            Some((file, offset)) => DmaTarget::File {
-                file: Arc::clone(file),
-                offset: *offset,
+    }
+
+    /// Has the device reach one stretch: through a window where there is one for it, else by
+    /// messages. A stretch that it cannot reach at all is said to the log, not to the VM: a VM has
+    /// ranges, such as its firmware, that no device needs.
+    fn show(
+        &self,
+        stretch: &Stretch,
+        user: &User,
+    ) -> Result<(Placed, Option<PeerPath>), SessionError> {
+        let mut reasons = Vec::new();
+        let placed = match stretch.backing {
+            Backing::Peer(id) => match self.targets.get(&id) {
+                Some(target) => {
+                    let found = self.resolve(stretch, target, user, &mut reasons)?;
+                    found.map(|(placed, path)| (placed, Some(path)))
+                }
+                None => None,
             },
-            None => DmaTarget::Remote(Arc::new(ClientMemory(client.clone()))),
+            Backing::Ram => {
+                let found = self.show_ram(stretch, user, &mut reasons)?;
+                found.map(|placed| (placed, None))
+            }
+            Backing::Monitor => {
+                let target = self.monitor(user);
+                let found = self.by_messages(stretch, target, None, user, &mut reasons)?;
+                found.map(|placed| (placed, None))
+            }
         };
+        Ok(placed.unwrap_or_else(|| {
+            log::warn!(
+                "{} does not reach {:#x} bytes at {:#x}: {}",
+                self.name,
+                stretch.length,
+                stretch.address,
+                reasons.join("; ")
+            );
+            (Placed::Nowhere, None)
+        }))
+    }
+
+    fn show_ram(
+        &self,
+        stretch: &Stretch,
+        user: &User,
+        reasons: &mut Vec<String>,
+    ) -> Result<Option<Placed>, SessionError> {
+        let range = self.ranges.get(&stretch.address);
+        let Some((file, offset)) = range.and_then(|range| range.file.as_ref()) else {
+            return Ok(None);
+        };
+        let found = self.by_window(stretch, (file, *offset), None, user, reasons)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        let target = DmaTarget::File {
+            file: Arc::clone(file),
+            offset: *offset,
+        };
+        let why = reasons.join("; ");
+        let found = self.by_messages(stretch, target, None, user, reasons)?;
+        if found.is_some() {
+            log::warn!(
+                "{:#x} bytes at {:#x} are reached by messages, which is slow: {why}",
+                stretch.length,
+                stretch.address,
+            );
+        }
+        Ok(found)
+    }
+
+    /// Whatever the monitor has there.
+    pub(super) fn monitor(&self, user: &User) -> DmaTarget {
+        DmaTarget::Remote(Arc::new(ClientMemory(user.client.clone())))
+    }
+
+    /// Through a window of a bridge that can show the file.
+    pub(super) fn by_window(
+        &self,
+        stretch: &Stretch,
+        (file, offset): (&Arc<OwnedFd>, u64),
+        peer: Option<&PeerName>,
+        user: &User,
+        reasons: &mut Vec<String>,
+    ) -> Result<Option<Placed>, SessionError> {
+        for (way, Way { name, windows }) in self.ways.iter().enumerate() {
+            let Some(windows) = windows else {
+                continue;
+            };
+            let slice = windows.allocate(file.as_fd(), offset, stretch.length, stretch.writable);
+            let slice = match slice {
+                Ok(slice) => slice,
+                Err(e) => {
+                    reasons.push(format!("{name}: {}", chain(&e)));
+                    continue;
+                }
+            };
+            let place = Place::Window {
+                bridge: u16::try_from(way).unwrap_or(u16::MAX),
+                window: slice.window,
+                offset: slice.offset,
+            };
+            match ask(user, stretch, place, peer) {
+                Ok(Ok(())) => return Ok(Some(Placed::Window { way, slice })),
+                Ok(Err(refusal)) => {
+                    reasons.push(format!("{name}: {refusal}"));
+                    free(windows, slice);
+                }
+                Err(e) => {
+                    free(windows, slice);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// By messages over the link, which this end answers with `target`.
+    pub(super) fn by_messages(
+        &self,
+        stretch: &Stretch,
+        target: DmaTarget,
+        peer: Option<&PeerName>,
+        user: &User,
+        reasons: &mut Vec<String>,
+    ) -> Result<Option<Placed>, SessionError> {
         let mapping = DmaMapping {
-            address,
-            length: range.size,
-            writable: range.writable,
+            address: stretch.address,
+            length: stretch.length,
+            writable: stretch.writable,
             target,
         };
         if let Err(e) = self.messages.map(&mapping) {
             reasons.push(format!("messages: {}", chain(&e)));
-        } else {
-            match ask(Place::Messages) {
-                Ok(Ok(())) => {
-                    if range.file.is_some() {
-                        log::warn!(
-                            "{:#x} bytes at {address:#x} are reached by messages, which is slow: {}",
-                            range.size,
-                            reasons.join("; ")
-                        );
-                    }
-                    range.placed = Some(Placed::Messages);
-                    return Ok(());
-                }
-                refused_or_lost => {
-                    let _ = self.messages.unmap(address, range.size);
-                    reasons.push(format!(
-                        "messages: {}",
-                        refused_or_lost?.map_or_else(|r| r.to_string(), |()| String::new())
-                    ));
-                }
-            }
+            return Ok(None);
         }
-        log::warn!(
-            "The device does not reach {:#x} bytes at {address:#x}: {}",
-            range.size,
-            reasons.join("; ")
-        );
-        Ok(())
+        let asked = ask(user, stretch, Place::Messages, peer);
+        if let Ok(Ok(())) = asked {
+            return Ok(Some(Placed::Messages));
+        }
+        let _ = self.messages.unmap(stretch.address, stretch.length);
+        if let Err(refusal) = asked? {
+            reasons.push(format!("messages: {refusal}"));
+        }
+        Ok(None)
     }
 
-    /// Has the device reach one range no more. Without a `user` of the device it does not reach
-    /// anything, and there is nobody to be asked.
-    fn hide(&mut self, address: u64, user: Option<(&Session, Fence)>) {
-        let Some(range) = self.ranges.get_mut(&address) else {
+    /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked.
+    fn hide(&mut self, address: u64) {
+        let Some(Piece {
+            stretch, placed, ..
+        }) = self.pieces.remove(&address)
+        else {
             return;
         };
-        let Some(placed) = range.placed.take() else {
-            return;
-        };
-        if let Some((session, fence)) = user {
+        if let Some(user) = &self.user
+            && !matches!(placed, Placed::Nowhere)
+        {
             let request = Request::Unmap {
-                fence,
+                fence: user.fence,
                 address,
-                length: range.size,
+                length: stretch.length,
             };
-            if let Err(e) = session.ask(request, &[]) {
+            if let Err(e) = user.session.ask(request, &[]) {
                 log::debug!("Memory at {address:#x} cannot be taken away: {}", chain(&e));
             }
         }
@@ -271,18 +515,11 @@ impl Layout {
                 }
             }
             Placed::Messages => {
-                if let Err(e) = self.messages.unmap(address, range.size) {
+                if let Err(e) = self.messages.unmap(address, stretch.length) {
                     log::debug!("Memory at {address:#x} was not mapped: {}", chain(&e));
                 }
             }
-        }
-    }
-
-    /// Has the device reach nothing.
-    pub fn hide_all(&mut self, user: Option<(&Session, Fence)>) {
-        let addresses: Vec<u64> = self.ranges.keys().copied().collect();
-        for address in addresses {
-            self.hide(address, user);
+            Placed::There | Placed::Nowhere => {}
         }
     }
 }

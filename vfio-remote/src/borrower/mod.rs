@@ -1,11 +1,18 @@
 //! Makes a lent function a device of a VM.
 
 mod admin;
+mod bars;
+mod config;
 mod device;
+mod interrupts;
 mod layout;
+mod peers;
+mod resolve;
 mod session;
 mod signals;
 
 pub use admin::{list, revoke};
 pub use device::{BorrowCounters, Borrowed, BorrowerConfig, InterruptView};
+pub use peers::Peers;
+pub use resolve::{PeerPath, PeerWindow};
 pub use session::SessionError;

@@ -2,7 +2,8 @@
 
 use super::signals::Signals;
 use crate::link::message::{
-    Attached, Fence, MAX_DATA_BYTES, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
+    Attached, Fence, MAX_DATA_BYTES, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender,
+    VERSION,
 };
 use crate::link::{Connector, LinkError, Received, Receiver, Sender};
 use farlane_pci::{DmaSpace, Region};
@@ -63,6 +64,7 @@ struct Shared {
     /// The lease has ended without our doing, or the link has.
     lost: AtomicBool,
     signals: Arc<Signals>,
+    on_loss: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Shared {
@@ -74,6 +76,7 @@ impl Shared {
     fn lose(&self) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             self.signals.want_back();
+            (self.on_loss)();
         }
     }
 
@@ -153,7 +156,10 @@ pub(crate) struct Session {
     pub attached: Attached,
     /// Its descriptors.
     pub descriptors: Vec<OwnedFd>,
-    heart: Option<Heart>,
+    /// What the lender calls itself.
+    pub lender: String,
+    /// Taken alone.
+    heart: Mutex<Option<Heart>>,
 }
 
 /// Renews a lease until it is dropped.
@@ -174,7 +180,7 @@ impl Drop for Heart {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.heart = None;
+        self.rest();
         self.shared.close();
     }
 }
@@ -208,13 +214,14 @@ pub(crate) fn greet(
 }
 
 impl Session {
-    /// Connects and attaches to `device`. `memory` is what the lender may reach by messages.
+    /// Connects and attaches to `device`. `memory` is what the lender may reach by messages;
+    /// `on_loss` is called once, when the lease or the link has ended without our doing.
     pub fn open(
         connector: &Connector,
-        name: &str,
-        device: &str,
+        (name, device): (&str, &str),
         signals: &Arc<Signals>,
         memory: Arc<DmaSpace>,
+        on_loss: Box<dyn Fn() + Send + Sync>,
     ) -> Result<Self, SessionError> {
         let (sender, receiver, lender) = greet(connector, name)?;
         let shared = Arc::new(Shared {
@@ -223,6 +230,7 @@ impl Session {
             changed: Condvar::new(),
             lost: AtomicBool::new(false),
             signals: Arc::clone(signals),
+            on_loss,
         });
         let (queue, accesses) = sync_channel::<Access>(MEMORY_QUEUE);
         let for_memory = Arc::clone(&shared);
@@ -264,7 +272,8 @@ impl Session {
             },
             shared,
             descriptors: Vec::new(),
-            heart: None,
+            lender,
+            heart: Mutex::default(),
         };
         let (Reply::Attached(attached), descriptors) =
             session.shared.ask(request, &[], PATIENCE)?
@@ -275,7 +284,8 @@ impl Session {
             return Err(SessionError::Nonsense);
         }
         log::info!(
-            "Attached to {device} of {lender}: {}",
+            "Attached to {device} of {}: {}",
+            session.lender,
             attached.description.name
         );
         session.attached = *attached;
@@ -295,23 +305,40 @@ impl Session {
         }
     }
 
+    fn heart(&self) -> MutexGuard<'_, Option<Heart>> {
+        self.heart.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Renews no more.
+    fn rest(&self) {
+        let heart = self.heart().take();
+        drop(heart);
+    }
+
     /// Takes the device, and goes on renewing the lease.
-    pub fn take(&mut self) -> Result<Fence, SessionError> {
-        let (Reply::Taken { fence, term_ms }, _) = self.shared.ask(Request::Take, &[], PATIENCE)?
+    pub fn take(&self) -> Result<(Fence, PeerKey), SessionError> {
+        let (
+            Reply::Taken {
+                fence,
+                term_ms,
+                key,
+            },
+            _,
+        ) = self.shared.ask(Request::Take, &[], PATIENCE)?
         else {
             return Err(SessionError::Nonsense);
         };
-        self.heart = Some(Heart::start(
+        *self.heart() = Some(Heart::start(
             Arc::clone(&self.shared),
             fence,
             Duration::from_millis(u64::from(term_ms).max(100)),
         )?);
-        Ok(fence)
+        Ok((fence, key))
     }
 
     /// Gives the device back.
-    pub fn give_back(&mut self, fence: Fence) -> Result<(), SessionError> {
-        self.heart = None;
+    pub fn give_back(&self, fence: Fence) -> Result<(), SessionError> {
+        self.rest();
         self.ask(Request::Return { fence }, &[])
     }
 
@@ -339,6 +366,28 @@ impl Session {
                 _ => return Err(SessionError::Nonsense),
             }
             at += u64::from(length);
+        }
+        Ok(())
+    }
+
+    /// Writes registers, and waits until it is done.
+    pub fn write(
+        &self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), SessionError> {
+        let mut at = offset;
+        for part in data.chunks(MAX_DATA_BYTES) {
+            let request = Request::Write {
+                fence,
+                region,
+                offset: at,
+                data: part.to_vec(),
+            };
+            self.ask(request, &[])?;
+            at += u64::try_from(part.len()).unwrap_or(0);
         }
         Ok(())
     }

@@ -1,9 +1,11 @@
 //! A device on offer.
 
 use super::lease::{Lease, NotNow};
+use super::peers::{Lent, PeerUse};
 use super::session::Control;
-use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, Refusal};
+use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
 use farlane_pci::Source;
+use farlane_zero_copy::chain;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -21,11 +23,15 @@ pub struct Offer {
     pub borrowers: Vec<String>,
 }
 
-struct State {
+pub(super) struct State {
     lease: Lease,
     /// The holder's link.
     control: Weak<Control>,
     reach: Reach,
+    /// What other devices can reach of it, while it is held.
+    pub lent: Option<Lent>,
+    /// Those that do.
+    pub users: Vec<Arc<PeerUse>>,
 }
 
 /// What the holder of a device has it reach.
@@ -39,6 +45,8 @@ pub(crate) struct Reach {
     pub bytes: u64,
     /// Over how many bridges most of it.
     pub hops: Option<u32>,
+    /// Other devices.
+    pub peers: Vec<PeerStatus>,
 }
 
 /// A device and its lease.
@@ -58,13 +66,15 @@ impl Device {
                 lease: Lease::new(term),
                 control: Weak::new(),
                 reach: Reach::default(),
+                lent: None,
+                users: Vec::new(),
             }),
             changed: Condvar::new(),
             attached: AtomicU32::new(0),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -117,9 +127,27 @@ impl Device {
         self.state().lease.until(fence)
     }
 
-    /// Ends a lease; `reset` makes the device as new.
+    /// The holder has it now: others can reach what it has for them.
+    pub fn lend(&self, lent: Lent) {
+        self.state().lent = Some(lent);
+    }
+
+    /// Ends a lease; `reset` makes the device as new. Before, no other device reaches it any more.
     pub fn give_back(&self, fence: Fence, reset: impl FnOnce()) {
-        self.state().lease.begin_return(fence);
+        let mut state = self.state();
+        state.lease.begin_return(fence);
+        state.lent = None;
+        let users = std::mem::take(&mut state.users);
+        drop(state);
+        for used in users {
+            if let Err(e) = used.end() {
+                log::warn!(
+                    "{}: another device does not let go of it: {}",
+                    self.offer.name,
+                    chain(&e)
+                );
+            }
+        }
         reset();
         let mut state = self.state();
         state.lease.finish_return(fence);
@@ -161,6 +189,7 @@ impl Device {
                 mapping_count: state.reach.count,
                 mapped_bytes: state.reach.bytes,
                 hops: state.reach.hops,
+                peers: state.reach.peers.clone(),
             });
         DeviceStatus {
             name: self.offer.name.clone(),

@@ -3,6 +3,9 @@
 mod device;
 mod lease;
 mod memory;
+mod peers;
+mod reach;
+mod registers;
 mod session;
 mod worker;
 

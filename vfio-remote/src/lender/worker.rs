@@ -1,34 +1,29 @@
-//! One link at the lender: the thread that works.
+//! One link at the lender: the thread that works. Here are devices taken and returned;
+//! [`reach`](super::reach) has what they reach, [`registers`](super::registers) their registers and
+//! interrupts.
 
 use super::Lender;
-use super::device::{Device, Reach};
-use super::session::{Control, Ending, MessageSignal};
+use super::device::Device;
+use super::peers::Lent;
+use super::reach::Mapped;
+use super::registers::device_error;
+use super::session::{Control, Ending};
 use crate::bridge;
 use crate::link::message::{
-    Attached, Bridge, Delivery, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES,
-    MAX_LISTED_MAPPINGS, MAX_VECTORS, MappingStatus, Place, Refusal, Reply, Request, ToBorrower,
-    ToLender,
+    Attached, Bridge, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, PeerKey,
+    Refusal, Reply, Request, ToBorrower, ToLender,
 };
 use farlane_ntb::Ntb;
-use farlane_pci::{
-    AccessError, Attachment, DmaMapping, DmaTarget, EventSignal, Function, InterruptKind, Region,
-    RemoteMemory, Signal,
-};
-use farlane_zero_copy::{chain, eventfd};
+use farlane_pci::{Attachment, Function};
+use farlane_zero_copy::chain;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver as Queue;
 use std::time::Duration;
 
-/// Ranges that one device reaches.
-const MAX_MAPPINGS: usize = 4096;
-/// Memory that one device reaches: so much of the lender's addresses can be had for every device
-/// of a host.
-const MAX_MAPPED_BYTES: u64 = 4 << 40;
-/// Addresses and lengths of memory are multiples of this.
-const PAGE_BYTES: u64 = 4096;
 /// How much longer than the grace a device may take to come back.
 const RESET_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -49,32 +44,26 @@ pub(crate) enum Work {
 }
 
 /// The way to the borrower's memory.
-struct Way {
-    name: String,
-    ntb: Arc<dyn Ntb>,
-    hops: u32,
-}
-
-struct Mapped {
-    length: u64,
-    writable: bool,
-    way: String,
-    hops: Option<u32>,
+pub(super) struct Way {
+    pub name: String,
+    pub ntb: Arc<dyn Ntb>,
+    pub hops: u32,
 }
 
 /// A device in use.
-struct Held {
+pub(super) struct Held {
     fence: Fence,
-    function: Box<dyn Function>,
-    mappings: BTreeMap<u64, Mapped>,
+    /// Others have it for as long as they take memory of another device away from it.
+    pub function: Arc<dyn Function>,
+    pub mappings: BTreeMap<u64, Mapped>,
 }
 
 /// The device that the link is for.
-struct Session {
-    device: Arc<Device>,
+pub(super) struct Session {
+    pub device: Arc<Device>,
     attachment: Attachment,
-    ways: Vec<Way>,
-    held: Option<Held>,
+    pub ways: Vec<Way>,
+    pub held: Option<Held>,
     /// It was taken away: it cannot be taken again over this link.
     spent: bool,
 }
@@ -87,13 +76,13 @@ impl Drop for Session {
 
 /// Does what a borrower asks.
 pub(crate) struct Worker {
-    lender: Arc<Lender>,
-    control: Arc<Control>,
-    borrower: String,
-    session: Option<Session>,
+    pub(super) lender: Arc<Lender>,
+    pub(super) control: Arc<Control>,
+    pub(super) borrower: String,
+    pub(super) session: Option<Session>,
 }
 
-type Answer = Result<Reply, Refusal>;
+pub(super) type Answer = Result<Reply, Refusal>;
 
 impl Worker {
     pub fn new(lender: Arc<Lender>, control: Arc<Control>, borrower: String) -> Self {
@@ -177,7 +166,8 @@ impl Worker {
                 length,
                 writable,
                 place,
-            } => self.map(fence, address, length, writable, place),
+                peer,
+            } => self.map(fence, (address, length), writable, place, peer),
             Request::Unmap {
                 fence,
                 address,
@@ -189,6 +179,15 @@ impl Worker {
                 offset,
                 length,
             } => self.read(fence, region, offset, length),
+            Request::Write {
+                fence,
+                region,
+                offset,
+                data,
+            } => {
+                self.write(fence, region, offset, &data)?;
+                Ok(Reply::Done)
+            }
             Request::SetInterrupts {
                 fence,
                 kind,
@@ -335,10 +334,15 @@ impl Worker {
         if session.spent {
             return Err(Refusal::Order("The device was taken away".to_owned()));
         }
+        let mut key = [0; 16];
+        if getrandom(&mut key, GetRandomFlags::empty()) != Ok(key.len()) {
+            return Err(Refusal::Device("there are no random numbers".to_owned()));
+        }
+        let key = PeerKey(key);
         let device = Arc::clone(&session.device);
         let fence = device.take(&self.borrower, &self.control)?;
-        let function = match device.offer.source.take(&session.attachment) {
-            Ok(function) => function,
+        let function: Arc<dyn Function> = match device.offer.source.take(&session.attachment) {
+            Ok(function) => function.into(),
             Err(e) => {
                 device.give_back(fence, || ());
                 log::error!("{}: {}", device.offer.name, chain(&e));
@@ -350,6 +354,11 @@ impl Worker {
             device.offer.name,
             self.borrower
         );
+        device.lend(Lent {
+            key,
+            areas: session.attachment.areas.clone(),
+            function: Arc::downgrade(&function),
+        });
         session.held = Some(Held {
             fence,
             function,
@@ -361,6 +370,7 @@ impl Worker {
         Ok(Reply::Taken {
             fence,
             term_ms: u32::try_from(self.lender.term.as_millis()).unwrap_or(u32::MAX),
+            key,
         })
     }
 
@@ -375,6 +385,10 @@ impl Worker {
             return;
         };
         let fence = held.fence;
+        // Afterwards nobody else has the function.
+        for mapped in held.mappings.values() {
+            mapped.forget();
+        }
         session.device.give_back(fence, || drop(held));
         let name = &session.device.offer.name;
         match ending {
@@ -388,231 +402,13 @@ impl Worker {
     }
 
     /// The device in use, if `fence` is its lease's.
-    fn held(&mut self, fence: Fence) -> Result<(&Session, &Held), Refusal> {
+    pub(super) fn held(&mut self, fence: Fence) -> Result<(&Session, &Held), Refusal> {
         let session = self.session.as_ref().ok_or(Refusal::Ended(fence))?;
         match &session.held {
             Some(held) if held.fence == fence => Ok((session, held)),
             _ => Err(Refusal::Ended(fence)),
         }
     }
-
-    fn map(
-        &mut self,
-        fence: Fence,
-        address: u64,
-        length: u64,
-        writable: bool,
-        place: Place,
-    ) -> Answer {
-        let memory: Arc<dyn RemoteMemory> = Arc::clone(&self.control.memory) as _;
-        let (session, held) = self.held(fence)?;
-        let invalid =
-            |why: &str| Refusal::Invalid(format!("{length:#x} bytes at {address:#x}: {why}"));
-        if length == 0
-            || !address.is_multiple_of(PAGE_BYTES)
-            || !length.is_multiple_of(PAGE_BYTES)
-            || address.checked_add(length).is_none()
-        {
-            return Err(invalid("not whole pages"));
-        }
-        if held.mappings.len() >= MAX_MAPPINGS {
-            return Err(invalid("too many ranges"));
-        }
-        let mapped: u64 = held.mappings.values().map(|m| m.length).sum();
-        if length > MAX_MAPPED_BYTES.saturating_sub(mapped) {
-            return Err(invalid("too much memory"));
-        }
-        let (target, way, hops) = match place {
-            Place::Messages => (DmaTarget::Remote(memory), "messages".to_owned(), None),
-            Place::Window {
-                bridge,
-                window,
-                offset,
-            } => {
-                let way = session
-                    .ways
-                    .get(usize::from(bridge))
-                    .ok_or_else(|| invalid("no such bridge"))?;
-                let shown = way
-                    .ntb
-                    .peer_window(window)
-                    .map_err(|e| invalid(&chain(&e)))?;
-                let offset = shown
-                    .locate(offset, length)
-                    .map_err(|e| invalid(&chain(&e)))?;
-                if writable && !shown.writable {
-                    return Err(invalid("the window cannot be written"));
-                }
-                let target = DmaTarget::File {
-                    file: Arc::clone(&shown.file),
-                    offset,
-                };
-                (target, format!("{} {window}", way.name), Some(way.hops))
-            }
-        };
-        held.function
-            .map(DmaMapping {
-                address,
-                length,
-                writable,
-                target,
-            })
-            .map_err(|e| Refusal::Invalid(chain(&e)))?;
-        let mapped = Mapped {
-            length,
-            writable,
-            way,
-            hops,
-        };
-        if let Some(session) = &mut self.session
-            && let Some(held) = &mut session.held
-        {
-            held.mappings.insert(address, mapped);
-            report(&session.device, held);
-        }
-        Ok(Reply::Done)
-    }
-
-    fn unmap(&mut self, fence: Fence, address: u64, length: u64) -> Answer {
-        let (_, held) = self.held(fence)?;
-        if held
-            .mappings
-            .get(&address)
-            .is_none_or(|m| m.length != length)
-        {
-            return Err(Refusal::Invalid(format!(
-                "{length:#x} bytes at {address:#x} are not mapped"
-            )));
-        }
-        held.function.unmap(address, length).map_err(device_error)?;
-        if let Some(session) = &mut self.session
-            && let Some(held) = &mut session.held
-        {
-            held.mappings.remove(&address);
-            report(&session.device, held);
-        }
-        Ok(Reply::Done)
-    }
-
-    /// Checks an access to a region.
-    fn access(
-        &mut self,
-        fence: Fence,
-        region: Region,
-        offset: u64,
-        length: usize,
-    ) -> Result<&Held, Refusal> {
-        let (session, held) = self.held(fence)?;
-        let description = session.device.offer.source.description();
-        if length == 0 || length > MAX_DATA_BYTES || !description.contains(region, offset, length) {
-            return Err(Refusal::Invalid(format!(
-                "{length:#x} bytes at {offset:#x} of {region:?}"
-            )));
-        }
-        Ok(held)
-    }
-
-    fn read(&mut self, fence: Fence, region: Region, offset: u64, length: u32) -> Answer {
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let held = self.access(fence, region, offset, length)?;
-        let mut data = vec![0; length];
-        held.function
-            .read(region, offset, &mut data)
-            .map_err(device_error)?;
-        Ok(Reply::Data(data))
-    }
-
-    fn write(
-        &mut self,
-        fence: Fence,
-        region: Region,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<(), Refusal> {
-        let held = self.access(fence, region, offset, data.len())?;
-        held.function
-            .write(region, offset, data)
-            .map_err(device_error)
-    }
-
-    fn set_interrupts(
-        &mut self,
-        fence: Fence,
-        kind: InterruptKind,
-        first: u16,
-        vectors: &[Delivery],
-        descriptors: Vec<OwnedFd>,
-    ) -> Answer {
-        let control = Arc::downgrade(&self.control);
-        let (session, held) = self.held(fence)?;
-        let interrupts = session.device.offer.source.description().interrupts;
-        let count = match kind {
-            InterruptKind::Intx => interrupts.intx,
-            InterruptKind::Msi => interrupts.msi,
-            InterruptKind::Msix => interrupts.msix,
-        };
-        let last = u16::try_from(vectors.len())
-            .ok()
-            .and_then(|n| first.checked_add(n));
-        if vectors.len() > MAX_VECTORS || last.is_none_or(|end| end > count) {
-            return Err(Refusal::Invalid(format!(
-                "There are {count} {kind:?} vectors, not {} from {first} on",
-                vectors.len()
-            )));
-        }
-        let mut descriptors = descriptors.into_iter();
-        for (vector, delivery) in (first..).zip(vectors) {
-            let signal: Option<Arc<dyn Signal>> = match delivery {
-                Delivery::Off => None,
-                Delivery::Message => Some(Arc::new(MessageSignal {
-                    control: control.clone(),
-                    fence,
-                    kind,
-                    vector,
-                })),
-                Delivery::Eventfd => {
-                    let missing = || Refusal::Invalid("A descriptor is missing".to_owned());
-                    let fd = descriptors.next().ok_or_else(missing)?;
-                    let fd = eventfd::adopt(fd).map_err(|e| Refusal::Invalid(chain(&e)))?;
-                    Some(Arc::new(EventSignal::new(fd)))
-                }
-            };
-            held.function
-                .set_interrupt(kind, vector, signal)
-                .map_err(device_error)?;
-        }
-        Ok(Reply::Done)
-    }
-}
-
-fn device_error(error: AccessError) -> Refusal {
-    match error {
-        AccessError::Io(_) => Refusal::Device(chain(&error)),
-        _ => Refusal::Invalid(chain(&error)),
-    }
-}
-
-/// Says what the device reaches, and over how many bridges most of it.
-fn report(device: &Device, held: &Held) {
-    let mut bytes: BTreeMap<Option<u32>, u64> = BTreeMap::new();
-    for mapped in held.mappings.values() {
-        *bytes.entry(mapped.hops).or_default() += mapped.length;
-    }
-    let mapped_bytes = bytes.values().sum();
-    let most = bytes.into_iter().max_by_key(|&(_, bytes)| bytes);
-    let listed = held.mappings.iter().take(MAX_LISTED_MAPPINGS);
-    let mappings = listed.map(|(&address, m)| MappingStatus {
-        address,
-        length: m.length,
-        writable: m.writable,
-        way: m.way.clone(),
-    });
-    device.report(Reach {
-        mappings: mappings.collect(),
-        count: u32::try_from(held.mappings.len()).unwrap_or(u32::MAX),
-        bytes: mapped_bytes,
-        hops: most.and_then(|(hops, _)| hops),
-    });
 }
 
 fn socket_pair() -> Result<(OwnedFd, OwnedFd), std::io::Error> {

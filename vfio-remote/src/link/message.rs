@@ -10,7 +10,7 @@ use std::fmt;
 use thiserror::Error;
 
 /// Version of the protocol; both ends must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Largest number of bytes that one message reads or writes.
 pub const MAX_DATA_BYTES: usize = 32 << 10;
 /// Largest message in bytes, see [`MAX_DATA_BYTES`].
@@ -21,6 +21,8 @@ pub const MAX_DESCRIPTORS: usize = 64;
 pub const MAX_VECTORS: usize = 64;
 /// How many ranges of a device's memory are listed.
 pub const MAX_LISTED_MAPPINGS: usize = 64;
+/// How many other devices that a device reaches are listed.
+pub const MAX_LISTED_PEERS: usize = 16;
 /// Largest name of a host or device, in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
 
@@ -31,6 +33,18 @@ pub struct Fence(pub u64);
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", self.0)
+    }
+}
+
+/// What the holder of a device shows to have its other devices of the same lender reach it: random,
+/// new with each lease, and told to nobody but the holder.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerKey(pub [u8; 16]);
+
+impl fmt::Debug for PeerKey {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PeerKey(..)")
     }
 }
 
@@ -171,6 +185,8 @@ pub enum Request {
         writable: bool,
         /// Where the memory is.
         place: Place,
+        /// Of which other device it is memory; none for the VM's own.
+        peer: Option<PeerName>,
     },
     /// Takes memory away. When this is answered, the device does not touch it.
     Unmap {
@@ -215,10 +231,30 @@ pub enum Request {
         /// The lease.
         fence: Fence,
     },
+    /// Writes registers, and waits until that is done.
+    Write {
+        /// The lease.
+        fence: Fence,
+        /// Where.
+        region: Region,
+        /// Offset in bytes.
+        offset: u64,
+        /// The bytes, at most [`MAX_DATA_BYTES`].
+        data: Vec<u8>,
+    },
+}
+
+/// A device, for people: what a lender is told of another one's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PeerName {
+    /// Its lender.
+    pub lender: String,
+    /// Its name there.
+    pub device: String,
 }
 
 /// Where memory of a VM is, as the lender reaches it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Place {
     /// Behind a memory window of one of the bridges between the two.
     Window {
@@ -231,6 +267,17 @@ pub enum Place {
     },
     /// Behind this link: the lender asks for each access.
     Messages,
+    /// In another device of the same lender.
+    Device {
+        /// Its name.
+        device: String,
+        /// A region of it.
+        region: Region,
+        /// Offset in the region, in bytes.
+        offset: u64,
+        /// Of its lease.
+        key: PeerKey,
+    },
 }
 
 /// How an interrupt gets to the borrower.
@@ -295,6 +342,8 @@ pub enum Reply {
         fence: Fence,
         /// It ends when it has not been renewed for so long, in milliseconds.
         term_ms: u32,
+        /// What shows that a device is the holder's.
+        key: PeerKey,
     },
     /// To [`Request::Read`].
     Data(Vec<u8>),
@@ -361,6 +410,21 @@ pub struct Holder {
     pub mapped_bytes: u64,
     /// How many bridges lie between the device and the memory it reaches most of: 0 for memory of
     /// the same host; none where it is reached by messages, or not at all.
+    pub hops: Option<u32>,
+    /// Other devices that the device reaches: the first [`MAX_LISTED_PEERS`].
+    pub peers: Vec<PeerStatus>,
+}
+
+/// Another device that a device reaches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerStatus {
+    /// Which.
+    pub peer: PeerName,
+    /// How many bytes of it.
+    pub bytes: u64,
+    /// By which way: "same lender", "local", "via window NAME" or "messages".
+    pub way: String,
+    /// How many bridges lie between; none where it is reached by messages.
     pub hops: Option<u32>,
 }
 

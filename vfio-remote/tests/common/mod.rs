@@ -281,8 +281,10 @@ pub fn serve_borrowed(folder: &Path, name: &str, device: &str, connector: Connec
         connector,
         bridges: Vec::new(),
         interrupts: InterruptView::Msi,
+        peers: None,
+        peer_windows: Vec::new(),
     };
-    let device = Borrowed::new(config, Arc::<BorrowCounters>::default());
+    let device = Borrowed::new(config, Arc::<BorrowCounters>::default()).unwrap();
     let name = name.to_owned();
     std::thread::spawn(move || Server::serve(&name, listener.into(), device));
     path

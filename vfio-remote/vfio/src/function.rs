@@ -5,7 +5,7 @@ use crate::interrupts::InterruptRouter;
 use crate::kernel::Kernel;
 use crate::mappings::Mappings;
 use crate::source::{Counts, Shared};
-use farlane_pci::{AccessError, DmaMapping, Function, InterruptKind, Region, Signal};
+use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -190,6 +190,19 @@ impl Function for VfioFunction {
             self.shared.description.name
         );
         Ok(())
+    }
+
+    /// Its BARs, in the device's own file: type1 takes a mapping of a BAR as what another function
+    /// reaches.
+    fn memory(&self, region: Region, offset: u64, length: u64) -> Option<DmaTarget> {
+        region.bar()?;
+        let bytes = usize::try_from(length).ok()?;
+        self.check(region, offset, bytes, false).ok()?;
+        let place = self.kernel().region(region).offset.checked_add(offset)?;
+        Some(DmaTarget::Device {
+            file: Arc::new(self.kernel().file().ok()?),
+            offset: place,
+        })
     }
 
     fn reset(&self) -> Result<(), AccessError> {

@@ -6,7 +6,7 @@ use crate::sysfs::BoundFunction;
 use farlane_pci::{InterruptKind, Region};
 use std::fmt::Debug;
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use vfio_bindings::bindings::vfio::{
@@ -89,6 +89,8 @@ pub(crate) trait Kernel: Send + Sync + Debug {
     ) -> io::Result<()>;
     fn unmap_dma(&self, address: u64, length: u64) -> io::Result<()>;
     fn reset(&self) -> io::Result<()>;
+    /// The device's file, in which its regions are.
+    fn file(&self) -> io::Result<OwnedFd>;
 }
 
 /// A function in VFIO's hands.
@@ -316,6 +318,12 @@ impl Kernel for VfioKernel {
                 "only {done:#x} bytes were mapped"
             )))
         }
+    }
+
+    fn file(&self) -> io::Result<OwnedFd> {
+        // SAFETY: the device is open while `self` lives.
+        let file = unsafe { BorrowedFd::borrow_raw(self.device.as_raw_fd()) };
+        file.try_clone_to_owned()
     }
 
     fn reset(&self) -> io::Result<()> {

@@ -200,6 +200,10 @@ impl Kernel for Fake {
         Ok(())
     }
 
+    fn file(&self) -> io::Result<OwnedFd> {
+        memory(0x10000).try_clone()
+    }
+
     fn reset(&self) -> io::Result<()> {
         self.device().log.push("reset");
         Ok(())
@@ -360,6 +364,28 @@ fn what_cannot_be_mapped_is_refused_with_a_reason() {
     fake.device().refuse_map = true;
     assert!(refusal(mapping(0x3000, 0x1000, &file)).contains("RLIMIT_MEMLOCK"));
     assert_eq!(fake.device().maps.len(), 2);
+}
+
+#[test]
+fn another_function_reaches_the_memory_behind_a_bar() {
+    let (_, target) = source();
+    let (fake, from) = source();
+    let (target, function) = (take(&target), take(&from));
+    assert!(target.memory(Region::Bar0, 0x3000, 0x1001).is_none());
+    assert!(target.memory(Region::Config, 0, 0x1000).is_none());
+    let found = target.memory(Region::Bar0, 0x1000, 0x2000);
+    let Some(DmaTarget::Device { file, offset }) = found else {
+        panic!("{found:?}");
+    };
+    assert_eq!(offset, 0x1000);
+    let peer = DmaMapping {
+        target: DmaTarget::Device { file, offset },
+        ..mapping(0x8000, 0x2000, &memory(0x1000))
+    };
+    function.map(peer).unwrap();
+    assert_eq!(fake.device().maps.len(), 1);
+    function.unmap(0x8000, 0x2000).unwrap();
+    assert!(fake.device().maps.is_empty());
 }
 
 #[test]

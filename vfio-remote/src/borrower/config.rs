@@ -1,0 +1,140 @@
+//! Configuration space of a borrowed function: what is virtual is here, and what follows from it.
+
+use super::bars::Decoded;
+use super::device::{Borrowed, Presence, RETRY};
+use super::layout::User;
+use crate::link::message::Request;
+use farlane_pci::{ConfigSpace, Effects, Region};
+use std::sync::Arc;
+
+/// No smaller stretch of a BAR can be mapped.
+const PAGE_BYTES: u64 = 4096;
+
+impl Borrowed {
+    /// Shows memory to the device if it is a bus master, else takes it away.
+    pub(super) fn follow_bus_master(&mut self) {
+        let Presence::Held(session, fence) = &self.presence else {
+            return;
+        };
+        let is_master = self.space.as_ref().is_some_and(ConfigSpace::is_bus_master);
+        let user = self.client.as_ref().filter(|_| is_master);
+        let user = user.map(|client| User {
+            session: Arc::clone(session),
+            fence: *fence,
+            client: client.clone(),
+        });
+        self.layout().set_user(user);
+        self.notice_loss();
+    }
+
+    /// Publishes the memory behind the device's BARs where the guest has put them, and nothing
+    /// while it is not decoded, or where the VM has memory of its own.
+    pub(super) fn follow_bars(&mut self) {
+        let Some(bars) = self.bars.clone() else {
+            return;
+        };
+        self.notice_loss();
+        let mut decoded = Vec::new();
+        if self.presence.held().is_some() {
+            for region in Region::ALL {
+                self.decode(region, &mut decoded);
+            }
+            let layout = self.layout();
+            decoded.retain(|d| !layout.has_ram(d.address, d.length));
+        }
+        bars.follow(&decoded);
+    }
+
+    /// The stretches of a BAR that answer: those that can be mapped, or all of one that is reached
+    /// by the lender alone.
+    fn decode(&self, region: Region, decoded: &mut Vec<Decoded>) {
+        let space = self.space.as_ref();
+        let Some((address, size)) = space.and_then(|space| space.decoded(region)) else {
+            return;
+        };
+        let described = self.session().map(|s| &s.attached.description);
+        let Some(described) = described.and_then(|d| d.region(region)).cloned() else {
+            return;
+        };
+        let stretch = |offset, length, file| Decoded {
+            address: address + offset,
+            length,
+            writable: described.writable,
+            region,
+            offset,
+            file,
+        };
+        let before = decoded.len();
+        for area in self.areas.iter().filter(|a| a.region == region) {
+            let end = area.area.offset.checked_add(area.area.size);
+            if end.is_none_or(|end| end > size) {
+                continue;
+            }
+            let file = Some((Arc::clone(&area.file), area.file_offset));
+            decoded.push(stretch(area.area.offset, area.area.size, file));
+        }
+        if decoded.len() == before && size >= PAGE_BYTES {
+            decoded.push(stretch(0, size, None));
+        }
+    }
+
+    pub(super) fn config_read(&mut self, offset: u64, data: &mut [u8]) {
+        self.notice_loss();
+        if matches!(&self.presence, Presence::Refused(_, when) if when.elapsed() >= RETRY) {
+            self.take();
+        }
+        let answers = matches!(self.presence, Presence::Attached(_) | Presence::Held(..));
+        let Some(space) = self.space.as_ref().filter(|_| answers) else {
+            data.fill(0xff);
+            return;
+        };
+        space.read(offset, data);
+        let foreign = space.foreign(offset, data.len());
+        if self.held().is_none() {
+            return;
+        }
+        for (at, length) in foreign {
+            let skip = usize::try_from(at - offset).unwrap_or(usize::MAX);
+            if let Some(part) = data.get_mut(skip..skip.saturating_add(length)) {
+                self.device_read(Region::Config, at, part);
+            }
+        }
+    }
+
+    pub(super) fn config_write(&mut self, offset: u64, data: &[u8]) {
+        self.notice_loss();
+        let Some(space) = self.space.as_mut() else {
+            return;
+        };
+        let Effects {
+            bus_master,
+            intx_disable,
+            reset,
+            forward,
+        } = space.write(offset, data);
+        if bus_master == Some(true) || space.has_memory_space() {
+            self.take_at_first_access();
+        }
+        self.follow_bars();
+        if bus_master.is_some() {
+            self.follow_bus_master();
+        }
+        if let Some(masked) = intx_disable
+            && self.has_intx()
+        {
+            self.with_device("mask INTx", |session, fence| {
+                session.ask(Request::MaskIntx { fence, masked }, &[])
+            });
+        }
+        for (at, bytes) in forward {
+            self.with_device("write configuration space", |session, fence| {
+                session.post(fence, Region::Config, at, &bytes)
+            });
+        }
+        if reset {
+            self.with_device("reset", |session, fence| {
+                session.ask(Request::Reset { fence }, &[])
+            });
+        }
+    }
+}

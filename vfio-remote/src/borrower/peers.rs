@@ -1,0 +1,198 @@
+//! The devices of one VM, and what each of them has for the others.
+
+use super::layout::Layout;
+use farlane_pci::RemoteMemory;
+use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, Subscription, subscribe};
+use farlane_zero_copy::chain;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a device may take to let go of another one's memory.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Memory of a device.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub publication: Publication,
+    /// By messages to its lender, where the device is borrowed by this process.
+    pub reach: Option<Arc<dyn RemoteMemory>>,
+}
+
+/// What a device is told, by a thread of its own: one that is slow keeps no other one waiting.
+enum Notice {
+    Added(u64, Arc<Target>),
+    Removed(u64, SyncSender<()>),
+}
+
+struct Entry {
+    owner: Option<usize>,
+    target: Arc<Target>,
+    /// Its number at the publisher.
+    published: Option<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    last: u64,
+    entries: BTreeMap<u64, Entry>,
+    members: Vec<Sender<Notice>>,
+}
+
+/// The devices of one VM that this process borrows, and what other backends of that VM publish.
+pub struct Peers {
+    state: Mutex<State>,
+    publisher: Option<Publisher>,
+}
+
+impl Peers {
+    /// Of no devices yet. What they have is also published by `publisher`.
+    #[must_use]
+    pub fn new(publisher: Option<Publisher>) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::default(),
+            publisher,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what is published at `path` too, for as long as the subscription lives.
+    ///
+    /// # Errors
+    /// See [`subscribe`].
+    pub fn subscribe(self: &Arc<Self>, path: &Path) -> io::Result<Subscription> {
+        let outside = Outside {
+            peers: Arc::clone(self),
+            numbers: Mutex::default(),
+        };
+        subscribe(path, Arc::new(outside))
+    }
+
+    /// A device whose memory is `layout` is one of them: its number.
+    pub(crate) fn join(&self, layout: Arc<Mutex<Layout>>) -> io::Result<usize> {
+        let (sender, notices) = channel();
+        let mut state = self.state();
+        for (&id, entry) in &state.entries {
+            let _ = sender.send(Notice::Added(id, Arc::clone(&entry.target)));
+        }
+        std::thread::Builder::new()
+            .name("peers".to_owned())
+            .spawn(move || follow(&layout, &notices))?;
+        state.members.push(sender);
+        Ok(state.members.len() - 1)
+    }
+
+    /// There is memory of a device; `owner` is the one that is not told. None where it is refused.
+    pub(crate) fn publish(
+        &self,
+        owner: Option<usize>,
+        publication: Publication,
+        reach: Option<Arc<dyn RemoteMemory>>,
+    ) -> Option<u64> {
+        let mut published = None;
+        if owner.is_some()
+            && let Some(publisher) = &self.publisher
+        {
+            match publisher.publish(publication.clone()) {
+                Ok(id) => published = Some(id),
+                Err(e) => {
+                    log::warn!("Memory of a device is not published: {}", chain(&e));
+                    return None;
+                }
+            }
+        }
+        let target = Arc::new(Target { publication, reach });
+        let mut state = self.state();
+        state.last += 1;
+        let id = state.last;
+        for (_, member) in others(&state.members, owner) {
+            let _ = member.send(Notice::Added(id, Arc::clone(&target)));
+        }
+        let entry = Entry {
+            owner,
+            target,
+            published,
+        };
+        state.entries.insert(id, entry);
+        Some(id)
+    }
+
+    /// It is there no more. When this returns, nobody reaches it, except who has not answered in
+    /// time.
+    pub(crate) fn revoke(&self, id: u64) {
+        let mut state = self.state();
+        let Some(entry) = state.entries.remove(&id) else {
+            return;
+        };
+        let mut waits = Vec::new();
+        for (number, member) in others(&state.members, entry.owner) {
+            let (done, wait) = sync_channel(1);
+            if member.send(Notice::Removed(id, done)).is_ok() {
+                waits.push((number, wait));
+            }
+        }
+        drop(state);
+        if let Some(publisher) = &self.publisher
+            && let Some(id) = entry.published
+        {
+            publisher.revoke(id);
+        }
+        for (number, wait) in waits {
+            if wait.recv_timeout(PATIENCE).is_err() {
+                log::warn!("Device {number} does not let go of another one's memory");
+            }
+        }
+    }
+}
+
+fn others(
+    members: &[Sender<Notice>],
+    owner: Option<usize>,
+) -> impl Iterator<Item = (usize, &Sender<Notice>)> {
+    let all = members.iter().enumerate();
+    all.filter(move |&(number, _)| Some(number) != owner)
+}
+
+fn follow(layout: &Mutex<Layout>, notices: &Receiver<Notice>) {
+    let layout = || layout.lock().unwrap_or_else(PoisonError::into_inner);
+    while let Ok(notice) = notices.recv() {
+        match notice {
+            Notice::Added(id, target) => layout().add_target(id, target),
+            Notice::Removed(id, done) => {
+                layout().remove_target(id);
+                let _ = done.send(());
+            }
+        }
+    }
+}
+
+/// What one other backend publishes.
+struct Outside {
+    peers: Arc<Peers>,
+    /// Numbers of this process by those of the publisher.
+    numbers: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Subscriber for Outside {
+    fn published(&self, id: u64, publication: Publication) {
+        if let Some(number) = self.peers.publish(None, publication, None) {
+            let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+            numbers.insert(id, number);
+        }
+    }
+
+    fn revoked(&self, id: u64) {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = numbers.remove(&id);
+        drop(numbers);
+        if let Some(number) = number {
+            self.peers.revoke(number);
+        }
+    }
+}

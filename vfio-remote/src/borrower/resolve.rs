@@ -1,0 +1,164 @@
+//! How a device reaches memory of another one of its VM: the resolvers of device-lending-2019,
+//! section 6, the shortest path first.
+
+use super::layout::{Layout, Placed, Stretch, User, ask};
+use super::peers::Target;
+use super::session::SessionError;
+use crate::link::message::{PeerKey, PeerName, Place};
+use farlane_pci::{DmaTarget, Region};
+use farlane_zero_copy::broker::Origin;
+use std::fmt;
+use std::sync::Arc;
+
+/// A window of a device's lender that shows a BAR of a device of another lender.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerWindow {
+    /// Name of the window.
+    pub window: String,
+    /// The other lender.
+    pub lender: String,
+    /// Its name of the other device.
+    pub device: String,
+    /// The BAR, which the window shows from its beginning on.
+    pub region: Region,
+}
+
+/// By which path a device reaches another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PeerPath {
+    /// Both are of one lender.
+    SameLender,
+    /// The other one's memory is here, and shown to the lender as the VM's own.
+    Local,
+    /// The lender has a window to the other one's.
+    Window,
+    /// By messages: of this borrower to the other lender, or of the monitor.
+    Messages,
+}
+
+impl fmt::Display for PeerPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SameLender => "same lender",
+            Self::Local => "local",
+            Self::Window => "window",
+            Self::Messages => "messages",
+        })
+    }
+}
+
+impl Layout {
+    /// Has the device reach memory of another one. None where no path leads there.
+    pub(super) fn resolve(
+        &self,
+        stretch: &Stretch,
+        target: &Target,
+        user: &User,
+        reasons: &mut Vec<String>,
+    ) -> Result<Option<(Placed, PeerPath)>, SessionError> {
+        let origin = target.publication.origin.as_ref();
+        let peer = name_of(origin);
+        let found = match self.same_lender(stretch, origin, &peer, user, reasons)? {
+            Some(placed) => Some((placed, PeerPath::SameLender)),
+            None => self.other_lender(stretch, target, &peer, user, reasons)?,
+        };
+        if let Some((_, path)) = &found {
+            log::info!(
+                "{} reaches {}/{} ({:#x} bytes at {:#x}): {path}",
+                self.name,
+                peer.lender,
+                peer.device,
+                stretch.length,
+                stretch.address
+            );
+        }
+        Ok(found)
+    }
+
+    /// The lender maps its own other device.
+    fn same_lender(
+        &self,
+        stretch: &Stretch,
+        origin: Option<&Origin>,
+        peer: &PeerName,
+        user: &User,
+        reasons: &mut Vec<String>,
+    ) -> Result<Option<Placed>, SessionError> {
+        let Some(origin) = origin.filter(|o| o.lender == user.session.lender) else {
+            return Ok(None);
+        };
+        let Some(region) = Region::from_index(u32::from(origin.region)) else {
+            return Ok(None);
+        };
+        let place = Place::Device {
+            device: origin.device.clone(),
+            region,
+            offset: origin.offset,
+            key: PeerKey(origin.key),
+        };
+        Ok(match ask(user, stretch, place, Some(peer))? {
+            Ok(()) => Some(Placed::There),
+            Err(refusal) => {
+                reasons.push(format!("same lender: {refusal}"));
+                None
+            }
+        })
+    }
+
+    fn other_lender(
+        &self,
+        stretch: &Stretch,
+        target: &Target,
+        peer: &PeerName,
+        user: &User,
+        reasons: &mut Vec<String>,
+    ) -> Result<Option<(Placed, PeerPath)>, SessionError> {
+        let publication = &target.publication;
+        // Its bytes are at hand: as memory of the VM.
+        if let Some((file, offset)) = &publication.file {
+            let place = (file, *offset);
+            if let Some(placed) = self.by_window(stretch, place, Some(peer), user, reasons)? {
+                return Ok(Some((placed, PeerPath::Local)));
+            }
+        }
+        // Between the two lenders.
+        if let Some(place) = publication.origin.as_ref().and_then(|o| self.shown(o)) {
+            match ask(user, stretch, place, Some(peer))? {
+                Ok(()) => return Ok(Some((Placed::There, PeerPath::Window))),
+                Err(refusal) => reasons.push(format!("window: {refusal}")),
+            }
+        }
+        let far = match (&publication.file, &target.reach) {
+            (Some((file, offset)), _) => DmaTarget::Device {
+                file: Arc::clone(file),
+                offset: *offset,
+            },
+            (None, Some(reach)) => DmaTarget::Remote(Arc::clone(reach)),
+            (None, None) => self.monitor(user),
+        };
+        let placed = self.by_messages(stretch, far, Some(peer), user, reasons)?;
+        Ok(placed.map(|placed| (placed, PeerPath::Messages)))
+    }
+
+    /// Which window of the lender shows a place of another lender's device.
+    fn shown(&self, origin: &Origin) -> Option<Place> {
+        let region = Region::from_index(u32::from(origin.region))?;
+        let window = self.peer_windows.iter().find(|w| {
+            w.lender == origin.lender && w.device == origin.device && w.region == region
+        })?;
+        let bridge = self.ways.iter().position(|way| way.name == window.window)?;
+        Some(Place::Window {
+            bridge: u16::try_from(bridge).ok()?,
+            window: 0,
+            offset: origin.offset,
+        })
+    }
+}
+
+fn name_of(origin: Option<&Origin>) -> PeerName {
+    let unknown = || "unknown".to_owned();
+    PeerName {
+        lender: origin.map_or_else(unknown, |o| o.lender.clone()),
+        device: origin.map_or_else(unknown, |o| o.device.clone()),
+    }
+}

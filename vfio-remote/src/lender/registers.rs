@@ -1,0 +1,115 @@
+//! One link at the lender: registers and interrupts of its device.
+
+use super::session::MessageSignal;
+use super::worker::{Answer, Held, Worker};
+use crate::link::message::{Delivery, Fence, MAX_DATA_BYTES, MAX_VECTORS, Refusal, Reply};
+use farlane_pci::{AccessError, EventSignal, InterruptKind, Region, Signal};
+use farlane_zero_copy::{chain, eventfd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+impl Worker {
+    /// Checks an access to a region.
+    fn access(
+        &mut self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        length: usize,
+    ) -> Result<&Held, Refusal> {
+        let (session, held) = self.held(fence)?;
+        let description = session.device.offer.source.description();
+        if length == 0 || length > MAX_DATA_BYTES || !description.contains(region, offset, length) {
+            return Err(Refusal::Invalid(format!(
+                "{length:#x} bytes at {offset:#x} of {region:?}"
+            )));
+        }
+        Ok(held)
+    }
+
+    pub(super) fn read(
+        &mut self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        length: u32,
+    ) -> Answer {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let held = self.access(fence, region, offset, length)?;
+        let mut data = vec![0; length];
+        held.function
+            .read(region, offset, &mut data)
+            .map_err(device_error)?;
+        Ok(Reply::Data(data))
+    }
+
+    pub(super) fn write(
+        &mut self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), Refusal> {
+        let held = self.access(fence, region, offset, data.len())?;
+        held.function
+            .write(region, offset, data)
+            .map_err(device_error)
+    }
+
+    pub(super) fn set_interrupts(
+        &mut self,
+        fence: Fence,
+        kind: InterruptKind,
+        first: u16,
+        vectors: &[Delivery],
+        descriptors: Vec<OwnedFd>,
+    ) -> Answer {
+        let control = Arc::downgrade(&self.control);
+        let (session, held) = self.held(fence)?;
+        let interrupts = session.device.offer.source.description().interrupts;
+        let count = match kind {
+            InterruptKind::Intx => interrupts.intx,
+            InterruptKind::Msi => interrupts.msi,
+            InterruptKind::Msix => interrupts.msix,
+        };
+        let last = u16::try_from(vectors.len())
+            .ok()
+            .and_then(|n| first.checked_add(n));
+        if vectors.len() > MAX_VECTORS || last.is_none_or(|end| end > count) {
+            return Err(Refusal::Invalid(format!(
+                "There are {count} {kind:?} vectors, not {} from {first} on",
+                vectors.len()
+            )));
+        }
+        let mut descriptors = descriptors.into_iter();
+        for (vector, delivery) in (first..).zip(vectors) {
+            let signal: Option<Arc<dyn Signal>> = match delivery {
+                Delivery::Off => None,
+                Delivery::Message => Some(Arc::new(MessageSignal {
+                    control: control.clone(),
+                    fence,
+                    kind,
+                    vector,
+                })),
+                Delivery::Eventfd => {
+                    let missing = || Refusal::Invalid("A descriptor is missing".to_owned());
+                    let fd = descriptors.next().ok_or_else(missing)?;
+                    let fd = eventfd::adopt(fd).map_err(|e| Refusal::Invalid(chain(&e)))?;
+                    Some(Arc::new(EventSignal::new(fd)))
+                }
+            };
+            held.function
+                .set_interrupt(kind, vector, signal)
+                .map_err(device_error)?;
+        }
+        Ok(Reply::Done)
+    }
+}
+
+/// What a borrower is told.
+pub(super) fn device_error(error: AccessError) -> Refusal {
+    match error {
+        AccessError::Io(_) => Refusal::Device(chain(&error)),
+        _ => Refusal::Invalid(chain(&error)),
+    }
+}
