@@ -1,3 +1,51 @@
 //! Disks of a virtual machine over vhost-user.
+//!
+//! * [`options`]: the command line.
+//! * [`disk`]: a file or block device as a disk.
+//! * [`serve`], [`session`], [`memory`], [`channel`]: a VMM's connection.
+//! * [`vring`], [`chain`], [`bits`]: queues in guest memory; [`request`]: what a guest asks for.
+//! * [`worker`]: the thread of a queue, which has `io_uring` move bytes between file and guest.
+//! * [`inflight`]: requests under way, for the backend that comes next.
+//! * [`tunnel`]: requests whose data is in device memory.
 
+#[cfg(not(target_endian = "little"))]
+compile_error!("Guests' queues are little-endian, and so has to be the host");
+
+pub mod bits;
+pub mod call;
+pub mod chain;
+pub mod channel;
+pub mod counters;
+pub mod disk;
+pub mod inflight;
+pub mod memory;
+pub mod options;
+pub mod request;
+pub mod serve;
+pub mod session;
 pub mod tunnel;
+pub mod vring;
+pub mod worker;
+
+use disk::Disk;
+use farlane_daemon::metrics::write_labelled;
+use std::sync::Arc;
+
+/// Type of this backend, and what of QEMU's conventions for it is there.
+pub const CAPABILITIES: farlane_daemon::options::Capabilities =
+    farlane_daemon::options::Capabilities {
+        kind: "block",
+        features: &["blk-file", "read-only"],
+    };
+
+/// The counters of all disks, as Prometheus text.
+#[must_use]
+pub fn metrics_text(disks: &[Arc<Disk>]) -> String {
+    let counted: Vec<_> = disks
+        .iter()
+        .map(|disk| (disk.serial().to_owned(), disk.counters().samples()))
+        .collect();
+    let mut text = String::new();
+    write_labelled(&mut text, "farlane_blk", "disk", &counted);
+    text
+}

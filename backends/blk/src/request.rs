@@ -192,13 +192,12 @@ pub fn parse_ranges(
     parsed.collect()
 }
 
-/// Splits segments after `bytes`: the first part is taken out of them and returned. `None` where
-/// there are fewer, and nothing has changed then.
-pub fn take_front(segments: &mut Vec<Segment>, bytes: u64) -> Option<Vec<Segment>> {
+/// Takes the first `bytes` out of segments, and hands them over part by part. Where there are fewer,
+/// nothing has changed, and it returns `false`.
+pub fn take_front(segments: &mut Vec<Segment>, bytes: u64, mut each: impl FnMut(Segment)) -> bool {
     if total(segments) < bytes {
-        return None;
+        return false;
     }
-    let mut taken = Vec::new();
     let mut left = bytes;
     let mut whole = 0;
     for segment in segments.iter_mut() {
@@ -206,7 +205,7 @@ pub fn take_front(segments: &mut Vec<Segment>, bytes: u64) -> Option<Vec<Segment
             break;
         }
         let part = left.min(segment.bytes);
-        taken.push(Segment {
+        each(Segment {
             address: segment.address,
             bytes: part,
         });
@@ -219,7 +218,7 @@ pub fn take_front(segments: &mut Vec<Segment>, bytes: u64) -> Option<Vec<Segment
         whole += 1;
     }
     segments.drain(..whole);
-    Some(taken)
+    true
 }
 
 /// Takes the last byte out of segments: where a request's status goes.

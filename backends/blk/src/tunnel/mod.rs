@@ -1,11 +1,13 @@
 //! Disks that read and write device memory: processes of the VM register it, and the disks' requests name it by tokens.
 //!
 //! [`Tunnel`] is what the disks of a VM share: [`Tokens`](farlane_zero_copy::tokens::Tokens), the device memory that other
-//! backends of the VM publish ([`device_memory`]), and the device through which guest processes come ([`contexts`]).
+//! backends of the VM publish ([`device_memory`]), and the device through which guest
+//! processes come ([`contexts`], [`serve`]).
 
 mod clock;
 pub mod contexts;
 pub mod device_memory;
+pub mod serve;
 
 use crate::tunnel::clock::Clock;
 use crate::tunnel::contexts::TunnelContexts;

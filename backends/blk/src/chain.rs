@@ -1,0 +1,143 @@
+//! Chains of descriptors (virtio 1.2, 2.7.5): which guest memory a buffer is made of.
+
+use crate::bits::{Descriptor, desc};
+use crate::request::Segment;
+use crate::vring::Rings;
+use farlane_zero_copy::AddressSpaceError;
+use thiserror::Error;
+use zerocopy::FromZeros as _;
+use zerocopy::IntoBytes as _;
+
+/// Most segments of one buffer.
+pub const MAX_SEGMENTS: usize = 1026;
+/// Descriptors of an indirect table that are read at once.
+const AT_ONCE: usize = 32;
+
+/// Why a chain cannot be followed. The queue is of no use then.
+#[derive(Debug, Error)]
+pub enum ChainError {
+    /// A descriptor that is not in its table.
+    #[error("A chain leads to descriptor {0}, which is not there")]
+    Index(u16),
+    /// It does not end.
+    #[error("A chain of more than {0} descriptors")]
+    Endless(usize),
+    /// Memory to be read after memory to be written.
+    #[error("A descriptor to be read follows one to be written")]
+    Order,
+    /// An indirect table that is none.
+    #[error("An indirect table of {bytes} bytes with the flags {flags:#x}")]
+    Table {
+        /// Its length.
+        bytes: u32,
+        /// Its descriptor's flags.
+        flags: u16,
+    },
+    /// A table that is not in memory.
+    #[error(transparent)]
+    Memory(#[from] AddressSpaceError),
+}
+
+/// What a buffer is made of.
+#[derive(Debug, Default)]
+pub struct Chain {
+    /// Memory that the device reads; none is empty.
+    pub readable: Vec<Segment>,
+    /// Memory that it writes; none is empty.
+    pub writable: Vec<Segment>,
+}
+
+impl Chain {
+    /// Follows the chain that begins at descriptor `head`. What was known of another is forgotten.
+    ///
+    /// # Errors
+    /// See [`ChainError`].
+    pub fn follow(&mut self, rings: &Rings, head: u16) -> Result<(), ChainError> {
+        self.readable.clear();
+        self.writable.clear();
+        let mut index = head;
+        for _ in 0..rings.size() {
+            let descriptor = rings.descriptor(index).ok_or(ChainError::Index(index))?;
+            let flags = descriptor.flags.get();
+            if flags & desc::INDIRECT != 0 {
+                // 2.7.5.3.1: it is the last one.
+                if flags & desc::NEXT != 0 {
+                    let bytes = descriptor.length.get();
+                    return Err(ChainError::Table { bytes, flags });
+                }
+                return self.follow_table(rings, &descriptor);
+            }
+            self.add(&descriptor)?;
+            if flags & desc::NEXT == 0 {
+                return Ok(());
+            }
+            index = descriptor.next.get();
+        }
+        Err(ChainError::Endless(usize::from(rings.size())))
+    }
+
+    fn follow_table(&mut self, rings: &Rings, table: &Descriptor) -> Result<(), ChainError> {
+        let bytes = table.length.get();
+        let count = bytes / 16;
+        if bytes == 0 || !bytes.is_multiple_of(16) || count > u32::from(u16::MAX) {
+            let flags = table.flags.get();
+            return Err(ChainError::Table { bytes, flags });
+        }
+        let mut window = [Descriptor::new_zeroed(); AT_ONCE];
+        // Indices of the descriptors in the window. Drivers lay chains out one after the other.
+        let mut first = 0;
+        let mut end = 0;
+        let mut index: u32 = 0;
+        for _ in 0..count.min(u32::try_from(MAX_SEGMENTS).unwrap_or(u32::MAX)) {
+            if index >= count {
+                let index = u16::try_from(index).unwrap_or(u16::MAX);
+                return Err(ChainError::Index(index));
+            }
+            if !(first..end).contains(&index) {
+                let fit = usize::try_from(count - index).unwrap_or(AT_ONCE);
+                let part = window.get_mut(..fit.min(AT_ONCE)).unwrap_or_default();
+                let address = table.address.get().wrapping_add(u64::from(index) * 16);
+                first = index;
+                end = index + u32::try_from(part.len()).unwrap_or(0);
+                rings.view().read(address, part.as_mut_bytes())?;
+            }
+            let at = usize::try_from(index - first).unwrap_or(usize::MAX);
+            let Some(descriptor) = window.get(at).copied() else {
+                return Err(ChainError::Index(u16::MAX));
+            };
+            let flags = descriptor.flags.get();
+            if flags & desc::INDIRECT != 0 {
+                let bytes = descriptor.length.get();
+                return Err(ChainError::Table { bytes, flags });
+            }
+            self.add(&descriptor)?;
+            if flags & desc::NEXT == 0 {
+                return Ok(());
+            }
+            index = descriptor.next.get().into();
+        }
+        Err(ChainError::Endless(MAX_SEGMENTS))
+    }
+
+    fn add(&mut self, descriptor: &Descriptor) -> Result<(), ChainError> {
+        let segment = Segment {
+            address: descriptor.address.get(),
+            bytes: descriptor.length.get().into(),
+        };
+        let is_writable = descriptor.flags.get() & desc::WRITE != 0;
+        if !is_writable && !self.writable.is_empty() {
+            return Err(ChainError::Order);
+        }
+        if segment.bytes > 0 {
+            if is_writable {
+                self.writable.push(segment);
+            } else {
+                self.readable.push(segment);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,411 @@
+//! A disk: the file that holds it, what it says of itself, and who is told when its size changes.
+
+use crate::bits::{Config, ID_BYTES, SECTOR, feature};
+use crate::counters::Counters;
+use crate::request::{Limits, MAX_RANGE_SECTORS, MAX_RANGES};
+use farlane_daemon::log_limit::LogLimit;
+use farlane_file_io::storage::{Alignment, Storage, StorageError, size};
+use farlane_zero_copy::tokens::Tokens;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use thiserror::Error;
+
+/// Most data segments of a request that are asked of drivers: with header and status, the 128
+/// descriptors that QEMU gives a queue where nothing else is said.
+const SEG_MAX: u32 = 126;
+/// Bytes of a physical block, as file systems and disks have them.
+const PHYSICAL_BLOCK: u32 = 4096;
+
+/// Why there is no disk.
+#[derive(Debug, Error)]
+pub enum DiskError {
+    /// What is to hold it cannot.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// Less than a block.
+    #[error("{bytes} bytes of {} are less than a block", path.display())]
+    TooSmall {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// Not one that fits.
+    #[error("Serial number {0:?} is not 1 to 20 printable ASCII characters")]
+    Serial(String),
+}
+
+/// Whether the host's page cache takes part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// Around it, where the file system can: guests have one of their own, and what a flush has
+    /// made durable was on its way before.
+    #[default]
+    Direct,
+    /// Through it.
+    Buffered,
+}
+
+/// What a disk is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// The file or block device.
+    pub path: PathBuf,
+    /// Serial number; where there is none, one is made of the path.
+    pub serial: Option<String>,
+    /// Whether it cannot be written.
+    pub read_only: bool,
+    /// Most queues.
+    pub queues: u16,
+    /// Whether the page cache takes part.
+    pub cache: Cache,
+    /// Bytes of a block: 512 or 4096.
+    pub block: u32,
+}
+
+/// Whoever is told that a disk has another size.
+pub trait Watcher: Send + Sync {
+    /// It has.
+    fn resized(&self);
+}
+
+/// A disk, open.
+pub struct Disk {
+    config: DiskConfig,
+    serial: String,
+    storage: Storage,
+    /// What direct I/O demands; none with the page cache and in memory.
+    alignment: Option<Alignment>,
+    sectors: AtomicU64,
+    watchers: Mutex<Vec<Weak<dyn Watcher>>>,
+    tokens: OnceLock<Arc<Tokens>>,
+    /// The file system cannot zero a range in place.
+    cannot_zero: AtomicBool,
+    counters: Counters,
+    limit: LogLimit,
+}
+
+impl std::fmt::Debug for Disk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Disk")
+            .field("config", &self.config)
+            .field("serial", &self.serial)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Disk {
+    /// Opens a disk.
+    ///
+    /// # Errors
+    /// See [`DiskError`].
+    pub fn open(config: DiskConfig) -> Result<Arc<Self>, DiskError> {
+        let path = &config.path;
+        let serial = match &config.serial {
+            Some(serial) => serial.clone(),
+            None => serial_of(path),
+        };
+        let printable = |c: char| c.is_ascii_graphic() || c == ' ';
+        if serial.is_empty() || serial.len() > ID_BYTES || !serial.chars().all(printable) {
+            return Err(DiskError::Serial(serial));
+        }
+        let storage = Storage::open(path, config.read_only)?;
+        let alignment = match config.cache {
+            Cache::Direct if !storage.in_memory => {
+                let alignment = storage.go_direct(config.block.into());
+                if alignment.is_none() {
+                    log::warn!(
+                        "{}: no direct I/O in blocks of {} bytes, so it goes through the page cache",
+                        path.display(),
+                        config.block
+                    );
+                }
+                alignment
+            }
+            Cache::Direct | Cache::Buffered => None,
+        };
+        let sectors = sectors(storage.bytes, config.block);
+        if sectors == 0 {
+            return Err(DiskError::TooSmall {
+                path: path.clone(),
+                bytes: storage.bytes,
+            });
+        }
+        Ok(Arc::new(Self {
+            serial,
+            storage,
+            alignment,
+            sectors: AtomicU64::new(sectors),
+            watchers: Mutex::default(),
+            tokens: OnceLock::new(),
+            cannot_zero: AtomicBool::new(false),
+            counters: Counters::default(),
+            limit: LogLimit::new(),
+            config,
+        }))
+    }
+
+    /// Has its requests open tokens from now on. The first call counts.
+    pub fn open_tokens(&self, tokens: Arc<Tokens>) {
+        let _ = self.tokens.set(tokens);
+    }
+
+    /// The tokens that its requests may carry.
+    #[must_use]
+    pub fn tokens(&self) -> Option<&Tokens> {
+        self.tokens.get().map(AsRef::as_ref)
+    }
+
+    /// What it was made of.
+    #[must_use]
+    pub fn config(&self) -> &DiskConfig {
+        &self.config
+    }
+
+    /// Its serial number.
+    #[must_use]
+    pub fn serial(&self) -> &str {
+        &self.serial
+    }
+
+    /// The answer to GET_ID: the serial number, zeroes after it.
+    #[must_use]
+    pub fn id(&self) -> [u8; ID_BYTES] {
+        let mut id = [0; ID_BYTES];
+        for (to, from) in id.iter_mut().zip(self.serial.bytes()) {
+            *to = from;
+        }
+        id
+    }
+
+    /// Its file.
+    #[must_use]
+    pub fn file(&self) -> &OwnedFd {
+        &self.storage.file
+    }
+
+    /// Whether transfers are over when their system call is, see [`Storage::in_memory`].
+    #[must_use]
+    pub fn in_memory(&self) -> bool {
+        self.storage.in_memory
+    }
+
+    /// What direct I/O demands, where it is used.
+    #[must_use]
+    pub fn alignment(&self) -> Option<Alignment> {
+        self.alignment
+    }
+
+    /// What requests are judged by.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        Limits {
+            sectors: self.sectors.load(Ordering::Relaxed),
+            read_only: self.config.read_only,
+        }
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How often its VM can have something logged.
+    #[must_use]
+    pub fn limit(&self) -> &LogLimit {
+        &self.limit
+    }
+
+    /// Whether ranges can be zeroed in place, as far as is known.
+    #[must_use]
+    pub fn can_zero(&self) -> bool {
+        !self.cannot_zero.load(Ordering::Relaxed)
+    }
+
+    /// They cannot.
+    pub fn cannot_zero(&self) {
+        self.cannot_zero.store(true, Ordering::Relaxed);
+    }
+
+    /// Looks at the size of its file, and tells all watchers if it is another one.
+    pub fn look_at_size(&self) {
+        let Ok(bytes) = size(&self.storage.file) else {
+            return;
+        };
+        let now = sectors(bytes, self.config.block);
+        let before = self.sectors.swap(now, Ordering::Relaxed);
+        if before == now {
+            return;
+        }
+        log::info!("Disk {}: {before} sectors have become {now}", self.serial);
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|watcher| watcher.strong_count() > 0);
+        let told: Vec<_> = watchers.iter().filter_map(Weak::upgrade).collect();
+        drop(watchers);
+        for watcher in told {
+            watcher.resized();
+        }
+    }
+
+    /// Tells `watcher` of new sizes for as long as it lives.
+    pub fn watch(&self, watcher: Weak<dyn Watcher>) {
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|watcher| watcher.strong_count() > 0);
+        watchers.push(watcher);
+    }
+
+    /// The features that it offers to drivers.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        let common = feature::SEG_MAX
+            | feature::BLK_SIZE
+            | feature::TOPOLOGY
+            | feature::FLUSH
+            | feature::CONFIG_WCE
+            | feature::MQ
+            | feature::INDIRECT_DESC
+            | feature::EVENT_IDX
+            | feature::VERSION_1
+            | feature::PROTOCOL_FEATURES;
+        if self.config.read_only {
+            common | feature::RO
+        } else {
+            common | feature::DISCARD | feature::WRITE_ZEROES
+        }
+    }
+
+    /// Its configuration space, with its write cache on or off.
+    #[must_use]
+    pub fn config_space(&self, writeback: bool) -> Config {
+        let block = self.config.block;
+        let mut config = Config {
+            capacity: self.sectors.load(Ordering::Relaxed).into(),
+            seg_max: SEG_MAX.into(),
+            blk_size: block.into(),
+            physical_block_exp: if block < PHYSICAL_BLOCK { 3 } else { 0 },
+            min_io_size: 1.into(),
+            writeback: writeback.into(),
+            num_queues: self.config.queues.into(),
+            ..Config::default()
+        };
+        if !self.config.read_only {
+            let ranges = u32::try_from(MAX_RANGES).unwrap_or(1);
+            config.max_discard_sectors = MAX_RANGE_SECTORS.into();
+            config.max_discard_seg = ranges.into();
+            config.discard_sector_alignment = (PHYSICAL_BLOCK / 512).into();
+            config.max_write_zeroes_sectors = MAX_RANGE_SECTORS.into();
+            config.max_write_zeroes_seg = ranges.into();
+            config.write_zeroes_may_unmap = 1;
+        }
+        config
+    }
+}
+
+/// Whole blocks of a file, in sectors; no more than an `off_t` can address.
+fn sectors(bytes: u64, block: u32) -> u64 {
+    let bytes = bytes.min(1 << 62);
+    let block = u64::from(block.max(512));
+    bytes / block * block / SECTOR
+}
+
+/// A serial number that a path has today and tomorrow: a hash (FNV-1a, 64 bits) of its real name.
+fn serial_of(path: &Path) -> String {
+    use std::os::unix::ffi::OsStrExt as _;
+    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let hash = path
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, &byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    format!("FL{hash:016X}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    fn config(path: &Path) -> DiskConfig {
+        DiskConfig {
+            path: path.to_owned(),
+            serial: None,
+            read_only: false,
+            queues: 4,
+            cache: Cache::Direct,
+            block: 512,
+        }
+    }
+
+    #[derive(Default)]
+    struct Told(AtomicU32);
+
+    impl Watcher for Told {
+        fn resized(&self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_file_that_grows_is_a_larger_disk_and_watchers_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, [0; 1100]).unwrap();
+        let disk = Disk::open(config(&path)).unwrap();
+        assert_eq!(disk.config_space(true).capacity.get(), 2);
+        let told = Arc::new(Told::default());
+        let watcher: Arc<dyn Watcher> = told.clone();
+        disk.watch(Arc::downgrade(&watcher));
+        disk.look_at_size();
+        assert_eq!(told.0.load(Ordering::SeqCst), 0);
+        std::fs::write(&path, [0; 4096]).unwrap();
+        disk.look_at_size();
+        assert_eq!(told.0.load(Ordering::SeqCst), 1);
+        assert_eq!(disk.limits().sectors, 8);
+    }
+
+    #[test]
+    fn serial_numbers_stay_and_fit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let first = Disk::open(config(&path)).unwrap().serial().to_owned();
+        let again = Disk::open(config(&folder.path().join(".").join("disk"))).unwrap();
+        assert_eq!(first, again.serial());
+        assert_eq!(first.len(), 18);
+        assert_eq!(again.id()[18..], [0, 0]);
+        drop(again);
+        for serial in ["", "123456789012345678901", "a\n"] {
+            let config = DiskConfig {
+                serial: Some(serial.to_owned()),
+                ..config(&path)
+            };
+            assert!(matches!(Disk::open(config), Err(DiskError::Serial(_))));
+        }
+    }
+
+    #[test]
+    fn a_read_only_disk_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let disk = Disk::open(DiskConfig {
+            read_only: true,
+            ..config(&path)
+        })
+        .unwrap();
+        assert_eq!(disk.features() & feature::DISCARD, 0);
+        assert_ne!(disk.features() & feature::RO, 0);
+        assert!(disk.limits().read_only);
+        let crumb = folder.path().join("crumb");
+        std::fs::write(&crumb, [0; 511]).unwrap();
+        assert!(matches!(
+            Disk::open(config(&crumb)),
+            Err(DiskError::TooSmall { bytes: 511, .. })
+        ));
+    }
+}

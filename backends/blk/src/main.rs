@@ -1,0 +1,93 @@
+//! `farlane-blk`: serves disks to a VM.
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use farlane_blk::disk::Disk;
+use farlane_blk::options::{DiskOptions, Options, SocketOption};
+use farlane_blk::serve;
+use farlane_daemon::lifecycle::{Ending, Lifecycle};
+use farlane_daemon::listener::{Kind, Listener};
+use farlane_daemon::{metrics, privileges, seccomp};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("farlane-blk: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<ExitCode> {
+    let lifecycle = Lifecycle::begin().context("Cannot block signals")?;
+    let options = Options::parse();
+    if options.daemon.print_capabilities {
+        farlane_blk::CAPABILITIES.print()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    options.daemon.start_logging();
+    let given = options.all_disks()?;
+    // Inherited sockets first: as long as nothing else is open, a wrong number is noticed.
+    let inherited = inherit(&given)?;
+    // The disks before their sockets: whoever finds a socket finds a disk behind it.
+    let disks = given.iter().map(|given| Disk::open(given.disk.clone()));
+    let disks: Vec<Arc<Disk>> = disks.collect::<Result<_, _>>()?;
+    let listeners = listen(&given, inherited)?;
+    let metrics_socket = match &options.daemon.metrics {
+        Some(path) => Some(Listener::bind(path, Kind::Stream)?),
+        None => None,
+    };
+    privileges::give_up(privileges::Needs::default())?;
+    serve::watch_sizes(disks.clone())?;
+    for ((disk, listener), given) in disks.iter().zip(&listeners).zip(&given) {
+        let (disk, socket) = (Arc::clone(disk), listener.try_clone()?);
+        log::info!("Disk {}: waiting at {}", disk.serial(), given.socket);
+        std::thread::Builder::new()
+            .name(disk.serial().to_owned())
+            .spawn(move || serve::serve(&disk, socket))?;
+    }
+    if let Some(listener) = &metrics_socket {
+        metrics::serve(listener.try_clone()?, move || {
+            farlane_blk::metrics_text(&disks)
+        })?;
+    }
+    seccomp::confine(options.daemon.seccomp, farlane_file_io::SYSTEM_CALLS)?;
+    log::info!("Ready");
+
+    let ending = lifecycle.wait();
+    // Their files go. Requests under way are for whoever comes next.
+    drop((listeners, metrics_socket));
+    std::process::exit(match ending {
+        Ending::Asked => 0,
+        Ending::Failed => 1,
+    });
+}
+
+fn inherit(given: &[DiskOptions]) -> anyhow::Result<Vec<Option<Listener>>> {
+    let mut listeners = Vec::new();
+    for disk in given {
+        listeners.push(match disk.socket {
+            SocketOption::Descriptor(fd) => Some(Listener::inherit(fd, Kind::Stream)?),
+            SocketOption::Path(_) => None,
+        });
+    }
+    Ok(listeners)
+}
+
+fn listen(
+    given: &[DiskOptions],
+    inherited: Vec<Option<Listener>>,
+) -> anyhow::Result<Vec<Listener>> {
+    let mut listeners = Vec::new();
+    for (disk, inherited) in given.iter().zip(inherited) {
+        listeners.push(match (inherited, &disk.socket) {
+            (Some(listener), _) => listener,
+            (None, SocketOption::Path(path)) => Listener::bind(path, Kind::Stream)?,
+            (None, SocketOption::Descriptor(_)) => anyhow::bail!("A socket is missing"),
+        });
+    }
+    Ok(listeners)
+}

@@ -1,0 +1,161 @@
+//! Requests under way.
+
+use crate::bits::Status;
+use crate::request::{Extent, Range};
+use crate::vring::Rings;
+use farlane_file_io::bounce::Bounce;
+use farlane_zero_copy::tokens::Opened;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// What is done.
+#[derive(Debug)]
+pub enum Work {
+    /// The file is read.
+    Read(Extent),
+    /// The file is written.
+    Write(Extent),
+    /// What was written is made durable.
+    Flush,
+    /// Ranges are given back.
+    Discard(Vec<Range>),
+    /// Ranges are zeroed.
+    Zero(Vec<Range>),
+}
+
+/// How a range is zeroed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zeroing {
+    /// By the file system.
+    InPlace,
+    /// By writing zeroes.
+    Writing,
+}
+
+/// The last byte of a request, in guest memory.
+#[derive(Clone, Copy, Debug)]
+pub struct StatusByte(*const AtomicU8);
+
+impl StatusByte {
+    /// The byte at `base`.
+    ///
+    /// # Safety
+    /// It is mapped and writable as long as this is used.
+    pub unsafe fn new(base: *mut u8) -> Self {
+        Self(base.cast_const().cast())
+    }
+
+    /// Tells how the request has ended.
+    pub fn set(self, status: Status) {
+        // SAFETY: as `new` asks; others write it, which atomics allow.
+        unsafe { &*self.0 }.store(status as u8, Ordering::Release);
+    }
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub struct Request {
+    /// Its first descriptor.
+    pub head: u16,
+    pub work: Work,
+    pub status: StatusByte,
+    /// Keeps the guest's memory mapped.
+    pub rings: Rc<Rings>,
+    /// Keeps a device's memory mapped.
+    pub opened: Option<Opened>,
+    /// Memory that has not been read or written yet.
+    pub vectors: Vec<libc::iovec>,
+    /// Whether its data is copied through a buffer of ours.
+    pub copies: bool,
+    /// That buffer.
+    pub bounce: Option<Bounce>,
+    /// The vector of that buffer, or of zeroes.
+    pub own_vectors: Vec<libc::iovec>,
+    /// Bytes that have been moved, of its data or of the range that it is at.
+    pub done: u64,
+    /// The range that it is at.
+    pub range: usize,
+    pub zeroing: Zeroing,
+    /// All is done but making it durable.
+    pub syncing: bool,
+}
+
+impl Request {
+    /// A request of which nothing has been done.
+    pub fn new(head: u16, work: Work, status: StatusByte, rings: Rc<Rings>) -> Self {
+        Self {
+            head,
+            work,
+            status,
+            rings,
+            opened: None,
+            vectors: Vec::new(),
+            copies: false,
+            bounce: None,
+            own_vectors: Vec::new(),
+            done: 0,
+            range: 0,
+            zeroing: Zeroing::InPlace,
+            syncing: false,
+        }
+    }
+}
+
+/// Places of requests under way.
+#[derive(Debug, Default)]
+pub struct Requests {
+    slots: Vec<Option<Box<Request>>>,
+    free: Vec<usize>,
+    /// Vectors of former requests, to be used again.
+    vectors: Vec<Vec<libc::iovec>>,
+}
+
+impl Requests {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A place, for a request that is [put](Self::put) there.
+    pub fn reserve(&mut self) -> usize {
+        self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        })
+    }
+
+    /// Puts a request in its place.
+    pub fn put(&mut self, slot: usize, request: Box<Request>) {
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = Some(request);
+        }
+    }
+
+    /// Takes a request out of its place, which stays its own.
+    pub fn take(&mut self, slot: usize) -> Option<Box<Request>> {
+        self.slots.get_mut(slot)?.take()
+    }
+
+    /// A place is free.
+    pub fn release(&mut self, slot: usize) {
+        self.free.push(slot);
+    }
+
+    /// An empty vector.
+    pub fn vectors(&mut self) -> Vec<libc::iovec> {
+        self.vectors.pop().unwrap_or_default()
+    }
+
+    /// Takes a vector back.
+    pub fn give_vectors(&mut self, mut vectors: Vec<libc::iovec>) {
+        vectors.clear();
+        if self.vectors.len() < 64 {
+            self.vectors.push(vectors);
+        }
+    }
+}

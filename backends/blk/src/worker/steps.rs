@@ -1,0 +1,253 @@
+//! The steps of a request: each is one operation of the ring, or over at once.
+
+use super::Engine;
+use super::data;
+use super::requests::{Request, Work, Zeroing};
+use crate::bits::Status;
+use crate::counters::count;
+use crate::request::{Extent, Range};
+use farlane_file_io::bounce::Bounce;
+use farlane_file_io::ring::{Durable, Fallocate};
+use farlane_file_io::vectors::{skip, transfer_now};
+use std::io;
+use std::sync::atomic::Ordering;
+
+/// Most bytes that one request has in a buffer of ours.
+const COPY_BYTES: u64 = 1 << 20;
+/// Most requests that have such a buffer; others wait.
+pub const MAX_COPIES: usize = 16;
+/// The only file of the ring.
+const FILE: u32 = 0;
+
+#[repr(C, align(4096))]
+struct Zeroes([u8; 1 << 16]);
+static ZEROES: Zeroes = Zeroes([0; 1 << 16]);
+/// Vectors of zeroes in one operation.
+const ZEROES_AT_ONCE: usize = 16;
+
+/// Where a request is after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The ring will tell.
+    Pending,
+    /// It waits for others to end.
+    Waiting,
+    /// It has ended.
+    Done(Status),
+}
+
+impl Engine {
+    fn durable(&self) -> Durable {
+        Durable(!self.writeback.load(Ordering::Relaxed))
+    }
+
+    /// Does what comes next.
+    pub(super) fn step(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
+        match &request.work {
+            Work::Read(extent) => {
+                let extent = *extent;
+                self.step_data(slot, request, extent, None)
+            }
+            Work::Write(extent) => {
+                let extent = *extent;
+                self.step_data(slot, request, extent, Some(self.durable()))
+            }
+            Work::Flush => self.step_sync(slot, request),
+            Work::Discard(_) | Work::Zero(_) => self.step_ranges(slot, request),
+        }
+    }
+
+    fn step_sync(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
+        if request.syncing || self.disk.in_memory() {
+            return Ok(Step::Done(Status::Ok));
+        }
+        request.syncing = true;
+        self.ring.sync(FILE, slot)?;
+        Ok(Step::Pending)
+    }
+
+    fn step_data(
+        &mut self,
+        slot: usize,
+        request: &mut Request,
+        extent: Extent,
+        write: Option<Durable>,
+    ) -> io::Result<Step> {
+        if request.done >= extent.bytes {
+            return Ok(Step::Done(Status::Ok));
+        }
+        let offset = extent.offset + request.done;
+        if self.disk.in_memory() && !request.copies {
+            // SAFETY: the vectors name memory that the request keeps mapped.
+            let moved =
+                unsafe { transfer_now(self.disk.file(), write, &mut request.vectors, offset) };
+            return Ok(Step::Done(match moved {
+                Ok(()) => Status::Ok,
+                Err(e) => self.failed(&e),
+            }));
+        }
+        if !request.copies {
+            // SAFETY: as above; the request is kept in its slot until its completion is taken.
+            unsafe {
+                self.ring
+                    .transfer(FILE, write, &request.vectors, offset, slot)
+            }?;
+            return Ok(Step::Pending);
+        }
+        if request.bounce.is_none() {
+            if self.copying >= MAX_COPIES {
+                self.waiting.push_back(slot);
+                return Ok(Step::Waiting);
+            }
+            self.copying += 1;
+            count(&self.disk.counters().copied, 1);
+        }
+        let part = (extent.bytes - request.done).min(COPY_BYTES);
+        let bytes = usize::try_from(part).map_err(io::Error::other)?;
+        let mut bounce = match request.bounce.take() {
+            Some(bounce) if bounce.len() == bytes => bounce,
+            _ => Bounce::new(bytes),
+        };
+        if write.is_some() {
+            // SAFETY: the vectors name memory that the request keeps mapped; the copy is ours.
+            unsafe { data::copy(&request.vectors, &mut bounce, false) };
+        }
+        request.own_vectors.clear();
+        request.own_vectors.push(libc::iovec {
+            iov_base: bounce.as_mut_ptr().cast(),
+            iov_len: bytes,
+        });
+        request.bounce = Some(bounce);
+        // SAFETY: the copy belongs to the request, which is kept in its slot until its completion
+        // is taken.
+        unsafe {
+            self.ring
+                .transfer(FILE, write, &request.own_vectors, offset, slot)
+        }?;
+        Ok(Step::Pending)
+    }
+
+    /// An operation of the ring has ended with `result`: a number of bytes, or an error.
+    pub(super) fn stepped(
+        &mut self,
+        slot: usize,
+        request: &mut Request,
+        result: i32,
+    ) -> io::Result<Step> {
+        let moved = match u64::try_from(result) {
+            Ok(moved) => moved,
+            Err(_) => match -result {
+                // As if it had not been begun.
+                libc::EAGAIN | libc::EINTR => return self.step(slot, request),
+                errno => return self.refused(slot, request, errno),
+            },
+        };
+        match &request.work {
+            Work::Read(_) | Work::Write(_) => {
+                if moved == 0 {
+                    // The file has become shorter.
+                    return Ok(Step::Done(
+                        self.failed(&io::ErrorKind::UnexpectedEof.into()),
+                    ));
+                }
+                let bytes = usize::try_from(moved).map_err(io::Error::other)?;
+                if matches!(request.work, Work::Read(_))
+                    && let Some(bounce) = &mut request.bounce
+                {
+                    let length = bytes.min(bounce.len());
+                    // SAFETY: the vectors name memory that the request keeps mapped, and that was
+                    // found to be writable; the copy is ours.
+                    unsafe { data::copy(&request.vectors, &mut bounce[..length], true) };
+                }
+                skip(&mut request.vectors, bytes);
+                request.done += moved;
+            }
+            Work::Flush => (),
+            Work::Discard(_) | Work::Zero(_) => {
+                if !request.syncing && request.zeroing == Zeroing::Writing {
+                    request.done += moved;
+                } else {
+                    request.done = u64::MAX;
+                }
+            }
+        }
+        self.step(slot, request)
+    }
+
+    fn refused(&mut self, slot: usize, request: &mut Request, errno: i32) -> io::Result<Step> {
+        let unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV);
+        match &request.work {
+            // A hint; nothing depends on its being taken.
+            Work::Discard(_) if unsupported && !request.syncing => {
+                request.done = u64::MAX;
+                self.step(slot, request)
+            }
+            Work::Zero(_)
+                if unsupported && !request.syncing && request.zeroing == Zeroing::InPlace =>
+            {
+                self.disk.cannot_zero();
+                request.zeroing = Zeroing::Writing;
+                self.step(slot, request)
+            }
+            _ => Ok(Step::Done(
+                self.failed(&io::Error::from_raw_os_error(errno)),
+            )),
+        }
+    }
+
+    fn step_ranges(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
+        loop {
+            let (range, discards) = match &request.work {
+                Work::Discard(ranges) => (ranges.get(request.range), true),
+                Work::Zero(ranges) => (ranges.get(request.range), false),
+                _ => (None, false),
+            };
+            let Some(&Range { extent, unmap }) = range else {
+                if !self.durable().0 {
+                    return Ok(Step::Done(Status::Ok));
+                }
+                return self.step_sync(slot, request);
+            };
+            if request.done >= extent.bytes {
+                request.range += 1;
+                request.done = 0;
+                request.zeroing = Zeroing::InPlace;
+                continue;
+            }
+            let how = if discards || unmap {
+                Fallocate::PunchHole
+            } else {
+                Fallocate::ZeroRange
+            };
+            if how == Fallocate::ZeroRange && !self.disk.can_zero() {
+                request.zeroing = Zeroing::Writing;
+            }
+            let offset = extent.offset + request.done;
+            let left = extent.bytes - request.done;
+            if request.zeroing == Zeroing::InPlace {
+                self.ring.fallocate(FILE, how, offset, left, slot)?;
+                return Ok(Step::Pending);
+            }
+            let chunk = ZEROES.0.len();
+            let mut left = usize::try_from(left)
+                .unwrap_or(usize::MAX)
+                .min(chunk * ZEROES_AT_ONCE);
+            request.own_vectors.clear();
+            while left > 0 {
+                request.own_vectors.push(libc::iovec {
+                    iov_base: ZEROES.0.as_ptr().cast_mut().cast(),
+                    iov_len: left.min(chunk),
+                });
+                left -= left.min(chunk);
+            }
+            let write = Some(Durable(false));
+            // SAFETY: the zeroes are static and only read; the request, with its vectors, is kept in
+            // its slot until its completion is taken.
+            unsafe {
+                self.ring
+                    .transfer(FILE, write, &request.own_vectors, offset, slot)
+            }?;
+            return Ok(Step::Pending);
+        }
+    }
+}

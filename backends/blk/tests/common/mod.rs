@@ -1,0 +1,221 @@
+//! A daemon with one disk, and a driver for it that somebody else has written.
+
+#![allow(dead_code)]
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use virtio_driver::{
+    VhostUser, VirtioBlkConfig, VirtioBlkFeatureFlags, VirtioBlkQueue, VirtioBlkReqBuf,
+    VirtioFeatureFlags, VirtioTransport,
+};
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-blk");
+
+/// How long anything may take.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A daemon, killed when it is dropped.
+pub struct Daemon {
+    child: Child,
+    folder: PathBuf,
+}
+
+impl Daemon {
+    /// Serves `folder/disk` at `folder/socket`, with further keys.
+    pub fn start(folder: &Path, keys: &str) -> Self {
+        let path = |name: &str| folder.join(name).display().to_string();
+        let disk = format!("socket={},path={}{keys}", path("socket"), path("disk"));
+        let child = Command::new(PROGRAM)
+            .args(["--disk", &disk, "--metrics", &path("metrics")])
+            .args(["--log-level", "warn"])
+            .spawn()
+            .unwrap();
+        let daemon = Self {
+            child,
+            folder: folder.to_owned(),
+        };
+        // Metrics come last.
+        wait_until(|| UnixStream::connect(folder.join("metrics")).is_ok());
+        daemon
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    pub fn metric(&self, name: &str) -> u64 {
+        let mut text = String::new();
+        UnixStream::connect(self.folder.join("metrics"))
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        let name = format!("farlane_blk_{name}{{");
+        let line = text.lines().find(|l| l.starts_with(&name)).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn wait_until(mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < end, "waited in vain");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Makes the file of a disk.
+pub fn make_disk(folder: &Path, bytes: u64) -> File {
+    let file = File::options()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(folder.join("disk"))
+        .unwrap();
+    file.set_len(bytes).unwrap();
+    file
+}
+
+/// Memory that the device reaches.
+pub struct Memory {
+    map: rustix_mapping::Mapping,
+}
+
+mod rustix_mapping {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::OwnedFd;
+
+    pub struct Mapping {
+        pub fd: OwnedFd,
+        pub base: *mut u8,
+        pub length: usize,
+    }
+
+    impl Mapping {
+        pub fn new(length: usize) -> Self {
+            let fd = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&fd, length as u64).unwrap();
+            // SAFETY: a new mapping, at an address of the kernel's choice.
+            let base = unsafe {
+                rustix::mm::mmap(
+                    std::ptr::null_mut(),
+                    length,
+                    rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+                    rustix::mm::MapFlags::SHARED,
+                    &fd,
+                    0,
+                )
+            }
+            .unwrap();
+            Self {
+                fd,
+                base: base.cast(),
+                length,
+            }
+        }
+    }
+
+    impl Drop for Mapping {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is this value's own.
+            unsafe { rustix::mm::munmap(self.base.cast(), self.length) }.unwrap();
+        }
+    }
+}
+
+impl Memory {
+    pub fn bytes(&self, at: usize, length: usize) -> &'static mut [u8] {
+        assert!(at + length <= self.map.length);
+        // SAFETY: inside of the mapping, which outlives the test that uses it; the device writes it
+        // only while the test does not look.
+        unsafe { std::slice::from_raw_parts_mut(self.map.base.add(at), length) }
+    }
+}
+
+/// A driver of the disk at `folder/socket`.
+pub struct Driver {
+    pub queues: Vec<VirtioBlkQueue<'static, u64>>,
+    pub transport: Box<VhostUser<VirtioBlkConfig, VirtioBlkReqBuf>>,
+    pub memory: Memory,
+}
+
+impl Driver {
+    pub fn connect(folder: &Path, queues: usize) -> Self {
+        let features = VirtioFeatureFlags::VERSION_1
+            | VirtioFeatureFlags::RING_EVENT_IDX
+            | VirtioFeatureFlags::RING_INDIRECT_DESC;
+        let features = features.bits() | VirtioBlkFeatureFlags::all().bits();
+        Self::connect_with(folder, queues, features)
+    }
+
+    pub fn connect_with(folder: &Path, queues: usize, features: u64) -> Self {
+        let path = folder.join("socket").display().to_string();
+        let mut transport =
+            Box::new(VhostUser::<VirtioBlkConfig, VirtioBlkReqBuf>::new(&path, features).unwrap());
+        let memory = Memory {
+            map: rustix_mapping::Mapping::new(8 << 20),
+        };
+        let map = &memory.map;
+        transport
+            .map_mem_region(map.base.addr(), map.length, map.fd.as_raw_fd(), 0)
+            .unwrap();
+        let queues = VirtioBlkQueue::setup_queues(&mut *transport, queues, 128).unwrap();
+        Self {
+            queues,
+            transport,
+            memory,
+        }
+    }
+
+    /// Tells of what was queued and waits for one completion; returns its context and result.
+    pub fn complete(&mut self, queue: usize) -> (u64, i32) {
+        if self.queues[queue].avail_notif_needed() {
+            self.transport
+                .get_submission_notifier(queue)
+                .notify()
+                .unwrap();
+        }
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(done) = self.queues[queue].completions().next() {
+                return (done.context, done.ret);
+            }
+            assert!(Instant::now() < end, "no completion");
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn read(&mut self, offset: u64, at: usize, length: usize) -> i32 {
+        let bytes = self.memory.bytes(at, length);
+        self.queues[0].read(offset, bytes, 0).unwrap();
+        self.complete(0).1
+    }
+
+    pub fn write(&mut self, offset: u64, at: usize, length: usize) -> i32 {
+        let bytes = self.memory.bytes(at, length);
+        self.queues[0].write(offset, bytes, 0).unwrap();
+        self.complete(0).1
+    }
+}
