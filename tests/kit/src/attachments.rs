@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+/// How often QEMU tries to connect to a backend of a disk that has gone.
+const RECONNECT_MS: u32 = 100;
+
 /// Where a guest's memory comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Ram {
@@ -72,6 +75,18 @@ pub struct Disk {
     pub port: Option<String>,
     /// Where its blocks are.
     pub file: PathBuf,
+}
+
+/// A virtio disk that another process serves over vhost-user, in a PCIe port of its own. The guest has to load
+/// `virtio_blk`; what the disk answers as its serial number is in `/sys/block/*/serial`.
+#[derive(Debug, Clone)]
+pub struct VhostUserDisk {
+    /// Its id in QEMU. Its port is called `<id>-port`.
+    pub id: String,
+    /// The socket of the backend, which listens already. QEMU connects again when the backend goes and comes back.
+    pub socket: PathBuf,
+    /// How many request queues it has; the backend has at least as many.
+    pub queues: u32,
 }
 
 /// A function (`ivshmem-plain`, vendor 1af4, device 1110) whose BAR 2 is a file of this machine: what one memory window
@@ -143,6 +158,26 @@ impl Disk {
                 ));
             }
         }
+        Ok(words)
+    }
+}
+
+impl VhostUserDisk {
+    /// The words for QEMU's command line; `number` tells its slot from those of other ports.
+    pub(crate) fn words(&self, number: u32) -> Result<Vec<String>> {
+        let Self { id, socket, queues } = self;
+        let mut words = port(id, number);
+        words.extend([
+            "-chardev".into(),
+            format!(
+                "socket,id={id}-socket,path={},reconnect-ms={RECONNECT_MS}",
+                option_value(socket)?
+            ),
+            "-device".into(),
+            format!(
+                "vhost-user-blk-pci,id={id},chardev={id}-socket,num-queues={queues},bus={id}-port"
+            ),
+        ]);
         Ok(words)
     }
 }

@@ -10,7 +10,9 @@ use anyhow::Result;
 use farlane_vm_agent::PORT_NAME;
 use serde_json::{Value, json};
 
-use crate::attachments::{Disk, DiskKind, NvmeMemory, Ram, Switch, VfioUser, Window, option_value};
+use crate::attachments::{
+    Disk, DiskKind, NvmeMemory, Ram, Switch, VfioUser, VhostUserDisk, Window, option_value,
+};
 use crate::guest_root::GuestFile;
 use crate::process::check_output;
 use crate::tree::Tree;
@@ -72,6 +74,8 @@ pub struct VmConfig<'a> {
     pub vfio_user: Vec<VfioUser>,
     /// Disks that QEMU itself serves.
     pub disks: Vec<Disk>,
+    /// Disks that other processes serve over vhost-user.
+    pub vhost_user_disks: Vec<VhostUserDisk>,
     /// PCIe switches.
     pub switches: Vec<Switch>,
     /// Memory for peer-to-peer DMA.
@@ -109,6 +113,7 @@ impl<'a> VmConfig<'a> {
             free_ports: 0,
             vfio_user: Vec::new(),
             disks: Vec::new(),
+            vhost_user_disks: Vec::new(),
             switches: Vec::new(),
             nvme_memories: Vec::new(),
             windows: Vec::new(),
@@ -195,6 +200,22 @@ impl<'a> VmConfig<'a> {
             kind: DiskKind::Nvme,
             port: Some(port.into()),
             file: file.into(),
+        });
+        self
+    }
+
+    /// With a virtio disk whose vhost-user backend listens on `socket` already.
+    #[must_use]
+    pub fn vhost_user_disk(
+        mut self,
+        id: impl Into<String>,
+        socket: impl Into<PathBuf>,
+        queues: u32,
+    ) -> Self {
+        self.vhost_user_disks.push(VhostUserDisk {
+            id: id.into(),
+            socket: socket.into(),
+            queues,
         });
         self
     }
@@ -435,6 +456,9 @@ impl Qemu {
             command.args(memory.words());
         }
         for (disk, slot) in config.disks.iter().zip(&mut slots) {
+            command.args(disk.words(slot)?);
+        }
+        for (disk, slot) in config.vhost_user_disks.iter().zip(&mut slots) {
             command.args(disk.words(slot)?);
         }
         for window in &config.windows {
