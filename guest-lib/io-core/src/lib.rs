@@ -1,1 +1,42 @@
-//! File I/O with device memory.
+//! File I/O with device memory (spin-atc17, sections 4 and 5).
+//!
+//! A program registers device memory by address ([`register`]) and calls [`pread`], [`pwrite`] and their like with buffers in it;
+//! each part of a request goes through the page cache, or by P2P: direct I/O through a [`tunnel`] or with the memory itself.
+//! `libfarlane_io.so` puts these functions under the names of the C library.
+
+pub mod automatic;
+pub mod config;
+mod direct;
+pub mod disks;
+pub mod files;
+mod fork;
+mod lock;
+mod log;
+mod plain;
+pub mod plan;
+pub mod provider;
+mod ranges;
+pub mod readahead;
+mod region;
+mod registry;
+pub mod residency;
+pub mod route;
+pub mod stats;
+pub mod sys;
+pub mod trace;
+pub mod tunnel;
+pub mod vector;
+
+pub use config::{Mode, set_mode};
+pub use registry::{
+    RegisterError, is_registered, may_hold, may_overlap, register, register_with, unregister,
+    unregister_overlapping,
+};
+pub use route::{pread, pwrite};
+pub use stats::{Totals, totals};
+
+/// Zero, or a negative error number: what the C interface returns.
+#[must_use]
+pub fn registry_errno(result: Result<(), RegisterError>) -> i32 {
+    result.map_or_else(|error| -error.errno(), |()| 0)
+}

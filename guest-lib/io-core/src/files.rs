@@ -1,0 +1,476 @@
+//! What is known of the program's files: how they are aligned, on which disk they lie, and descriptors of our own for direct I/O.
+//!
+//! Closing any descriptor of a file drops the process's POSIX locks on it. So ours are closed only when the program closes one of
+//! its own, which drops them anyway.
+
+use crate::disks::Stack;
+use crate::lock::Lock;
+use crate::readahead::{Advice, Stream};
+use crate::{fork, readahead, sys};
+use farlane_io_plan::CostModel;
+use rustix::fs::{Mode, OFlags, Stat};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::os::fd::{BorrowedFd, IntoRawFd as _, RawFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Most descriptors of ours: further files go without direct I/O.
+const MOST_OWN: usize = 256;
+
+/// A file, whatever it is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FileId {
+    /// Device number of the file system.
+    pub device: u64,
+    /// Number in it.
+    pub inode: u64,
+}
+
+/// The providers that calibrations are kept for.
+const PROVIDERS: [&str; 3] = ["soft", "p2pmem", "cuda"];
+
+/// The disk beneath a file system.
+#[derive(Debug)]
+pub struct DiskFacts {
+    /// Its layers.
+    pub stack: Stack,
+    /// What calibration has found, by provider.
+    models: [OnceLock<Option<CostModel>>; PROVIDERS.len()],
+    /// A tunnelled read of it has arrived.
+    pub tunnel_proven: AtomicBool,
+}
+
+/// What is known of one file.
+#[derive(Debug)]
+pub struct File {
+    /// Which one.
+    pub id: FileId,
+    /// To what file offsets and lengths of direct I/O are aligned; none where there is no direct I/O.
+    pub offset_align: Option<u64>,
+    /// To what its buffers are aligned.
+    pub memory_align: usize,
+    /// Whether its file system is one whose direct writes are understood (ext4, xfs).
+    pub writes_known: bool,
+    /// The disk.
+    pub disk: Arc<DiskFacts>,
+    /// Direct I/O through a tunnel went another way: it is not tried again.
+    pub tunnel_off: AtomicBool,
+    /// Pattern of reads.
+    pub stream: Lock<Stream>,
+    own: Lock<Vec<Own>>,
+    mapping: Lock<Mapping>,
+}
+
+/// A descriptor of ours.
+#[derive(Debug)]
+struct Own {
+    flags: OFlags,
+    fd: RawFd,
+    users: usize,
+}
+
+/// An address range whose pages are those of the file: never read or written, only asked about.
+#[derive(Debug, Default)]
+struct Mapping {
+    address: usize,
+    length: usize,
+}
+
+/// The program's descriptor, looked at now.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    /// The descriptor.
+    pub fd: RawFd,
+    /// Its file.
+    pub file: Arc<File>,
+    /// Length of the file in bytes.
+    pub size: u64,
+    /// Flags that it was opened with.
+    pub flags: OFlags,
+}
+
+static FILES: Lock<Files> = Lock::new(Files {
+    files: BTreeMap::new(),
+    disks: BTreeMap::new(),
+});
+/// Our open descriptors, plus one.
+static OWN: [AtomicI32; MOST_OWN] = [const { AtomicI32::new(0) }; MOST_OWN];
+/// How many they are, at most.
+static OWNED: AtomicUsize = AtomicUsize::new(0);
+/// Whether any file is known.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+#[derive(Debug)]
+struct Files {
+    files: BTreeMap<FileId, Arc<File>>,
+    disks: BTreeMap<u64, Arc<DiskFacts>>,
+}
+
+fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
+    // SAFETY: the program's descriptor over one of its own calls; the kernel checks it.
+    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+fn id_of(stat: &Stat) -> FileId {
+    FileId {
+        device: stat.st_dev,
+        inode: stat.st_ino,
+    }
+}
+
+/// Looks at a descriptor; none when it is no regular file.
+#[must_use]
+pub fn open(fd: RawFd) -> Option<Opened> {
+    let borrowed = borrow(fd)?;
+    let stat = rustix::fs::fstat(borrowed).ok()?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+        return None;
+    }
+    let flags = rustix::fs::fcntl_getfl(borrowed).ok()?;
+    if flags.contains(OFlags::PATH) {
+        return None;
+    }
+    let id = id_of(&stat);
+    let known = FILES.lock().files.get(&id).cloned();
+    let file = known.unwrap_or_else(|| learn(id, borrowed));
+    Some(Opened {
+        fd,
+        file,
+        size: u64::try_from(stat.st_size).unwrap_or(0),
+        flags,
+    })
+}
+
+/// Looks at a file for the first time; the lock is not held over it.
+fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
+    use rustix::fs::{AtFlags, StatxFlags};
+    let disk = FILES.lock().disks.get(&id.device).cloned();
+    let disk = disk.unwrap_or_else(|| {
+        let (major, minor) = (rustix::fs::major(id.device), rustix::fs::minor(id.device));
+        Arc::new(DiskFacts {
+            stack: Stack::look(Path::new("/sys"), major, minor),
+            models: [const { OnceLock::new() }; PROVIDERS.len()],
+            tunnel_proven: AtomicBool::new(false),
+        })
+    });
+    let statx = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
+    let aligns = statx.filter(|statx| {
+        let answered = StatxFlags::from_bits_retain(statx.stx_mask);
+        answered.contains(StatxFlags::DIOALIGN) && statx.stx_dio_offset_align > 0
+    });
+    let magic = rustix::fs::fstatfs(fd).map_or(0, |statfs| statfs.f_type);
+    let mut files = FILES.lock();
+    let disk = Arc::clone(files.disks.entry(id.device).or_insert(disk));
+    let file = files.files.entry(id).or_insert_with(|| {
+        ANY.store(true, Ordering::Relaxed);
+        Arc::new(File {
+            id,
+            offset_align: aligns.map(|statx| u64::from(statx.stx_dio_offset_align)),
+            memory_align: aligns
+                .and_then(|statx| usize::try_from(statx.stx_dio_mem_align).ok())
+                .map_or(1, |align| align.max(1)),
+            writes_known: magic == libc::EXT4_SUPER_MAGIC || magic == libc::XFS_SUPER_MAGIC,
+            disk,
+            tunnel_off: AtomicBool::new(false),
+            stream: Lock::new(Stream::default()),
+            own: Lock::new(Vec::new()),
+            mapping: Lock::new(Mapping::default()),
+        })
+    });
+    Arc::clone(file)
+}
+
+impl DiskFacts {
+    /// What calibration has found for memory of a provider.
+    #[must_use]
+    pub fn model(&self, id: FileId, provider: &str) -> Option<&CostModel> {
+        let at = PROVIDERS.iter().position(|name| *name == provider)?;
+        let found = self.models.get(at)?.get_or_init(|| {
+            let (major, minor) = (rustix::fs::major(id.device), rustix::fs::minor(id.device));
+            match farlane_io_plan::store::find(major, minor, provider) {
+                Ok(model) => model,
+                Err(error) => {
+                    crate::log::once(&format!("The calibrations cannot be used: {error}"));
+                    None
+                }
+            }
+        });
+        found.as_ref()
+    }
+}
+
+/// A descriptor of ours in use.
+#[derive(Debug)]
+pub struct Direct<'a> {
+    file: &'a File,
+    /// Its number.
+    pub fd: RawFd,
+}
+
+impl Drop for Direct<'_> {
+    fn drop(&mut self) {
+        let mut own = self.file.own.lock();
+        if let Some(own) = own.iter_mut().find(|own| own.fd == self.fd) {
+            own.users = own.users.saturating_sub(1);
+        }
+    }
+}
+
+impl Opened {
+    /// A descriptor of the same file for direct I/O, with the same rights.
+    ///
+    /// # Errors
+    /// When it cannot be had.
+    pub fn direct(&self) -> Result<Direct<'_>, Errno> {
+        let keep = OFlags::RWMODE | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME;
+        let flags = (self.flags & keep) | OFlags::DIRECT | OFlags::CLOEXEC;
+        let file = &*self.file;
+        let mut own = file.own.lock();
+        if let Some(at) = own.iter().position(|own| own.flags == flags) {
+            let found = &mut own[at];
+            // A program may close numbers that it does not know, and get them again.
+            if is_ours(found.fd, file.id) {
+                found.users += 1;
+                return Ok(Direct { file, fd: found.fd });
+            }
+            disown(found.fd);
+            own.remove(at);
+        }
+        if OWNED.load(Ordering::Acquire) >= MOST_OWN {
+            return Err(Errno::MFILE);
+        }
+        let path = format!("/proc/self/fd/{}", self.fd);
+        let fd = rustix::fs::open(path, flags, Mode::empty())?.into_raw_fd();
+        // It must not be closed again even where it cannot be used, or the program's locks were gone.
+        if !own_it(fd) || !is_ours(fd, file.id) {
+            return Err(Errno::STALE);
+        }
+        own.push(Own {
+            flags,
+            fd,
+            users: 1,
+        });
+        Ok(Direct { file, fd })
+    }
+}
+
+impl File {
+    /// Asks which pages of `length` bytes at `offset` (a multiple of the page size) are in memory: a byte a page, bit 0.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn mincore(
+        &self,
+        fd: RawFd,
+        offset: u64,
+        length: usize,
+        pages: &mut [u8],
+    ) -> Result<(), Errno> {
+        let end = sys::to_usize(offset)
+            .checked_add(length)
+            .ok_or(Errno::OVERFLOW)?;
+        let mut mapping = self.mapping.lock();
+        if mapping.length < end {
+            mapping.unmap();
+            // Room for the file to grow; only addresses are used up.
+            let length = end.checked_next_power_of_two().ok_or(Errno::OVERFLOW)?;
+            *mapping = Mapping::of(fd, length.max(1 << 24))?;
+        }
+        let from = mapping.address + sys::to_usize(offset);
+        sys::mincore(from, length, pages)
+    }
+}
+
+impl Mapping {
+    fn of(fd: RawFd, length: usize) -> Result<Self, Errno> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
+        let fd = borrow(fd).ok_or(Errno::BADF)?;
+        // SAFETY: the kernel chooses addresses that nothing else uses; nothing is ever accessed there.
+        let base = unsafe {
+            let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+            mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::empty(),
+                flags,
+                fd,
+                0,
+            )?
+        };
+        // SAFETY: the mapping just made.
+        let _ = unsafe { madvise(base, length, Advice::LinuxDontFork) };
+        Ok(Self {
+            address: base.addr(),
+            length,
+        })
+    }
+
+    fn unmap(&mut self) {
+        if self.length > 0 {
+            let base = std::ptr::with_exposed_provenance_mut(self.address);
+            // SAFETY: our own mapping, which nobody uses while its lock is held.
+            let _ = unsafe { rustix::mm::munmap(base, self.length) };
+            *self = Self::default();
+        }
+    }
+}
+
+/// Whether `fd` is open for direct I/O on this file.
+fn is_ours(fd: RawFd, id: FileId) -> bool {
+    borrow(fd).is_some_and(|fd| {
+        rustix::fs::fstat(fd).is_ok_and(|stat| id_of(&stat) == id)
+            && rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
+    })
+}
+
+/// Remembers a descriptor as ours; false when there is no room.
+fn own_it(fd: RawFd) -> bool {
+    let free = OWN.iter().any(|word| {
+        let free = word.compare_exchange(0, fd + 1, Ordering::AcqRel, Ordering::Relaxed);
+        free.is_ok()
+    });
+    if free {
+        OWNED.fetch_add(1, Ordering::AcqRel);
+    }
+    free
+}
+
+/// Forgets that a descriptor is ours.
+fn disown(fd: RawFd) -> bool {
+    let known = OWNED.load(Ordering::Acquire) > 0
+        && OWN.iter().any(|word| {
+            let ours = word.compare_exchange(fd + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
+            ours.is_ok()
+        });
+    if known {
+        OWNED.fetch_sub(1, Ordering::AcqRel);
+    }
+    known
+}
+
+/// What the program's close of a descriptor is about to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// It closes one of its own.
+    Program,
+    /// It does not know of the descriptor: it is ours, and open it stays.
+    Ours,
+}
+
+/// Whether there is anything to do when a descriptor is closed.
+#[must_use]
+pub fn is_any_known() -> bool {
+    ANY.load(Ordering::Relaxed)
+}
+
+/// Is told that the program closes `fd`: goes before it with our descriptors of the same file.
+#[must_use]
+pub fn closing(fd: RawFd) -> Closing {
+    if !ANY.load(Ordering::Relaxed) || !fork::is_owner() {
+        return Closing::Program;
+    }
+    let Some(_inside) = fork::Inside::enter() else {
+        return Closing::Program;
+    };
+    let Some(stat) = borrow(fd).and_then(|fd| rustix::fs::fstat(fd).ok()) else {
+        return Closing::Program;
+    };
+    readahead::revoke(fd);
+    let id = id_of(&stat);
+    let mut files = FILES.lock();
+    let Some(file) = files.files.get(&id) else {
+        disown(fd);
+        return Closing::Program;
+    };
+    {
+        let mut own = file.own.lock();
+        if own.iter().any(|own| own.fd == fd) && is_ours(fd, id) {
+            return Closing::Ours;
+        }
+        disown(fd);
+        own.retain(|own| {
+            let stays = own.users > 0;
+            if !stays && disown(own.fd) && is_ours(own.fd, id) {
+                sys::close(own.fd);
+            }
+            stays
+        });
+        file.mapping.lock().unmap();
+        if !own.is_empty() {
+            return Closing::Program;
+        }
+    }
+    let file = files.files.remove(&id);
+    drop(files);
+    if let Some(file) = file {
+        readahead::drop_file(&file, fd);
+    }
+    Closing::Program
+}
+
+/// Is told that whatever `first..=last` are will be closed, ours too.
+pub fn closing_range(first: u32, last: u32) {
+    if !ANY.load(Ordering::Relaxed) || !fork::is_owner() {
+        return;
+    }
+    for word in &OWN {
+        let fd = word.load(Ordering::Acquire) - 1;
+        if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
+            disown(fd);
+        }
+    }
+}
+
+/// Before a fork.
+pub(crate) fn hold() {
+    FILES.take();
+}
+
+/// After a fork.
+///
+/// # Safety
+/// This thread has called [`hold`].
+pub(crate) unsafe fn release() {
+    // SAFETY: as promised by the caller.
+    unsafe { FILES.give() };
+}
+
+/// In a child: closes our descriptors, which is no loss, as a child has no POSIX locks; what other threads were in the middle of
+/// changing is left alone.
+///
+/// # Safety
+/// As [`release`].
+pub(crate) unsafe fn forget() {
+    // SAFETY: the lock is held, says the caller.
+    let files = unsafe { FILES.held() };
+    std::mem::forget(std::mem::take(&mut files.files));
+    std::mem::forget(std::mem::take(&mut files.disks));
+    for word in &OWN {
+        let fd = word.swap(0, Ordering::AcqRel) - 1;
+        if fd >= 0 {
+            sys::close(fd);
+        }
+    }
+    OWNED.store(0, Ordering::Release);
+    ANY.store(false, Ordering::Relaxed);
+}
+
+/// Is told what the program says with `posix_fadvise` of how it will read.
+pub fn advised(fd: RawFd, advice: c_int) {
+    let advice = match advice {
+        libc::POSIX_FADV_NORMAL => Advice::Normal,
+        libc::POSIX_FADV_SEQUENTIAL => Advice::Sequential,
+        libc::POSIX_FADV_RANDOM => Advice::Random,
+        _ => return,
+    };
+    let Some(_inside) = fork::Inside::enter() else {
+        return;
+    };
+    if let Some(opened) = open(fd) {
+        opened.file.stream.lock().advice = advice;
+        readahead::revoke(fd);
+    }
+}

@@ -1,0 +1,87 @@
+//! Children, and threads that are interrupted.
+
+use std::cell::Cell;
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Says that this thread is in the library. A signal handler of the thread that does I/O meanwhile gets the plain call: what the
+/// thread was interrupted in may hold a lock.
+#[derive(Debug)]
+pub(crate) struct Inside(());
+
+impl Inside {
+    /// None when the thread is inside already.
+    pub(crate) fn enter() -> Option<Self> {
+        (!INSIDE.replace(true)).then_some(Self(()))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
+}
+
+/// The process that the tables belong to.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+static WATCH: Once = Once::new();
+
+/// Sees to forks from now on.
+pub(crate) fn watch() {
+    WATCH.call_once(|| {
+        PROCESS.store(process(), Ordering::Relaxed);
+        // SAFETY: the handlers are made for it. It fails for want of memory only.
+        unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
+    });
+}
+
+fn process() -> i32 {
+    rustix::process::getpid().as_raw_pid()
+}
+
+/// Whether this process owns the tables: a child of `vfork` shares its parent's memory, but not its descriptors.
+pub(crate) fn is_owner() -> bool {
+    PROCESS.load(Ordering::Relaxed) == process()
+}
+
+unsafe extern "C" fn prepare() {
+    // A handler that forks while its thread is inside cannot wait for what the thread holds.
+    if !INSIDE.get() {
+        crate::registry::hold();
+        crate::files::hold();
+        crate::readahead::hold();
+        crate::log::hold();
+    }
+}
+
+unsafe extern "C" fn parent() {
+    if !INSIDE.get() {
+        // SAFETY: `prepare` has taken them in this thread.
+        unsafe {
+            crate::log::release();
+            crate::readahead::release();
+            crate::files::release();
+            crate::registry::release();
+        }
+    }
+}
+
+unsafe extern "C" fn child() {
+    PROCESS.store(process(), Ordering::Relaxed);
+    if !INSIDE.get() {
+        // SAFETY: `prepare` has taken them in the thread that this one continues.
+        unsafe {
+            crate::log::release();
+            crate::readahead::forget();
+            crate::readahead::release();
+            crate::files::forget();
+            crate::files::release();
+            crate::registry::forget();
+            crate::registry::release();
+        }
+    }
+}

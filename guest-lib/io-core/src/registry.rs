@@ -1,0 +1,245 @@
+//! The process's registered memory.
+
+use crate::fork;
+use crate::lock::Lock;
+use crate::provider::{self, Provider, ProviderError};
+use crate::ranges::{CAPACITY, Ranges};
+use crate::region::{Held, Region, Slots};
+use crate::tunnel;
+use std::sync::Arc;
+
+static RANGES: Ranges = Ranges::new();
+static SLOTS: Slots = Slots::new();
+static WRITER: Lock<Writer> = Lock::new(Writer {
+    free: Vec::new(),
+    used: 0,
+});
+
+/// What only writers see.
+#[derive(Debug)]
+struct Writer {
+    /// Slots that are empty again.
+    free: Vec<usize>,
+    /// Slots that were ever used.
+    used: usize,
+}
+
+/// Why memory cannot be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// No bytes, or more than there are addresses.
+    #[error("{length} bytes at {address:#x} are no memory")]
+    Range {
+        /// The first byte.
+        address: usize,
+        /// Length in bytes.
+        length: usize,
+    },
+    /// A part of it is registered already.
+    #[error("{length} bytes at {address:#x} overlap registered memory at {other:#x}")]
+    Overlap {
+        /// The first byte.
+        address: usize,
+        /// Length in bytes.
+        length: usize,
+        /// The first byte of what is registered.
+        other: usize,
+    },
+    /// There are as many ranges as there can be.
+    #[error("{CAPACITY} ranges are registered: there is no room for another one")]
+    Full,
+    /// Nothing is registered at the address.
+    #[error("Nothing is registered at {0:#x}")]
+    Unknown(usize),
+    /// The provider cannot be used.
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+}
+
+impl RegisterError {
+    /// The error number that the C interface reports for this.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Range { .. } => libc::EINVAL,
+            Self::Overlap { .. } => libc::EEXIST,
+            Self::Full => libc::ENOSPC,
+            Self::Unknown(_) => libc::ENOENT,
+            Self::Provider(ProviderError::Unknown(_)) => libc::EINVAL,
+            Self::Provider(ProviderError::Cuda(_)) => libc::ENODEV,
+        }
+    }
+}
+
+/// Signals of this thread are off until this is dropped.
+struct Quiet(libc::sigset_t);
+
+impl Quiet {
+    fn new() -> Self {
+        // SAFETY: both sets are written by the calls.
+        unsafe {
+            let mut all = std::mem::zeroed();
+            let mut before = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        // SAFETY: the set that was there before.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut());
+        }
+    }
+}
+
+/// Registers `length` bytes of device memory at `address`, of the provider with this name.
+///
+/// # Errors
+/// When they are no range, overlap registered memory, or the provider cannot be used.
+pub fn register(address: usize, length: usize, provider: &str) -> Result<(), RegisterError> {
+    register_with(address, length, provider::find(provider)?)
+}
+
+/// As [`register`], with a provider at hand.
+///
+/// # Errors
+/// As [`register`].
+pub fn register_with(
+    address: usize,
+    length: usize,
+    provider: Arc<dyn Provider>,
+) -> Result<(), RegisterError> {
+    fork::watch();
+    let end = address
+        .checked_add(length)
+        .filter(|_| length > 0 && address > 0)
+        .ok_or(RegisterError::Range { address, length })?;
+    // The device is asked before anything is locked.
+    let pinned = provider
+        .is_tunnelled()
+        .then(|| tunnel::pin_device(address, length))
+        .flatten();
+    let region = Region::new(address, provider, pinned);
+    let quiet = Quiet::new();
+    let mut writer = WRITER.lock();
+    if let Some((other, ..)) = RANGES.overlapping(address, end).first() {
+        return Err(RegisterError::Overlap {
+            address,
+            length,
+            other: *other,
+        });
+    }
+    let index = match writer.free.pop() {
+        Some(index) => index,
+        None if writer.used < CAPACITY => {
+            writer.used += 1;
+            writer.used - 1
+        }
+        None => return Err(RegisterError::Full),
+    };
+    let name = SLOTS.put(index, region).ok_or(RegisterError::Full)?;
+    if !RANGES.insert(address, end, name) {
+        let region = SLOTS.take(name);
+        writer.free.push(index);
+        drop((writer, quiet));
+        drop(region);
+        return Err(RegisterError::Full);
+    }
+    Ok(())
+}
+
+/// Unregisters what was registered at `address`. Returns when no I/O is under way in it.
+///
+/// # Errors
+/// When nothing is.
+pub fn unregister(address: usize) -> Result<(), RegisterError> {
+    let quiet = Quiet::new();
+    let name = {
+        let _writer = WRITER.lock();
+        RANGES.remove(address)
+    };
+    drop(quiet);
+    let name = name.ok_or(RegisterError::Unknown(address))?;
+    let region = SLOTS.take(name);
+    let quiet = Quiet::new();
+    if let Ok(index) = usize::try_from(name & u64::from(u32::MAX)) {
+        WRITER.lock().free.push(index);
+    }
+    drop(quiet);
+    drop(region);
+    Ok(())
+}
+
+/// Unregisters every range that overlaps `address..address + length`; returns what was taken away: first byte, length,
+/// provider.
+pub fn unregister_overlapping(
+    address: usize,
+    length: usize,
+) -> Vec<(usize, usize, Arc<dyn Provider>)> {
+    let end = address.saturating_add(length);
+    let overlapping = {
+        let _quiet = Quiet::new();
+        let _writer = WRITER.lock();
+        RANGES.overlapping(address, end)
+    };
+    let mut taken = Vec::new();
+    for (start, end, name) in overlapping {
+        let Some(provider) = SLOTS.enter(name).map(|region| Arc::clone(&region.provider)) else {
+            continue;
+        };
+        if unregister(start).is_ok() {
+            taken.push((start, end - start, provider));
+        }
+    }
+    taken
+}
+
+/// Whether any registered memory is near `address`: false for nearly all buffers, at the price of two loads.
+#[inline]
+#[must_use]
+pub fn may_hold(address: usize) -> bool {
+    RANGES.may_hold(address)
+}
+
+/// Whether any registered memory is near `length` bytes at `address`.
+#[inline]
+#[must_use]
+pub fn may_overlap(address: usize, length: usize) -> bool {
+    RANGES.may_overlap(address, address.saturating_add(length))
+}
+
+/// Whether one registered range holds all of `length` bytes at `address`.
+#[inline]
+#[must_use]
+pub fn is_registered(address: usize, length: usize) -> bool {
+    RANGES.find(address, length).is_some()
+}
+
+/// The region that holds all of `length` bytes at `address`, in use until dropped.
+#[must_use]
+pub fn find(address: usize, length: usize) -> Option<Held<'static>> {
+    SLOTS.enter(RANGES.find(address, length)?)
+}
+
+/// Before a fork.
+pub(crate) fn hold() {
+    WRITER.take();
+}
+
+/// After a fork.
+///
+/// # Safety
+/// This thread has called [`hold`].
+pub(crate) unsafe fn release() {
+    // SAFETY: as promised by the caller.
+    unsafe { WRITER.give() };
+}
+
+/// In a child: nobody is inside any more.
+pub(crate) fn forget() {
+    SLOTS.forget_users();
+}

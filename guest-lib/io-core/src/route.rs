@@ -1,0 +1,579 @@
+//! A request from its call to its bytes.
+//!
+//! Every function here answers `None` for a call that is not ours: the caller gives it to the C library as it is.
+
+use crate::config::{self, Mode};
+use crate::files::{self, Opened};
+use crate::fork::Inside;
+use crate::plan::{self, Plan, Read};
+use crate::readahead::{self, Pattern};
+use crate::region::Region;
+use crate::residency::{self, Residency};
+use crate::trace::{Account, Began};
+use crate::tunnel::PinnedDevice;
+use crate::{direct, plain, provider, registry, stats, sys, trace, tunnel};
+use farlane_io_plan::trace::{Piece, Way, Why};
+use farlane_io_plan::{CostModel, Run};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::ffi::c_void;
+use std::ops::Range;
+use std::os::fd::RawFd;
+
+/// Where in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// At this offset.
+    At(u64),
+    /// At the file position, which the call moves on.
+    Current,
+}
+
+/// A call with one buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// Its name, for the trace.
+    pub name: &'static str,
+    /// The descriptor.
+    pub fd: RawFd,
+    /// The buffer.
+    pub address: usize,
+    /// Its length in bytes.
+    pub length: usize,
+    /// Where in the file.
+    pub position: Position,
+}
+
+/// From or to the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The file is read.
+    Read,
+    /// The file is written.
+    Write,
+}
+
+/// Reads to a buffer that may be device memory.
+pub fn read(call: &Call) -> Option<Result<usize, Errno>> {
+    serve(call, Direction::Read)
+}
+
+/// Writes from a buffer that may be device memory.
+pub fn write(call: &Call) -> Option<Result<usize, Errno>> {
+    serve(call, Direction::Write)
+}
+
+/// `pread` with device memory; with other memory as the C library has it.
+///
+/// # Errors
+/// What `pread` says.
+///
+/// # Safety
+/// `buffer` may be written for `length` bytes.
+pub unsafe fn pread(
+    fd: RawFd,
+    buffer: *mut c_void,
+    length: usize,
+    offset: u64,
+) -> Result<usize, Errno> {
+    let call = Call {
+        name: "pread",
+        fd,
+        address: buffer.expose_provenance(),
+        length,
+        position: Position::At(offset),
+    };
+    // SAFETY: as promised by the caller.
+    read(&call).unwrap_or_else(|| unsafe { sys::pread(fd, buffer, length, offset) })
+}
+
+/// `pwrite` with device memory; with other memory as the C library has it.
+///
+/// # Errors
+/// What `pwrite` says.
+///
+/// # Safety
+/// `buffer` may be read for `length` bytes.
+pub unsafe fn pwrite(
+    fd: RawFd,
+    buffer: *const c_void,
+    length: usize,
+    offset: u64,
+) -> Result<usize, Errno> {
+    let call = Call {
+        name: "pwrite",
+        fd,
+        address: buffer.expose_provenance(),
+        length,
+        position: Position::At(offset),
+    };
+    // SAFETY: as promised by the caller.
+    write(&call).unwrap_or_else(|| unsafe { sys::pwrite(fd, buffer, length, offset) })
+}
+
+fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
+    let mode = config::mode();
+    if mode == Mode::Off || call.length == 0 {
+        return None;
+    }
+    let region = registry::find(call.address, call.length)?;
+    if direction == Direction::Read
+        && let Some(result) = on_credit(call, &region, mode)
+    {
+        return Some(result);
+    }
+    let inside = Inside::enter()?;
+    if !region.provider.holds(call.address, call.length) {
+        let start = region.start;
+        drop((region, inside));
+        let _ = registry::unregister(start);
+        return None;
+    }
+    let opened = files::open(call.fd)?;
+    if !may(&opened, direction) {
+        return None;
+    }
+    Some(positioned(&opened, call, &region, direction, mode))
+}
+
+/// Whether the descriptor is one that the router serves in this direction: the C library says what is wrong with others.
+pub(crate) fn may(opened: &Opened, direction: Direction) -> bool {
+    let mode = opened.flags & OFlags::RWMODE;
+    match direction {
+        Direction::Read => mode == OFlags::RDONLY || mode == OFlags::RDWR,
+        // The end of a file is known to the kernel only.
+        Direction::Write => {
+            (mode == OFlags::WRONLY || mode == OFlags::RDWR)
+                && !opened.flags.contains(OFlags::APPEND)
+        }
+    }
+}
+
+/// A short read of a sequence that has been looked at: the plain call and nothing else.
+fn on_credit(call: &Call, region: &Region, mode: Mode) -> Option<Result<usize, Errno>> {
+    if mode != Mode::Auto || !region.provider.is_mapped() || trace::is_on() {
+        return None;
+    }
+    let offset = match call.position {
+        Position::At(offset) => Some(offset),
+        Position::Current => None,
+    };
+    let way = readahead::spend(call.fd, offset, call.length as u64)?;
+    let to = std::ptr::with_exposed_provenance_mut(call.address);
+    // SAFETY: registered memory, which the program gave for this.
+    let result = unsafe {
+        match offset {
+            Some(offset) => sys::pread(call.fd, to, call.length, offset),
+            None => sys::read(call.fd, to, call.length),
+        }
+    };
+    match result {
+        Ok(moved) => {
+            stats::request();
+            stats::add(way, moved as u64);
+            if moved < call.length {
+                readahead::revoke(call.fd);
+            }
+            Some(Ok(moved))
+        }
+        // No file position: then the descriptor is something else by now.
+        Err(_) => {
+            readahead::revoke(call.fd);
+            None
+        }
+    }
+}
+
+fn positioned(
+    opened: &Opened,
+    call: &Call,
+    region: &Region,
+    direction: Direction,
+    mode: Mode,
+) -> Result<usize, Errno> {
+    let length = call.length.min(sys::MAX_BYTES);
+    at_position(opened.fd, call.position, length, |offset| {
+        let buffer = Buffer {
+            address: call.address,
+            length,
+            region,
+        };
+        one(opened, call.name, &buffer, offset, direction, mode)
+    })
+}
+
+/// Runs a transfer of up to `length` bytes at a position. The file position is moved on first, in one step, so that no other
+/// thread gets the same bytes, and back by what was not moved.
+pub(crate) fn at_position(
+    fd: RawFd,
+    position: Position,
+    length: usize,
+    transfer: impl FnOnce(u64) -> Result<usize, Errno>,
+) -> Result<usize, Errno> {
+    let offset = match position {
+        Position::At(offset) if offset > i64::MAX.unsigned_abs() => return Err(Errno::INVAL),
+        Position::At(offset) => return transfer(offset),
+        Position::Current => {
+            let ahead = i64::try_from(length).map_err(|_| Errno::INVAL)?;
+            sys::seek(fd, ahead, libc::SEEK_CUR)?.saturating_sub(length as u64)
+        }
+    };
+    let result = transfer(offset);
+    let left = length - result.unwrap_or(0).min(length);
+    if left > 0 {
+        let back = i64::try_from(left).map_or(0, |left| -left);
+        let _ = sys::seek(fd, back, libc::SEEK_CUR);
+    }
+    result
+}
+
+/// A buffer in a region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffer<'a> {
+    pub(crate) address: usize,
+    pub(crate) length: usize,
+    pub(crate) region: &'a Region,
+}
+
+/// One buffer at an offset: decides, moves, counts, tells.
+pub(crate) fn one(
+    opened: &Opened,
+    name: &'static str,
+    buffer: &Buffer<'_>,
+    offset: u64,
+    direction: Direction,
+    mode: Mode,
+) -> Result<usize, Errno> {
+    let began = Began::now();
+    let plan = match direction {
+        Direction::Read => plan_read(opened, buffer, offset, mode),
+        Direction::Write => plan_write(opened, buffer, offset, mode),
+    };
+    let mut work = Work {
+        opened,
+        buffer: *buffer,
+        offset,
+        direction,
+        pieces: Vec::new(),
+        failed: false,
+    };
+    let result = work.run(&plan.pieces);
+    stats::request();
+    for piece in &work.pieces {
+        stats::add(piece.way, piece.bytes);
+    }
+    if let Some(began) = began {
+        let account = Account {
+            pieces: work.pieces,
+            cached: plan.cached,
+            why: if work.failed {
+                Why::P2pFailed
+            } else {
+                plan.why
+            },
+        };
+        let length = buffer.length as u64;
+        began.ended(name, opened, (offset, length), result, account);
+    }
+    result
+}
+
+/// How P2P reaches a buffer.
+#[derive(Clone, Copy, Debug)]
+enum Reach<'a> {
+    Tunnel(&'a PinnedDevice),
+    Direct,
+}
+
+/// How P2P reaches the buffer, and which part of the request it can serve.
+fn reach<'a>(
+    opened: &Opened,
+    buffer: &Buffer<'a>,
+    request: &Range<u64>,
+    direction: Direction,
+) -> Result<(Reach<'a>, Range<u64>), Why> {
+    let align = opened.file.offset_align.ok_or(Why::NoP2p)?;
+    let unit = align.max(sys::page_bytes() as u64);
+    let offset = request.start;
+    let region = buffer.region;
+    if let Some(pinned) = region
+        .pinned
+        .as_ref()
+        .filter(|pinned| pinned.serves(opened, direction))
+    {
+        // What of the request lies in the part of the region that is pinned, and for a write in the file as it is.
+        let inside = pinned.part(buffer.address, buffer.length);
+        let mut part = offset + inside.start as u64..request.end.min(offset + inside.end as u64);
+        if direction == Direction::Write {
+            part.end = part.end.min(opened.size);
+        }
+        if part.start < part.end {
+            let body = plan::aligned(&part, unit).ok_or(Why::Misaligned)?;
+            return Ok((Reach::Tunnel(pinned), body));
+        }
+    }
+    if !region.provider.is_direct() || region.is_refused(opened.file.id.device) {
+        return Err(Why::NoP2p);
+    }
+    let body = plan::aligned(request, unit).ok_or(if request.end - offset < unit {
+        Why::Small
+    } else {
+        Why::Misaligned
+    })?;
+    let first = buffer.address + sys::to_usize(body.start - offset);
+    if !first.is_multiple_of(opened.file.memory_align) {
+        return Err(Why::Misaligned);
+    }
+    Ok((Reach::Direct, body))
+}
+
+fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> Plan {
+    let length = buffer.length as u64;
+    let whole = |why| Plan::whole(Way::Cache, length, why);
+    let end = opened.size.min(offset.saturating_add(length));
+    if offset >= end {
+        return whole(Why::Small);
+    }
+    // What is beyond the end goes the plain way, which finds out that there is nothing, or that there is by now.
+    let request = offset..offset.saturating_add(length);
+    let inside = offset..end;
+    if mode == Mode::Cache {
+        return whole(Why::Forced);
+    }
+    let window = opened.file.disk.stack.window_bytes;
+    let disk = &opened.file.disk;
+    let model = disk.model(opened.file.id, buffer.region.provider.name());
+    let pattern = match mode {
+        Mode::Auto => {
+            let direct_from = model.and_then(CostModel::direct_from);
+            let mut stream = opened.file.stream.lock();
+            stream.observe(offset, length, window, direct_from)
+        }
+        _ => Pattern::Single,
+    };
+    let is_direct = opened.flags.contains(OFlags::DIRECT);
+    if pattern == Pattern::Short && !is_direct {
+        let ahead = readahead::prepare(opened, offset, length);
+        let way = if ahead.cached {
+            Way::Cache
+        } else {
+            Way::ReadAhead
+        };
+        readahead::grant(opened.fd, request.end, ahead.until, way);
+        let why = if ahead.cached {
+            Why::Cached
+        } else {
+            Why::Sequential
+        };
+        return Plan::whole(way, length, why);
+    }
+    let body = match reach(opened, buffer, &inside, Direction::Read) {
+        Ok((_, body)) => body,
+        Err(why) => return whole(why),
+    };
+    // Of a descriptor for direct I/O the rest would be refused.
+    if is_direct {
+        return if body == request {
+            Plan::whole(Way::P2p, length, Why::Forced)
+        } else {
+            whole(Why::Misaligned)
+        };
+    }
+    let read = Read {
+        request,
+        body,
+        pattern,
+        mode,
+        window,
+        model,
+    };
+    read.plan(|body| look(opened, body))
+}
+
+/// Looks at ranges of any length.
+fn look(opened: &Opened, body: &Range<u64>) -> Residency {
+    let most = residency::MOST_PAGES as u64 * sys::page_bytes() as u64;
+    if body.end - body.start <= most {
+        return residency::look(opened, body.start, body.end - body.start);
+    }
+    let mut runs: Vec<Run> = Vec::new();
+    let mut at = body.start;
+    while at < body.end {
+        let bytes = most.min(body.end - at);
+        let found = match residency::look(opened, at, bytes) {
+            Residency::All => vec![Run {
+                bytes,
+                cached: true,
+            }],
+            Residency::Nothing => vec![Run {
+                bytes,
+                cached: false,
+            }],
+            Residency::Some(runs) => runs,
+            Residency::Unknown => return Residency::Unknown,
+        };
+        for run in found {
+            match runs.last_mut() {
+                Some(last) if last.cached == run.cached => last.bytes += run.bytes,
+                _ => runs.push(run),
+            }
+        }
+        at += bytes;
+    }
+    match runs.as_slice() {
+        [one] if one.cached => Residency::All,
+        [_] => Residency::Nothing,
+        _ => Residency::Some(runs),
+    }
+}
+
+fn plan_write(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> Plan {
+    let length = buffer.length as u64;
+    let whole = |why| Plan::whole(Way::Cache, length, why);
+    let Some(end) = offset.checked_add(length) else {
+        return whole(Why::Misaligned);
+    };
+    if mode == Mode::Cache {
+        return whole(Why::Forced);
+    }
+    let request = offset..end;
+    let body = match reach(opened, buffer, &request, Direction::Write) {
+        Ok((_, body)) => body,
+        Err(why) => return whole(why),
+    };
+    if opened.flags.contains(OFlags::DIRECT) && body != request {
+        return whole(Why::Misaligned);
+    }
+    let why = if mode == Mode::P2p {
+        Why::Forced
+    } else {
+        Why::Write
+    };
+    let middle = Piece {
+        way: Way::P2p,
+        bytes: body.end - body.start,
+    };
+    Plan::around(&request, &body, vec![middle], why)
+}
+
+/// A request under way.
+struct Work<'a> {
+    opened: &'a Opened,
+    buffer: Buffer<'a>,
+    offset: u64,
+    direction: Direction,
+    /// How bytes really went.
+    pieces: Vec<Piece>,
+    /// P2P did not work, and the rest went the plain way.
+    failed: bool,
+}
+
+impl Work<'_> {
+    fn run(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
+        let mut done = 0;
+        for piece in pieces {
+            let end = done + sys::to_usize(piece.bytes);
+            let moved = match self.piece(piece.way, done..end) {
+                Ok(moved) => moved,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            done += moved;
+            if done < end {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn piece(&mut self, way: Way, range: Range<usize>) -> Result<usize, Errno> {
+        if way != Way::P2p {
+            return self.plain(way, range);
+        }
+        let moved = match self.p2p(range.clone()) {
+            Ok(moved) => moved,
+            // What the plain way would say too, and what has been signalled already.
+            Err(error @ (Errno::FBIG | Errno::NOSPC | Errno::DQUOT)) => return Err(error),
+            Err(_) => 0,
+        };
+        self.note(Way::P2p, moved);
+        let rest = range.start + moved..range.end;
+        if rest.is_empty() {
+            return Ok(moved);
+        }
+        self.failed |= moved == 0;
+        match self.plain(Way::Cache, rest) {
+            Ok(more) => Ok(moved + more),
+            Err(_) if moved > 0 => Ok(moved),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn p2p(&self, range: Range<usize>) -> Result<usize, Errno> {
+        let (opened, region) = (self.opened, self.buffer.region);
+        let (address, length, offset) = plain::part(self.buffer.address, self.offset, &range);
+        let buffer = Buffer {
+            address,
+            length,
+            region,
+        };
+        let request = offset..offset + length as u64;
+        let (reach, body) =
+            reach(opened, &buffer, &request, self.direction).map_err(|_| Errno::OPNOTSUPP)?;
+        if body != request {
+            return Err(Errno::OPNOTSUPP);
+        }
+        match (reach, self.direction) {
+            (Reach::Tunnel(pinned), direction) => {
+                tunnel::transfer(opened, pinned, &buffer, offset, direction)
+            }
+            (Reach::Direct, Direction::Read) => {
+                direct::read(opened, region, address, length, offset)
+            }
+            (Reach::Direct, Direction::Write) => {
+                direct::write(opened, region, address, length, offset)
+            }
+        }
+    }
+
+    fn plain(&mut self, way: Way, range: Range<usize>) -> Result<usize, Errno> {
+        let (opened, region) = (self.opened, self.buffer.region);
+        let (address, length, offset) = plain::part(self.buffer.address, self.offset, &range);
+        let moved = match self.direction {
+            Direction::Read => plain::read(opened, region, address, length, offset),
+            Direction::Write => plain::write(opened, region, address, length, offset),
+        }?;
+        self.note(way, moved);
+        Ok(moved)
+    }
+
+    fn note(&mut self, way: Way, moved: usize) {
+        let bytes = moved as u64;
+        if bytes == 0 {
+            return;
+        }
+        match self.pieces.last_mut() {
+            Some(last) if last.way == way => last.bytes += bytes,
+            _ => self.pieces.push(Piece { way, bytes }),
+        }
+    }
+}
+
+/// After a plain call has failed with `EFAULT`: whether the buffer is memory of a CUDA device that the program has not registered.
+/// Then it is from now on, and the call is to be made again.
+pub fn adopt(address: usize, length: usize) -> bool {
+    let Some(_inside) = Inside::enter() else {
+        return false;
+    };
+    let Some(cuda) = provider::Cuda::if_loaded() else {
+        return false;
+    };
+    if config::mode() == Mode::Off || !cuda.is_device(address) {
+        return false;
+    }
+    let Some((start, bytes)) = cuda.allocation(address) else {
+        return false;
+    };
+    let inside = address >= start && length <= bytes.saturating_sub(address - start);
+    inside && registry::register_with(start, bytes, cuda).is_ok()
+}

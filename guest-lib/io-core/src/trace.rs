@@ -1,0 +1,103 @@
+//! `FARLANE_IO_TRACE`: a line a decision, in the format of [`farlane_io_plan::trace`].
+
+use crate::config::TRACE_VARIABLE;
+use crate::files::Opened;
+use crate::log;
+use farlane_io_plan::trace::{Decision, Piece, Why};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::OnceLock;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+static FILE: OnceLock<Option<OwnedFd>> = OnceLock::new();
+
+fn file() -> Option<&'static OwnedFd> {
+    FILE.get_or_init(|| {
+        let path = std::env::var_os(TRACE_VARIABLE).filter(|path| !path.is_empty())?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
+        match rustix::fs::open(&path, flags, Mode::from_raw_mode(0o644)) {
+            Ok(file) => Some(file),
+            Err(error) => {
+                let path = path.to_string_lossy();
+                log::once(&format!("The trace {path} cannot be written: {error}"));
+                None
+            }
+        }
+    })
+    .as_ref()
+}
+
+/// Whether decisions are traced. The first call opens the file.
+pub fn is_on() -> bool {
+    file().is_some()
+}
+
+/// What the router has to say of a call.
+#[derive(Debug)]
+pub(crate) struct Account {
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) cached: Option<u64>,
+    pub(crate) why: Why,
+}
+
+/// The beginning of a call.
+#[derive(Debug)]
+pub(crate) struct Began {
+    wall: SystemTime,
+    clock: Instant,
+}
+
+impl Began {
+    /// Now, if decisions are traced.
+    pub(crate) fn now() -> Option<Self> {
+        is_on().then(|| Self {
+            wall: SystemTime::now(),
+            clock: Instant::now(),
+        })
+    }
+
+    /// Writes the line of a call.
+    pub(crate) fn ended(
+        self,
+        call: &str,
+        opened: &Opened,
+        (offset, length): (u64, u64),
+        result: Result<usize, Errno>,
+        account: Account,
+    ) {
+        let Some(file) = file() else { return };
+        let micros =
+            |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(0);
+        let device = opened.file.id.device;
+        let path = rustix::fs::readlink(format!("/proc/self/fd/{}", opened.fd), Vec::new());
+        let decision = Decision {
+            time_us: micros(self.wall.duration_since(UNIX_EPOCH).unwrap_or_default()),
+            took_us: micros(self.clock.elapsed()),
+            thread: u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or(0),
+            call: call.into(),
+            file: path.map_or_else(
+                |_| String::new(),
+                |path| path.to_string_lossy().into_owned(),
+            ),
+            device: format!(
+                "{}:{}",
+                rustix::fs::major(device),
+                rustix::fs::minor(device)
+            ),
+            inode: opened.file.id.inode,
+            offset,
+            length,
+            result: match result {
+                Ok(bytes) => i64::try_from(bytes).unwrap_or(i64::MAX),
+                Err(error) => -i64::from(error.raw_os_error()),
+            },
+            cached: account.cached,
+            pieces: account.pieces,
+            why: account.why,
+        };
+        if let Ok(line) = decision.line() {
+            let _ = rustix::io::write(file.as_fd(), line.as_bytes());
+        }
+    }
+}

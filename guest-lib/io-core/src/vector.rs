@@ -1,0 +1,91 @@
+//! Calls with several buffers, some of them device memory.
+
+use crate::config::{self, Mode};
+use crate::files;
+use crate::fork::Inside;
+use crate::registry;
+use crate::route::{self, Buffer, Direction, Position};
+use crate::sys;
+use rustix::io::Errno;
+use std::os::fd::RawFd;
+
+/// Most buffers of a call (`IOV_MAX`).
+const MOST_BUFFERS: usize = 1024;
+
+/// A call with several buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct VectorCall<'a> {
+    /// Its name, for the trace.
+    pub name: &'static str,
+    /// The descriptor.
+    pub fd: RawFd,
+    /// The buffers.
+    pub buffers: &'a [libc::iovec],
+    /// Where in the file.
+    pub position: Position,
+}
+
+/// Reads or writes; none for a call without device memory, or one that the router does not serve.
+pub fn serve(call: &VectorCall<'_>, direction: Direction) -> Option<Result<usize, Errno>> {
+    let mode = config::mode();
+    if mode == Mode::Off || call.buffers.len() > MOST_BUFFERS {
+        return None;
+    }
+    let ours =
+        |buffer: &libc::iovec| registry::is_registered(buffer.iov_base.addr(), buffer.iov_len);
+    if !call.buffers.iter().any(ours) {
+        return None;
+    }
+    let lengths = call.buffers.iter().map(|buffer| buffer.iov_len);
+    let total = lengths.clone().try_fold(0_usize, usize::checked_add)?;
+    isize::try_from(total).ok()?;
+    let _inside = Inside::enter()?;
+    let opened = files::open(call.fd)?;
+    // Buffers of direct I/O are one request; cut to pieces it would be aligned otherwise.
+    if !route::may(&opened, direction) || opened.flags.contains(rustix::fs::OFlags::DIRECT) {
+        return None;
+    }
+    let total = total.min(sys::MAX_BYTES);
+    Some(route::at_position(
+        call.fd,
+        call.position,
+        total,
+        |offset| {
+            let mut done = 0;
+            for buffer in call.buffers {
+                let address = buffer.iov_base.expose_provenance();
+                let length = buffer.iov_len.min(total - done);
+                if length == 0 {
+                    continue;
+                }
+                let at = offset.checked_add(done as u64).ok_or(Errno::INVAL)?;
+                let result = match registry::find(address, length) {
+                    Some(region) => {
+                        let buffer = Buffer {
+                            address,
+                            length,
+                            region: &region,
+                        };
+                        route::one(&opened, call.name, &buffer, at, direction, mode)
+                    }
+                    // SAFETY: the program's own buffer.
+                    None => unsafe {
+                        match direction {
+                            Direction::Read => sys::pread(call.fd, buffer.iov_base, length, at),
+                            Direction::Write => sys::pwrite(call.fd, buffer.iov_base, length, at),
+                        }
+                    },
+                };
+                match result {
+                    Ok(moved) => done += moved,
+                    Err(error) if done == 0 => return Err(error),
+                    Err(_) => break,
+                }
+                if !result.is_ok_and(|moved| moved == length) {
+                    break;
+                }
+            }
+            Ok(done)
+        },
+    ))
+}

@@ -1,0 +1,97 @@
+//! The C library's own functions, as this library calls them.
+
+use crate::original::{Original, originals};
+use libc::{c_int, c_long, iovec, off_t, size_t, ssize_t, syscall};
+use std::ffi::{c_uint, c_void};
+
+/// A system call's result as the C library's functions of this type return it.
+fn narrow(result: c_long) -> c_int {
+    c_int::try_from(result).unwrap_or(-1)
+}
+
+/// `posix_fadvise` returns its error and leaves `errno` alone.
+fn error_of(result: c_long) -> c_int {
+    if result == 0 {
+        return 0;
+    }
+    std::io::Error::last_os_error()
+        .raw_os_error()
+        .unwrap_or(libc::EIO)
+}
+
+originals! {
+    read = c"read": fn(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t,
+        or libc::ssize_t::try_from(syscall(libc::SYS_read, fd, buffer, length)).unwrap_or(-1);
+    pread = c"pread64": fn(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t,
+        or libc::ssize_t::try_from(syscall(libc::SYS_pread64, fd, buffer, length, offset)).unwrap_or(-1);
+    readv = c"readv": fn(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t,
+        or libc::ssize_t::try_from(syscall(libc::SYS_readv, fd, buffers, count)).unwrap_or(-1);
+    preadv = c"preadv64": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t,
+        or libc::ssize_t::try_from(syscall(libc::SYS_preadv, fd, buffers, count, offset, 0)).unwrap_or(-1);
+    preadv2 = c"preadv64v2": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t,
+        or libc::ssize_t::try_from(syscall(libc::SYS_preadv2, fd, buffers, count, offset, 0, flags)).unwrap_or(-1);
+    write = c"write": fn(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t,
+        or libc::ssize_t::try_from(syscall(libc::SYS_write, fd, buffer, length)).unwrap_or(-1);
+    pwrite = c"pwrite64": fn(fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t,
+        or libc::ssize_t::try_from(syscall(libc::SYS_pwrite64, fd, buffer, length, offset)).unwrap_or(-1);
+    writev = c"writev": fn(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t,
+        or libc::ssize_t::try_from(syscall(libc::SYS_writev, fd, buffers, count)).unwrap_or(-1);
+    pwritev = c"pwritev64": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t,
+        or libc::ssize_t::try_from(syscall(libc::SYS_pwritev, fd, buffers, count, offset, 0)).unwrap_or(-1);
+    pwritev2 = c"pwritev64v2": fn(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t,
+        or libc::ssize_t::try_from(syscall(libc::SYS_pwritev2, fd, buffers, count, offset, 0, flags)).unwrap_or(-1);
+    read_chk = c"__read_chk": fn(fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t,
+        or unchecked(fd, buffer, length, room);
+    pread_chk = c"__pread64_chk": fn(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t,
+        or unchecked_at(fd, buffer, length, offset, room);
+    mmap = c"mmap64": fn(address: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void,
+        or std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(
+            syscall(libc::SYS_mmap, address, length, protection, flags, fd, offset).to_ne_bytes()));
+    munmap = c"munmap": fn(address: *mut c_void, length: size_t) -> c_int,
+        or narrow(syscall(libc::SYS_munmap, address, length));
+    close = c"close": fn(fd: c_int) -> c_int,
+        or narrow(syscall(libc::SYS_close, fd));
+    dup2 = c"dup2": fn(old: c_int, new: c_int) -> c_int,
+        or if old == new { libc::fcntl(old, libc::F_GETFD).min(0) | old } else { narrow(syscall(libc::SYS_dup3, old, new, 0)) };
+    dup3 = c"dup3": fn(old: c_int, new: c_int, flags: c_int) -> c_int,
+        or narrow(syscall(libc::SYS_dup3, old, new, flags));
+    close_range = c"close_range": fn(first: c_uint, last: c_uint, flags: c_int) -> c_int,
+        or narrow(syscall(libc::SYS_close_range, first, last, flags));
+    fadvise = c"posix_fadvise64": fn(fd: c_int, offset: off_t, length: off_t, advice: c_int) -> c_int,
+        or error_of(syscall(libc::SYS_fadvise64, fd, offset, length, advice));
+    fclose = c"fclose": fn(file: *mut libc::FILE) -> c_int,
+        or late_fclose(file);
+}
+
+/// As the C library's checks: a buffer that is too small ends the program.
+unsafe fn unchecked(fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t {
+    if length > room {
+        std::process::abort();
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { read(fd, buffer, length) }
+}
+
+unsafe fn unchecked_at(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: size_t,
+    offset: off_t,
+    room: size_t,
+) -> ssize_t {
+    if length > room {
+        std::process::abort();
+    }
+    // SAFETY: as promised by the caller.
+    unsafe { pread(fd, buffer, length, offset) }
+}
+
+/// No system call closes a stream: looks the function up now.
+unsafe fn late_fclose(file: *mut libc::FILE) -> c_int {
+    let address = table::fclose.resolve();
+    if address.is_null() {
+        return libc::EOF;
+    }
+    // SAFETY: as promised by the caller; it is there now.
+    unsafe { fclose(file) }
+}

@@ -1,0 +1,260 @@
+//! `read`, `write` and their like.
+
+use crate::next;
+use farlane_io_core::route::{self, Call, Direction, Position};
+use farlane_io_core::sys::{SavedErrno, set_errno};
+use farlane_io_core::vector::{self, VectorCall};
+use farlane_io_core::{is_registered, may_hold};
+use libc::{iovec, off_t, size_t, ssize_t};
+use std::ffi::{c_int, c_void};
+
+/// A call with one buffer: ours if the router takes it, else the C library's.
+#[inline]
+fn one(
+    name: &'static str,
+    fd: c_int,
+    buffer: *const c_void,
+    length: size_t,
+    position: Position,
+    direction: Direction,
+    plain: impl Fn() -> ssize_t,
+) -> ssize_t {
+    let address = buffer.expose_provenance();
+    if may_hold(address)
+        && is_registered(address, length)
+        && let Some(result) = routed(name, fd, address, length, position, direction)
+    {
+        return result;
+    }
+    let result = plain();
+    if result < 0 {
+        return refused(name, fd, address, length, position, direction, result);
+    }
+    result
+}
+
+#[cold]
+fn routed(
+    name: &'static str,
+    fd: c_int,
+    address: usize,
+    length: usize,
+    position: Position,
+    direction: Direction,
+) -> Option<ssize_t> {
+    let call = Call {
+        name,
+        fd,
+        address,
+        length,
+        position,
+    };
+    let saved = SavedErrno::new();
+    let result = match direction {
+        Direction::Read => route::read(&call),
+        Direction::Write => route::write(&call),
+    }?;
+    drop(saved);
+    Some(match result {
+        Ok(moved) => ssize_t::try_from(moved).unwrap_or(ssize_t::MAX),
+        Err(error) => {
+            set_errno(error.raw_os_error());
+            -1
+        }
+    })
+}
+
+/// A call that the kernel has refused: `EFAULT` may mean device memory that nobody has registered.
+#[cold]
+fn refused(
+    name: &'static str,
+    fd: c_int,
+    address: usize,
+    length: usize,
+    position: Position,
+    direction: Direction,
+    result: ssize_t,
+) -> ssize_t {
+    let saved = SavedErrno::new();
+    let fault = std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
+    if fault && route::adopt(address, length) {
+        drop(saved);
+        return routed(name, fd, address, length, position, direction).unwrap_or(result);
+    }
+    drop(saved);
+    result
+}
+
+/// An offset that is none is the kernel's to refuse.
+fn position(offset: off_t) -> Option<Position> {
+    u64::try_from(offset).ok().map(Position::At)
+}
+
+/// # Safety
+/// `buffers` points to `count` buffers, if that is a number that the kernel takes.
+unsafe fn several(
+    name: &'static str,
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    position: Option<Position>,
+    direction: Direction,
+) -> Option<ssize_t> {
+    // Without registered memory nothing is looked at.
+    if !farlane_io_core::may_overlap(0, usize::MAX) || buffers.is_null() {
+        return None;
+    }
+    let count = usize::try_from(count)
+        .ok()
+        .filter(|count| (1..=1024).contains(count))?;
+    // SAFETY: as promised by the caller.
+    let buffers = unsafe { std::slice::from_raw_parts(buffers, count) };
+    let call = VectorCall {
+        name,
+        fd,
+        buffers,
+        position: position?,
+    };
+    let saved = SavedErrno::new();
+    let result = vector::serve(&call, direction)?;
+    drop(saved);
+    Some(match result {
+        Ok(moved) => ssize_t::try_from(moved).unwrap_or(ssize_t::MAX),
+        Err(error) => {
+            set_errno(error.raw_os_error());
+            -1
+        }
+    })
+}
+
+macro_rules! exports {
+    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) -> $ret:ty = $body:expr;)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As the C library's function of this name.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> $ret {
+                // SAFETY: as promised by the caller.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+/// # Safety
+/// As `pread`.
+unsafe fn read_at(
+    name: &'static str,
+    fd: c_int,
+    buffer: *mut c_void,
+    length: size_t,
+    offset: off_t,
+) -> ssize_t {
+    // SAFETY: as promised by the caller.
+    let plain = || unsafe { next::pread(fd, buffer, length, offset) };
+    match position(offset) {
+        Some(position) => one(name, fd, buffer, length, position, Direction::Read, plain),
+        None => plain(),
+    }
+}
+
+/// # Safety
+/// As `pwrite`.
+unsafe fn write_at(
+    name: &'static str,
+    fd: c_int,
+    buffer: *const c_void,
+    length: size_t,
+    offset: off_t,
+) -> ssize_t {
+    // SAFETY: as promised by the caller.
+    let plain = || unsafe { next::pwrite(fd, buffer, length, offset) };
+    match position(offset) {
+        Some(position) => one(name, fd, buffer, length, position, Direction::Write, plain),
+        None => plain(),
+    }
+}
+
+/// Flags change what a call means: those with any are the kernel's. An offset of -1 is the file position.
+fn position_with(offset: off_t, flags: c_int) -> Option<Position> {
+    match (offset, flags) {
+        (-1, 0) => Some(Position::Current),
+        (_, 0) => position(offset),
+        _ => None,
+    }
+}
+
+use Direction::{Read, Write};
+const CURRENT: Position = Position::Current;
+
+exports! {
+    /// `read`.
+    fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t =
+        one("read", fd, buffer, length, CURRENT, Read, || next::read(fd, buffer, length));
+    /// `pread`.
+    fn pread(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t =
+        read_at("pread", fd, buffer, length, offset);
+    /// `pread` with large offsets.
+    fn pread64(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t =
+        read_at("pread64", fd, buffer, length, offset);
+    /// `readv`.
+    fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t =
+        several("readv", fd, buffers, count, Some(CURRENT), Read)
+            .unwrap_or_else(|| next::readv(fd, buffers, count));
+    /// `preadv`.
+    fn preadv(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
+        several("preadv", fd, buffers, count, position(offset), Read)
+            .unwrap_or_else(|| next::preadv(fd, buffers, count, offset));
+    /// `preadv` with large offsets.
+    fn preadv64(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
+        several("preadv64", fd, buffers, count, position(offset), Read)
+            .unwrap_or_else(|| next::preadv(fd, buffers, count, offset));
+    /// `preadv2`.
+    fn preadv2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
+        several("preadv2", fd, buffers, count, position_with(offset, flags), Read)
+            .unwrap_or_else(|| next::preadv2(fd, buffers, count, offset, flags));
+    /// `preadv2` with large offsets.
+    fn preadv64v2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
+        several("preadv64v2", fd, buffers, count, position_with(offset, flags), Read)
+            .unwrap_or_else(|| next::preadv2(fd, buffers, count, offset, flags));
+    /// `write`.
+    fn write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t =
+        one("write", fd, buffer, length, CURRENT, Write, || next::write(fd, buffer, length));
+    /// `pwrite`.
+    fn pwrite(fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t =
+        write_at("pwrite", fd, buffer, length, offset);
+    /// `pwrite` with large offsets.
+    fn pwrite64(fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t =
+        write_at("pwrite64", fd, buffer, length, offset);
+    /// `writev`.
+    fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t =
+        several("writev", fd, buffers, count, Some(CURRENT), Write)
+            .unwrap_or_else(|| next::writev(fd, buffers, count));
+    /// `pwritev`.
+    fn pwritev(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
+        several("pwritev", fd, buffers, count, position(offset), Write)
+            .unwrap_or_else(|| next::pwritev(fd, buffers, count, offset));
+    /// `pwritev` with large offsets.
+    fn pwritev64(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t) -> ssize_t =
+        several("pwritev64", fd, buffers, count, position(offset), Write)
+            .unwrap_or_else(|| next::pwritev(fd, buffers, count, offset));
+    /// `pwritev2`.
+    fn pwritev2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
+        several("pwritev2", fd, buffers, count, position_with(offset, flags), Write)
+            .unwrap_or_else(|| next::pwritev2(fd, buffers, count, offset, flags));
+    /// `pwritev2` with large offsets.
+    fn pwritev64v2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t =
+        several("pwritev64v2", fd, buffers, count, position_with(offset, flags), Write)
+            .unwrap_or_else(|| next::pwritev2(fd, buffers, count, offset, flags));
+    /// `read` of programs that are built to check sizes.
+    fn __read_chk(fd: c_int, buffer: *mut c_void, length: size_t, room: size_t) -> ssize_t =
+        if length > room { next::read_chk(fd, buffer, length, room) } else { read(fd, buffer, length) };
+    /// `pread` of programs that are built to check sizes.
+    fn __pread_chk(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t =
+        if length > room { next::pread_chk(fd, buffer, length, offset, room) } else { read_at("pread", fd, buffer, length, offset) };
+    /// `pread64` of programs that are built to check sizes.
+    fn __pread64_chk(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t, room: size_t) -> ssize_t =
+        if length > room { next::pread_chk(fd, buffer, length, offset, room) } else { read_at("pread64", fd, buffer, length, offset) };
+}
