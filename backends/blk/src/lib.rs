@@ -28,7 +28,8 @@ pub mod vring;
 pub mod worker;
 
 use disk::Disk;
-use farlane_daemon::metrics::write_labelled;
+use farlane_daemon::metrics::{write_labelled, write_samples};
+use farlane_guest_device::control::RequestCounters;
 use std::sync::Arc;
 
 /// Type of this backend, and what of QEMU's conventions for it is there.
@@ -38,14 +39,15 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
         features: &["blk-file", "read-only"],
     };
 
-/// The counters of all disks, as Prometheus text.
+/// The counters of all disks and of the tunnel's requests, as Prometheus text.
 #[must_use]
-pub fn metrics_text(disks: &[Arc<Disk>]) -> String {
+pub fn metrics_text(disks: &[Arc<Disk>], requests: &RequestCounters) -> String {
     let counted: Vec<_> = disks
         .iter()
         .map(|disk| (disk.serial().to_owned(), disk.counters().samples()))
         .collect();
     let mut text = String::new();
     write_labelled(&mut text, "farlane_blk", "disk", &counted);
+    write_samples(&mut text, "farlane_blk", requests.samples());
     text
 }

@@ -5,9 +5,12 @@ use clap::Parser as _;
 use farlane_blk::disk::Disk;
 use farlane_blk::options::{DiskOptions, Options, SocketOption};
 use farlane_blk::serve;
+use farlane_blk::tunnel::{self, Tunnel};
 use farlane_daemon::lifecycle::{Ending, Lifecycle};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::{metrics, privileges, seccomp};
+use farlane_guest_device::control::RequestCounters;
+use farlane_zero_copy::broker;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -36,12 +39,29 @@ fn run() -> anyhow::Result<ExitCode> {
     let disks = given.iter().map(|given| Disk::open(given.disk.clone()));
     let disks: Vec<Arc<Disk>> = disks.collect::<Result<_, _>>()?;
     let listeners = listen(&given, inherited)?;
+    let tunnel_socket = match &options.tunnel {
+        Some(path) => Some(Listener::bind(path, Kind::Stream)?),
+        None => None,
+    };
     let metrics_socket = match &options.daemon.metrics {
         Some(path) => Some(Listener::bind(path, Kind::Stream)?),
         None => None,
     };
     privileges::give_up(privileges::Needs::default())?;
     serve::watch_sizes(disks.clone())?;
+    let requests = Arc::new(RequestCounters::default());
+    let tunnel = match &tunnel_socket {
+        Some(listener) => {
+            let serials: Vec<_> = disks.iter().map(|disk| disk.id()).collect();
+            let tunnel = Tunnel::new(&serials, &options.device_memory)?;
+            for disk in &disks {
+                disk.open_tokens(tunnel.tokens());
+            }
+            tunnel::serve::start(&tunnel, listener.try_clone()?, Arc::clone(&requests))?;
+            Some(tunnel)
+        }
+        None => None,
+    };
     for ((disk, listener), given) in disks.iter().zip(&listeners).zip(&given) {
         let (disk, socket) = (Arc::clone(disk), listener.try_clone()?);
         log::info!("Disk {}: waiting at {}", disk.serial(), given.socket);
@@ -51,15 +71,17 @@ fn run() -> anyhow::Result<ExitCode> {
     }
     if let Some(listener) = &metrics_socket {
         metrics::serve(listener.try_clone()?, move || {
-            farlane_blk::metrics_text(&disks)
+            farlane_blk::metrics_text(&disks, &requests)
         })?;
     }
-    seccomp::confine(options.daemon.seccomp, farlane_file_io::SYSTEM_CALLS)?;
+    let calls = [farlane_file_io::SYSTEM_CALLS, broker::SYSTEM_CALLS].concat();
+    seccomp::confine(options.daemon.seccomp, &calls)?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();
     // Their files go. Requests under way are for whoever comes next.
-    drop((listeners, metrics_socket));
+    drop((listeners, tunnel_socket, metrics_socket));
+    drop(tunnel);
     std::process::exit(match ending {
         Ending::Asked => 0,
         Ending::Failed => 1,

@@ -48,6 +48,16 @@ pub struct Options {
     #[arg(long, requires = "blk_file")]
     pub read_only: bool,
 
+    /// A vhost-user socket to make for a farlane device: through it processes of the VM register
+    /// device memory, which their direct I/O on these disks then reads and writes
+    #[arg(long, value_name = "PATH")]
+    pub tunnel: Option<PathBuf>,
+
+    /// A socket at which another backend of the VM publishes memory of its device, such as that of
+    /// `farlane-borrow --publish`; can be given several times
+    #[arg(long, value_name = "PATH", requires = "tunnel")]
+    pub device_memory: Vec<PathBuf>,
+
     #[command(flatten)]
     #[allow(missing_docs)]
     pub daemon: DaemonOptions,
@@ -71,8 +81,8 @@ impl Options {
             disks.push(disk);
         }
         let mut sockets: Vec<_> = disks.iter().map(|d| d.socket.to_string()).collect();
-        let metrics = self.daemon.metrics.iter();
-        sockets.extend(metrics.map(|path| path.display().to_string()));
+        let others = self.daemon.metrics.iter().chain(&self.tunnel);
+        sockets.extend(others.map(|path| path.display().to_string()));
         let mut serials: Vec<_> = disks.iter().filter_map(|d| d.disk.serial.clone()).collect();
         for values in [&mut sockets, &mut serials] {
             values.sort();

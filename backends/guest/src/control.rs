@@ -8,6 +8,7 @@ use farlane_abi::Errno;
 use farlane_abi::control::Reply;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_daemon::log_limit::LogLimit;
+use farlane_daemon::metrics::Sample;
 use farlane_daemon::vring::{VmMemory, Vring};
 use farlane_daemon::warn_limited;
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, Pool, Region, RegionError};
@@ -35,6 +36,23 @@ pub struct RequestCounters {
 }
 
 impl RequestCounters {
+    /// Their present values.
+    #[must_use]
+    pub fn samples(&self) -> [Sample<'static>; 2] {
+        [
+            Sample {
+                name: "control_requests",
+                help: "Control requests answered with success.",
+                value: self.served.load(Ordering::Relaxed),
+            },
+            Sample {
+                name: "control_refusals",
+                help: "Control requests answered with an error.",
+                value: self.refused.load(Ordering::Relaxed),
+            },
+        ]
+    }
+
     /// Counts one answer.
     pub fn count(&self, status: Result<(), Errno>) {
         let counter = match status {

@@ -24,25 +24,13 @@ pub fn metrics_text(
     requests: &farlane_guest_device::control::RequestCounters,
 ) -> String {
     use farlane_daemon::metrics::{Sample, write_samples};
-    use std::sync::atomic::Ordering;
     let mut text = String::new();
     let counters = server.counters();
     let samples = counters
         .entries()
         .into_iter()
-        .chain([
-            (
-                "control_requests",
-                "Control requests answered with success.",
-                requests.served.load(Ordering::Relaxed),
-            ),
-            (
-                "control_refusals",
-                "Control requests answered with an error.",
-                requests.refused.load(Ordering::Relaxed),
-            ),
-        ])
-        .map(|(name, help, value)| Sample { name, help, value });
+        .map(|(name, help, value)| Sample { name, help, value })
+        .chain(requests.samples());
     write_samples(&mut text, "farlane_rdma", samples);
     text
 }
