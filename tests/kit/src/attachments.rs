@@ -245,10 +245,15 @@ pub(crate) fn option_value(path: &Path) -> Result<String> {
     Ok(text.replace(',', ",,"))
 }
 
+/// Room that a port keeps for the memory of a device that is plugged in later, such as a lent GPU.
+const PLUGGED_MEMORY: &str = "1G";
+
 fn port(id: &str, number: u32) -> Vec<String> {
     vec![
         "-device".into(),
-        format!("pcie-root-port,id={id}-port,chassis={number},slot={number}"),
+        format!(
+            "pcie-root-port,id={id}-port,chassis={number},slot={number},pref64-reserve={PLUGGED_MEMORY}"
+        ),
     ]
 }
 
@@ -276,7 +281,10 @@ mod tests {
         };
         assert_eq!(
             nobody.words(7).unwrap(),
-            ["-device", "pcie-root-port,id=lent-port,chassis=7,slot=7"]
+            [
+                "-device",
+                "pcie-root-port,id=lent-port,chassis=7,slot=7,pref64-reserve=1G"
+            ]
         );
     }
 }

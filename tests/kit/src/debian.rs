@@ -25,7 +25,7 @@ pub struct TreeSpec {
     pub backports: &'static [&'static str],
 }
 
-/// QEMU, the guests' kernel and everything that runs in a guest; also builds the guest driver for that kernel.
+/// QEMU, its storage daemon, the guests' kernel and everything that runs in a guest; also builds the guest driver for that kernel.
 pub const GUEST_TREE: TreeSpec = TreeSpec {
     name: "tree",
     suite: "trixie",
@@ -55,6 +55,7 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
         "linux-image-amd64",
         "qemu-system-common",
         "qemu-system-x86",
+        "qemu-utils",
         "seabios",
     ],
 };
