@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod peers;
 
 use common::{
     AREA, LENGTH, MSI, Rig, SOURCE, STATUS, TARGET, lender, memfd, serve_borrowed, until,
@@ -71,6 +72,12 @@ impl Monitor {
         self.client
             .region_write(CONFIG, 4, &value.to_le_bytes())
             .unwrap();
+    }
+
+    /// Puts BAR 0 somewhere.
+    fn place(&mut self, address: u64) {
+        let bytes = address.to_le_bytes();
+        self.client.region_write(CONFIG, 0x10, &bytes).unwrap();
     }
 
     fn register(&mut self, at: u64) -> u64 {

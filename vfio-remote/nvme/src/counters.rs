@@ -36,6 +36,7 @@ counters! {
     interrupts "nvme_interrupts" "Interrupts raised."
     kicks "nvme_kicks" "Doorbell writes that arrived as messages."
     wakes "nvme_wakes" "Times that the worker was woken."
+    peer_bytes "nvme_peer_bytes" "Bytes moved straight between blocks and memory of other devices."
     bounced_bytes "nvme_bounced_bytes" "Bytes copied because the memory is not mapped, or not aligned for direct I/O."
 }
 

@@ -4,7 +4,9 @@ use farlane_pci::{
     AccessError, Area, Attachment, ClassCode, Counter, Description, DmaMapping, DmaSpace, Function,
     InterruptKind, Region, SharedArea, Signal, Source, SourceError, Template,
 };
-use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig, InterruptView};
+use farlane_vfio_remote::borrower::{
+    BorrowCounters, Borrowed, BorrowerConfig, InterruptView, Peers,
+};
 use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
 use farlane_vfio_remote::link::{Acceptor, Connector};
 use farlane_vfio_user::Server;
@@ -208,6 +210,11 @@ pub fn memfd(bytes: u64) -> OwnedFd {
 }
 
 pub fn unix_acceptor(path: &Path) -> Acceptor {
+    Acceptor::Unix(listener(path))
+}
+
+/// A listening socket of sequential packets.
+pub fn listener(path: &Path) -> OwnedFd {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -217,18 +224,22 @@ pub fn unix_acceptor(path: &Path) -> Acceptor {
     .unwrap();
     rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
     rustix::net::listen(&socket, 16).unwrap();
-    Acceptor::Unix(socket)
+    socket
 }
 
 /// A lender of two copiers, "mapped" (with an area) and "plain" (without).
 pub fn lender(borrowers: &[&str]) -> Arc<Lender> {
+    lender_called("lender", borrowers)
+}
+
+fn lender_called(name: &str, borrowers: &[&str]) -> Arc<Lender> {
     let offer = |name: &str, with_area| Offer {
         name: name.to_owned(),
         source: Box::new(Copier::new(with_area)),
         borrowers: borrowers.iter().map(|&b| b.to_owned()).collect(),
     };
     Lender::new(LenderConfig {
-        name: "lender".into(),
+        name: name.into(),
         offers: vec![offer("mapped", true), offer("plain", false)],
         bridges: BTreeMap::new(),
         term: Duration::from_secs(1),
@@ -245,8 +256,12 @@ pub struct Rig {
 
 impl Rig {
     pub fn new() -> Self {
+        Self::called("lender")
+    }
+
+    pub fn called(name: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let lender = lender(&[]);
+        let lender = lender_called(name, &[]);
         let acceptor = unix_acceptor(&folder.path().join("lender"));
         std::thread::spawn({
             let lender = Arc::clone(&lender);
@@ -265,6 +280,25 @@ impl Rig {
         serve_borrowed(self.folder.path(), name, device, self.connector())
     }
 
+    /// The same for a device of a VM that has others.
+    pub fn borrow_for(&self, peers: &Arc<Peers>, name: &str, device: &str) -> PathBuf {
+        let peers = Some(Arc::clone(peers));
+        serve(self.folder.path(), name, device, self.connector(), peers)
+    }
+
+    /// The other devices that a device reaches: (lender/device, way, hops).
+    pub fn peers(&self, device: &str) -> Vec<(String, String, Option<u32>)> {
+        let all = self.lender.status(None);
+        let device = all.iter().find(|d| d.name == device).unwrap();
+        let peers = device.holder.iter().flat_map(|h| &h.peers);
+        peers
+            .map(|p| {
+                let name = format!("{}/{}", p.peer.lender, p.peer.device);
+                (name, p.way.clone(), p.hops)
+            })
+            .collect()
+    }
+
     pub fn holder(&self, device: &str) -> Option<String> {
         let all = self.lender.status(None);
         let device = all.iter().find(|d| d.name == device).unwrap();
@@ -273,6 +307,16 @@ impl Rig {
 }
 
 pub fn serve_borrowed(folder: &Path, name: &str, device: &str, connector: Connector) -> PathBuf {
+    serve(folder, name, device, connector, None)
+}
+
+fn serve(
+    folder: &Path,
+    name: &str,
+    device: &str,
+    connector: Connector,
+    peers: Option<Arc<Peers>>,
+) -> PathBuf {
     let path = folder.join(name);
     let listener = UnixListener::bind(&path).unwrap();
     let config = BorrowerConfig {
@@ -281,7 +325,7 @@ pub fn serve_borrowed(folder: &Path, name: &str, device: &str, connector: Connec
         connector,
         bridges: Vec::new(),
         interrupts: InterruptView::Msi,
-        peers: None,
+        peers,
         peer_windows: Vec::new(),
     };
     let device = Borrowed::new(config, Arc::<BorrowCounters>::default()).unwrap();

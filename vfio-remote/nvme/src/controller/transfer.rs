@@ -2,6 +2,7 @@
 
 use super::Controller;
 use crate::bits::Status;
+use crate::counters::count;
 use crate::data::{DataPointer, Segment, WalkError};
 
 /// Most vectors of one system call (`IOV_MAX`).
@@ -45,7 +46,7 @@ impl Controller {
             Err(WalkError::Unreachable) => return Located::Bounce,
         }
         let mask = usize::try_from(align - 1).unwrap_or(usize::MAX);
-        let mut aligned = true;
+        let (mut aligned, mut of_devices) = (true, 0);
         for segment in &scratch.segments {
             let Some(address) = segment.address else {
                 return Located::Bounce;
@@ -61,8 +62,12 @@ impl Controller {
             if resolved.is_err() {
                 return Located::Bounce;
             }
+            of_devices += view.device_bytes(address, segment.length);
         }
         if aligned && scratch.iovecs.len() <= MAX_VECTORS {
+            if of_devices > 0 {
+                count(&self.shared.counters.peer_bytes, of_devices);
+            }
             Located::Mapped
         } else {
             Located::Bounce

@@ -1,0 +1,272 @@
+//! Devices of one VM reach each other.
+
+use super::common::{AREA, Rig, STATUS, TARGET, listener, until};
+use super::{Monitor, Raw};
+use farlane_pci::Region;
+use farlane_vfio_remote::borrower::{self, Peers};
+use farlane_vfio_remote::link::message::{
+    Fence, PeerKey, PeerName, Place, Refusal, Reply, Request,
+};
+use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, subscribe};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex};
+
+/// Where the guest puts the BAR of the device that others reach.
+const BAR: u64 = 0x38_0000_0000;
+/// Memory decoding; and bus mastering.
+const DECODING: u16 = 0x02;
+const MASTER: u16 = 0x06;
+/// In the VM's memory.
+const DATA: u64 = 0x10_0000;
+const BACK: u64 = 0x18_0000;
+
+/// What is published at a socket.
+#[derive(Default)]
+struct Seen {
+    all: Mutex<BTreeMap<u64, Publication>>,
+    changed: Condvar,
+}
+
+impl Subscriber for Seen {
+    fn published(&self, id: u64, publication: Publication) {
+        self.all.lock().unwrap().insert(id, publication);
+        self.changed.notify_all();
+    }
+
+    fn revoked(&self, id: u64) {
+        self.all.lock().unwrap().remove(&id);
+        self.changed.notify_all();
+    }
+}
+
+impl Seen {
+    fn wait_for(&self, address: u64) -> Publication {
+        let mut all = self.all.lock().unwrap();
+        loop {
+            if let Some(found) = all.values().find(|p| p.address == address) {
+                return found.clone();
+            }
+            all = self.changed.wait(all).unwrap();
+        }
+    }
+}
+
+fn in_one_process() -> Arc<Peers> {
+    Peers::new(None)
+}
+
+/// Copies there and back; whether it came through.
+fn reaches(source: &mut Monitor, address: u64) -> bool {
+    source.write(0, b"from the other device");
+    source.write(BACK - DATA, &[0; 21]);
+    source.copy(DATA, address, 21) == 1
+        && source.copy(address, BACK, 21) == 1
+        && source.read(BACK - DATA, 21) == b"from the other device"
+}
+
+fn way(name: &str, way: &str, hops: Option<u32>) -> Vec<(String, String, Option<u32>)> {
+    vec![(name.to_owned(), way.to_owned(), hops)]
+}
+
+#[test]
+fn a_device_reaches_another_one_of_its_lender_wherever_the_guest_puts_it() {
+    let rig = Rig::new();
+    let path = rig.folder.path().join("published");
+    let peers = Peers::new(Some(Publisher::new(listener(&path)).unwrap()));
+    let seen = Arc::<Seen>::default();
+    let _subscription = subscribe(&path, Arc::clone(&seen) as _).unwrap();
+    let mut source = Monitor::connect(&rig.borrow_for(&peers, "s", "plain"));
+    let mut target = Monitor::connect(&rig.borrow_for(&peers, "t", "mapped"));
+    source.command(MASTER);
+    target.place(BAR);
+    assert!(!reaches(&mut source, BAR + AREA.offset));
+    target.command(DECODING);
+    let published = seen.wait_for(BAR + AREA.offset);
+    assert_eq!(published.length, AREA.size);
+    let origin = published.origin.unwrap();
+    assert_eq!((&*origin.lender, &*origin.device), ("lender", "mapped"));
+    until("the way", || {
+        rig.peers("plain") == way("lender/mapped", "same lender", Some(0))
+    });
+    assert!(reaches(&mut source, BAR + AREA.offset));
+    let (file, offset) = published.file.unwrap();
+    let mut bytes = [0; 21];
+    rustix::io::pread(&file, &mut bytes, offset).unwrap();
+    assert_eq!(&bytes, b"from the other device");
+
+    // Somewhere else: at once not here any more.
+    target.place(2 * BAR);
+    assert!(!reaches(&mut source, BAR + AREA.offset));
+    seen.wait_for(2 * BAR + AREA.offset);
+    until("the way", || !rig.peers("plain").is_empty());
+    assert!(reaches(&mut source, 2 * BAR + AREA.offset));
+    // Nowhere, over the VM's own memory, and while it asks for the size.
+    target.place(DATA);
+    assert!(seen.all.lock().unwrap().is_empty());
+    target.place(u64::MAX);
+    assert!(rig.peers("plain").is_empty());
+    target.place(BAR);
+    seen.wait_for(BAR + AREA.offset);
+    target.command(0);
+    assert!(seen.all.lock().unwrap().is_empty());
+    target.command(DECODING);
+    until("the way", || !rig.peers("plain").is_empty());
+
+    // The lender takes the device that others reach.
+    borrower::revoke(&rig.connector(), "admin", "mapped").unwrap();
+    assert!(!reaches(&mut source, BAR + AREA.offset));
+    until("what is published", || seen.all.lock().unwrap().is_empty());
+    assert!(reaches(&mut source, DATA + 0x1_0000));
+}
+
+#[test]
+fn a_device_of_another_lender_is_reached_through_its_memory_on_this_host() {
+    let (first, second) = (Rig::called("first"), Rig::called("second"));
+    let path = first.folder.path().join("published");
+    let owner = Peers::new(Some(Publisher::new(listener(&path)).unwrap()));
+    // Another borrower of the same VM.
+    let user = in_one_process();
+    let subscription = user.subscribe(&path).unwrap();
+    let mut source = Monitor::connect(&first.borrow_for(&user, "s", "plain"));
+    source.command(MASTER);
+    let mut target = Monitor::connect(&second.borrow_for(&owner, "t", "mapped"));
+    target.place(BAR);
+    target.command(DECODING);
+    until("the way", || {
+        first.peers("plain") == way("second/mapped", "local", Some(0))
+    });
+    assert!(reaches(&mut source, BAR + AREA.offset));
+    // It goes with its monitor, before the monitor is told.
+    target.client.shutdown().unwrap();
+    until("the end", || second.holder("mapped").is_none());
+    assert!(!reaches(&mut source, BAR + AREA.offset));
+    assert!(first.peers("plain").is_empty());
+    drop(subscription);
+}
+
+#[test]
+fn what_cannot_be_mapped_is_reached_by_messages() {
+    let (first, second) = (Rig::called("first"), Rig::called("second"));
+    let peers = in_one_process();
+    let mut target = Monitor::connect(&second.borrow_for(&peers, "t", "plain"));
+    target.place(BAR);
+    target.command(DECODING);
+    // It comes later than what it reaches.
+    let mut source = Monitor::connect(&first.borrow_for(&peers, "s", "plain"));
+    source.command(MASTER);
+    until("the way", || {
+        first.peers("plain") == way("second/plain", "messages", None)
+    });
+    source.write(0, &0x1234_5678_u64.to_le_bytes());
+    assert_eq!(source.copy(DATA, BAR + TARGET, 8), 1);
+    assert_eq!(target.register(TARGET), 0x1234_5678);
+    assert_eq!(source.copy(BAR + TARGET, BACK, 8), 1);
+    assert_eq!(source.read(BACK - DATA, 8), 0x1234_5678_u64.to_le_bytes());
+    target.command(0);
+    assert_eq!(source.copy(DATA, BAR + STATUS, 8), 2);
+    assert!(first.peers("plain").is_empty());
+}
+
+#[test]
+fn devices_of_one_vm_come_and_go_while_others_reach_them() {
+    let rig = Rig::new();
+    let peers = in_one_process();
+    let mut source = Monitor::connect(&rig.borrow_for(&peers, "s", "plain"));
+    source.command(MASTER);
+    let path = rig.borrow_for(&peers, "t", "mapped");
+    for round in 0..20 {
+        let mut target = Monitor::connect(&path);
+        target.place(BAR);
+        target.command(DECODING);
+        until("the way", || !rig.peers("plain").is_empty());
+        assert!(reaches(&mut source, BAR + AREA.offset));
+        match round % 3 {
+            0 => drop(target),
+            1 => target.client.shutdown().unwrap(),
+            _ => borrower::revoke(&rig.connector(), "admin", "mapped").unwrap(),
+        }
+        until("the end", || rig.holder("mapped").is_none());
+        assert!(!reaches(&mut source, BAR + AREA.offset));
+        assert!(reaches(&mut source, DATA + 0x1_0000));
+    }
+}
+
+fn taken(raw: &mut Raw, device: &str) -> (Fence, PeerKey) {
+    let device = device.to_owned();
+    raw.ask(Request::Attach { device }).unwrap();
+    match raw.ask(Request::Take).unwrap() {
+        Reply::Taken { fence, key, .. } => (fence, key),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn nobody_reaches_a_device_without_the_key_of_its_lease() {
+    let rig = Rig::new();
+    let mut holder = Raw::connect(&rig.connector(), "holder");
+    let mut other = Raw::connect(&rig.connector(), "other");
+    let (target, key) = taken(&mut holder, "mapped");
+    let (fence, own) = taken(&mut other, "plain");
+    assert_ne!(key, own);
+    let map = |address, device: &str, region, offset, key| Request::Map {
+        fence,
+        address,
+        length: AREA.size,
+        writable: true,
+        place: Place::Device {
+            device: device.to_owned(),
+            region,
+            offset,
+            key,
+        },
+        peer: Some(PeerName {
+            lender: "lender".to_owned(),
+            device: device.to_owned(),
+        }),
+    };
+    let mut near = key;
+    near.0[15] ^= 1;
+    for (device, region, offset, key) in [
+        ("mapped", Region::Bar0, AREA.offset, own),
+        ("mapped", Region::Bar0, AREA.offset, near),
+        ("mapped", Region::Bar0, AREA.offset, PeerKey([0; 16])),
+        ("mapped", Region::Bar0, 0, key),
+        ("mapped", Region::Bar0, AREA.offset + 0x1000, key),
+        ("mapped", Region::Bar0, u64::MAX - 0xfff, key),
+        ("mapped", Region::Bar2, 0, key),
+        ("mapped", Region::Config, 0, key),
+        ("plain", Region::Bar0, AREA.offset, own),
+        ("none", Region::Bar0, AREA.offset, key),
+    ] {
+        let answer = other.ask(map(0x10_0000, device, region, offset, key));
+        let refused = matches!(answer, Err(Refusal::Invalid(_) | Refusal::NoDevice(_)));
+        assert!(refused, "{device} {region:?} {offset:#x}: {answer:?}");
+    }
+    let good = |address| map(address, "mapped", Region::Bar0, AREA.offset, key);
+    other.ask(good(0x10_0000)).unwrap();
+    other.ask(good(0x20_0000)).unwrap();
+    assert!(other.ask(good(0x20_0000)).is_err());
+    let unmap = |address| Request::Unmap {
+        fence,
+        address,
+        length: AREA.size,
+    };
+    other.ask(unmap(0x20_0000)).unwrap();
+    other.ask(unmap(0x20_0000)).unwrap_err();
+    holder.ask(Request::Return { fence: target }).unwrap();
+    // What the lender has taken away is still to be given back, and cannot be had again.
+    assert!(other.ask(good(0x20_0000)).is_err());
+    other.ask(unmap(0x10_0000)).unwrap();
+    let Reply::Taken { key: next, .. } = holder.ask(Request::Take).unwrap() else {
+        panic!("not taken");
+    };
+    assert_ne!(key, next);
+    assert!(other.ask(good(0x20_0000)).is_err());
+    // Both at once: neither waits for the other.
+    let back = map(0x30_0000, "mapped", Region::Bar0, AREA.offset, next);
+    other.ask(back).unwrap();
+    drop((holder, other));
+    until("the devices", || {
+        rig.holder("mapped").is_none() && rig.holder("plain").is_none()
+    });
+}
