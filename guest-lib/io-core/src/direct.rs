@@ -6,7 +6,7 @@ use crate::sys;
 use rustix::io::Errno;
 
 /// Whether an error says that disk and memory do not reach each other.
-fn is_refusal(error: Errno) -> bool {
+pub(crate) fn is_refusal(error: Errno) -> bool {
     matches!(
         error,
         Errno::FAULT | Errno::INVAL | Errno::REMOTEIO | Errno::OPNOTSUPP | Errno::PERM

@@ -52,6 +52,7 @@ unsafe extern "C" fn prepare() {
     // A handler that forks while its thread is inside cannot wait for what the thread holds.
     if !INSIDE.get() {
         crate::registry::hold();
+        crate::tunnel::hold();
         crate::files::hold();
         crate::readahead::hold();
         crate::log::hold();
@@ -65,6 +66,7 @@ unsafe extern "C" fn parent() {
             crate::log::release();
             crate::readahead::release();
             crate::files::release();
+            crate::tunnel::release();
             crate::registry::release();
         }
     }
@@ -80,6 +82,8 @@ unsafe extern "C" fn child() {
             crate::readahead::release();
             crate::files::forget();
             crate::files::release();
+            crate::tunnel::forget();
+            crate::tunnel::release();
             crate::registry::forget();
             crate::registry::release();
         }

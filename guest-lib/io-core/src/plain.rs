@@ -1,8 +1,10 @@
 //! Through the page cache: the kernel copies to and from the mapping, or to and from a buffer where there is no mapping.
 
+use crate::direct;
 use crate::files::Opened;
 use crate::region::Region;
 use crate::sys;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ops::Range;
 
@@ -52,7 +54,7 @@ pub fn read(
             let to = std::ptr::with_exposed_provenance_mut(address + done);
             // SAFETY: registered memory, which the program gave for this.
             let result = unsafe { sys::pread(opened.fd, to, left, at) };
-            if result != Err(Errno::FAULT) {
+            if !wants_bounce(opened, address + done, result) {
                 return result.map(|moved| (moved, moved < left));
             }
         }
@@ -88,7 +90,7 @@ pub fn write(
             let from = std::ptr::with_exposed_provenance(address + done);
             // SAFETY: registered memory, which the program gave for this.
             let result = unsafe { sys::pwrite(opened.fd, from, left, at) };
-            if result != Err(Errno::FAULT) {
+            if !wants_bounce(opened, address + done, result) {
                 return result.map(|moved| (moved, moved < left));
             }
         }
@@ -101,6 +103,14 @@ pub fn write(
         let moved = unsafe { sys::pwrite(opened.fd, buffer.as_ptr().cast(), buffer.len(), at) }?;
         Ok((moved, moved < buffer.len()))
     })
+}
+
+/// Whether the kernel could not use the memory itself: where the program's own descriptor is for direct I/O, and the memory has no
+/// pages or is not reached by the disk. What it would refuse with any memory stays refused.
+fn wants_bounce(opened: &Opened, address: usize, result: Result<usize, Errno>) -> bool {
+    let aligned = address.is_multiple_of(opened.file.memory_align);
+    let is_direct = opened.flags.contains(OFlags::DIRECT);
+    is_direct && aligned && result.is_err_and(direct::is_refusal)
 }
 
 /// A mapping may have been taken away under a registration: a copy by the processor must not be the one to find out.

@@ -10,7 +10,7 @@ use crate::readahead::{self, Pattern};
 use crate::region::Region;
 use crate::residency::{self, Residency};
 use crate::trace::{Account, Began};
-use crate::tunnel::PinnedDevice;
+use crate::tunnel::{Moved, PinnedDevice};
 use crate::{direct, plain, provider, registry, stats, sys, trace, tunnel};
 use farlane_io_plan::trace::{Piece, Way, Why};
 use farlane_io_plan::{CostModel, Run};
@@ -490,13 +490,17 @@ impl Work<'_> {
         if way != Way::P2p {
             return self.plain(way, range);
         }
-        let moved = match self.p2p(range.clone()) {
+        let Moved {
+            bytes: moved,
+            landed,
+        } = match self.p2p(range.clone()) {
             Ok(moved) => moved,
             // What the plain way would say too, and what has been signalled already.
             Err(error @ (Errno::FBIG | Errno::NOSPC | Errno::DQUOT)) => return Err(error),
-            Err(_) => 0,
+            Err(_) => Moved::default(),
         };
-        self.note(Way::P2p, moved);
+        self.note(Way::P2p, landed);
+        self.note(Way::Cache, moved - landed);
         let rest = range.start + moved..range.end;
         if rest.is_empty() {
             return Ok(moved);
@@ -509,7 +513,7 @@ impl Work<'_> {
         }
     }
 
-    fn p2p(&self, range: Range<usize>) -> Result<usize, Errno> {
+    fn p2p(&self, range: Range<usize>) -> Result<Moved, Errno> {
         let (opened, region) = (self.opened, self.buffer.region);
         let (address, length, offset) = plain::part(self.buffer.address, self.offset, &range);
         let buffer = Buffer {
@@ -523,9 +527,9 @@ impl Work<'_> {
         if body != request {
             return Err(Errno::OPNOTSUPP);
         }
-        match (reach, self.direction) {
+        let bytes = match (reach, self.direction) {
             (Reach::Tunnel(pinned), direction) => {
-                tunnel::transfer(opened, pinned, &buffer, offset, direction)
+                return tunnel::transfer(opened, pinned, &buffer, offset, direction);
             }
             (Reach::Direct, Direction::Read) => {
                 direct::read(opened, region, address, length, offset)
@@ -533,7 +537,9 @@ impl Work<'_> {
             (Reach::Direct, Direction::Write) => {
                 direct::write(opened, region, address, length, offset)
             }
-        }
+        }?;
+        let landed = bytes;
+        Ok(Moved { bytes, landed })
     }
 
     fn plain(&mut self, way: Way, range: Range<usize>) -> Result<usize, Errno> {

@@ -2,7 +2,7 @@
 
 use crate::{Link, LinkError, LinkInfo, Map, Origin};
 use farlane_abi::config::ABI_VERSION;
-use farlane_abi::control::FLAG_WRITABLE;
+use farlane_abi::control::{FLAG_PHONY, FLAG_WRITABLE};
 use farlane_abi::ioctl as uapi;
 use farlane_abi::zerocopy::FromZeros as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -88,6 +88,27 @@ impl DeviceLink {
         }
     }
 
+    /// # Safety
+    /// Ioctl `number` takes a `Pin`; the rest is as [`Link::attach_pin`] has it.
+    unsafe fn pin(
+        &self,
+        what: &'static str,
+        number: u64,
+        address: usize,
+        length: usize,
+        flags: u32,
+    ) -> Result<u32, LinkError> {
+        let mut pin = uapi::Pin {
+            address: address as u64,
+            length: length as u64,
+            flags,
+            region: 0,
+        };
+        // SAFETY: as promised by the caller.
+        unsafe { self.ioctl(what, number, &mut pin)? };
+        Ok(pin.region)
+    }
+
     fn bind(&self, index: u32, fd: i32) -> Result<(), LinkError> {
         let mut argument = uapi::BindEvent { index, fd };
         // SAFETY: IOC_BIND_EVENT reads one `BindEvent`.
@@ -131,15 +152,27 @@ impl Link for DeviceLink {
         length: usize,
         writable: bool,
     ) -> Result<u32, LinkError> {
-        let mut pin = uapi::Pin {
-            address: address as u64,
-            length: length as u64,
-            flags: if writable { FLAG_WRITABLE } else { 0 },
-            region: 0,
-        };
-        // SAFETY: IOC_PIN reads and writes one `Pin`.
-        unsafe { self.ioctl("FARLANE_IOC_PIN", uapi::IOC_PIN, &mut pin)? };
-        Ok(pin.region)
+        let flags = if writable { FLAG_WRITABLE } else { 0 };
+        // SAFETY: IOC_PIN reads and writes one `Pin`; as promised by the caller.
+        unsafe { self.pin("FARLANE_IOC_PIN", uapi::IOC_PIN, address, length, flags) }
+    }
+
+    unsafe fn attach_phony(&self, address: usize, length: usize) -> Result<u32, LinkError> {
+        let flags = FLAG_WRITABLE | FLAG_PHONY;
+        // SAFETY: IOC_PIN reads and writes one `Pin`; as promised by the caller.
+        unsafe { self.pin("FARLANE_IOC_PIN", uapi::IOC_PIN, address, length, flags) }
+    }
+
+    unsafe fn attach_device(
+        &self,
+        address: usize,
+        length: usize,
+        writable: bool,
+    ) -> Result<u32, LinkError> {
+        let flags = if writable { FLAG_WRITABLE } else { 0 };
+        let number = uapi::IOC_PIN_DEVICE;
+        // SAFETY: IOC_PIN_DEVICE reads and writes one `Pin`; as promised by the caller.
+        unsafe { self.pin("FARLANE_IOC_PIN_DEVICE", number, address, length, flags) }
     }
 
     fn detach(&self, region: u32) -> Result<(), LinkError> {

@@ -1,5 +1,8 @@
 //! Which devices there are.
 
+use crate::Link as _;
+use crate::device::DeviceLink;
+use farlane_abi::config::FEATURE_TUNNEL;
 use std::path::{Path, PathBuf};
 
 /// The environment variable that names a backend's host socket.
@@ -24,11 +27,33 @@ pub struct DeviceInfo {
     pub address: Address,
 }
 
-/// Every device: `/dev/farlaneN` by number, then the socket that [`SOCKET_VARIABLE`] names.
+/// Every device with objects to call: `/dev/farlaneN` by number, then the socket that [`SOCKET_VARIABLE`] names. A device that
+/// cannot be opened is listed, for opening it says why.
 #[must_use]
 pub fn devices() -> Vec<DeviceInfo> {
     let socket = std::env::var_os(SOCKET_VARIABLE).map(PathBuf::from);
-    find(Path::new("/dev"), socket)
+    let mut devices = find(Path::new("/dev"), socket);
+    devices.retain(|device| opens_envelopes(device) != Some(true));
+    devices
+}
+
+/// Every device that opens the envelopes of [`farlane_abi::tunnel`].
+#[must_use]
+pub fn tunnels() -> Vec<DeviceInfo> {
+    let mut devices = find(Path::new("/dev"), None);
+    devices.retain(|device| opens_envelopes(device) == Some(true));
+    devices
+}
+
+/// Whether a device is for tunnels, where it can be asked.
+fn opens_envelopes(device: &DeviceInfo) -> Option<bool> {
+    match &device.address {
+        Address::Socket(_) => Some(false),
+        Address::Device(path) => {
+            let info = DeviceLink::open(path).ok()?.info();
+            Some(info.features & FEATURE_TUNNEL != 0)
+        }
+    }
 }
 
 fn find(folder: &Path, socket: Option<PathBuf>) -> Vec<DeviceInfo> {

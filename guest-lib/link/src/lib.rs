@@ -28,7 +28,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use discover::{Address, DeviceInfo, SOCKET_VARIABLE, devices};
+pub use discover::{Address, DeviceInfo, SOCKET_VARIABLE, devices, tunnels};
 pub use error::LinkError;
 pub use fork::Origin;
 pub use map::Map;
@@ -77,6 +77,35 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         writable: bool,
     ) -> Result<u32, LinkError>;
 
+    /// Makes `length` bytes at `address`, both multiples of the page size, known as memory whose pages carry the envelopes of
+    /// [`farlane_abi::tunnel`], and returns the region's id.
+    ///
+    /// # Errors
+    /// The backend's or the kernel's refusal, or a dead device.
+    ///
+    /// # Safety
+    /// Until the region is detached the memory stays mapped, and the caller expects disks to change it.
+    unsafe fn attach_phony(&self, _address: usize, _length: usize) -> Result<u32, LinkError> {
+        Err(refused("Pinning phony memory"))
+    }
+
+    /// Makes `length` bytes at `address`, both multiples of the page size, known as memory of a device that this process has
+    /// mapped, and returns the region's id.
+    ///
+    /// # Errors
+    /// The backend's or the kernel's refusal (when nothing of a device is mapped there), or a dead device.
+    ///
+    /// # Safety
+    /// If `writable`, the caller expects the backend to change it.
+    unsafe fn attach_device(
+        &self,
+        _address: usize,
+        _length: usize,
+        _writable: bool,
+    ) -> Result<u32, LinkError> {
+        Err(refused("Pinning device memory"))
+    }
+
     /// Takes a region away. Returns when the backend touches it no more.
     ///
     /// # Errors
@@ -117,6 +146,12 @@ pub trait Link: Send + Sync + std::fmt::Debug {
 
     /// Whether the device is gone.
     fn is_dead(&self) -> bool;
+}
+
+/// What a link says to an operation that its transport has not.
+fn refused(what: &'static str) -> LinkError {
+    let errno = farlane_abi::Errno::EOPNOTSUPP;
+    LinkError::Refused { what, errno }
 }
 
 /// Opens a link to `device`.

@@ -92,11 +92,50 @@ impl Pin {
     ) -> Result<Self, LinkError> {
         // SAFETY: as promised by the caller.
         let region = unsafe { link.attach_pin(address, length, writable)? };
-        Ok(Self {
+        Ok(Self::of(link, region))
+    }
+
+    /// Pins memory whose pages carry envelopes.
+    ///
+    /// # Errors
+    /// What [`Link::attach_phony`] says.
+    ///
+    /// # Safety
+    /// As [`Link::attach_phony`] has it.
+    pub unsafe fn phony(
+        link: &Arc<dyn Link>,
+        address: usize,
+        length: usize,
+    ) -> Result<Self, LinkError> {
+        // SAFETY: as promised by the caller.
+        let region = unsafe { link.attach_phony(address, length)? };
+        Ok(Self::of(link, region))
+    }
+
+    /// Pins memory of a device.
+    ///
+    /// # Errors
+    /// What [`Link::attach_device`] says.
+    ///
+    /// # Safety
+    /// As [`Link::attach_device`] has it.
+    pub unsafe fn device(
+        link: &Arc<dyn Link>,
+        address: usize,
+        length: usize,
+        writable: bool,
+    ) -> Result<Self, LinkError> {
+        // SAFETY: as promised by the caller.
+        let region = unsafe { link.attach_device(address, length, writable)? };
+        Ok(Self::of(link, region))
+    }
+
+    fn of(link: &Arc<dyn Link>, region: u32) -> Self {
+        Self {
             region,
             link: Arc::clone(link),
             released: false,
-        })
+        }
     }
 
     /// Id of the region, as calls name it.

@@ -1,7 +1,7 @@
 //! Where Farlane's libraries are.
 
 use anyhow::{Context as _, bail};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 /// The variable that the dynamic linker reads.
@@ -13,6 +13,11 @@ const LIBRARY: &str = "libibverbs.so.1";
 /// Where a package installs it.
 const INSTALLED: &str = "/usr/lib/farlane";
 
+/// The variable that names libraries that are loaded before all others.
+pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+/// The library that serves file I/O with device memory.
+const IO_LIBRARY: &str = "libfarlane_io.so";
+
 /// The folder that holds our libibverbs: what `FARLANE_LIB_DIR` says, else `verbs/` beside this
 /// program, else `/usr/lib/farlane`.
 pub fn folder() -> anyhow::Result<PathBuf> {
@@ -20,21 +25,50 @@ pub fn folder() -> anyhow::Result<PathBuf> {
     let named = std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from);
     let beside = program.parent().map(|folder| folder.join("verbs"));
     choose(
+        LIBRARY,
         named,
         [beside, Some(INSTALLED.into())].into_iter().flatten(),
     )
 }
 
+/// The value for [`PRELOAD_VARIABLE`]: what is there already, then our library for file I/O: in the folder that `FARLANE_LIB_DIR`
+/// says, else beside this program, else in `/usr/lib/farlane`.
+pub fn preload() -> anyhow::Result<OsString> {
+    let program = std::env::current_exe().context("Cannot find this program's own folder")?;
+    let named = std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from);
+    let beside = program.parent().map(Path::to_owned);
+    let places = [beside, Some(INSTALLED.into())].into_iter().flatten();
+    let library = choose(IO_LIBRARY, named, places)?.join(IO_LIBRARY);
+    let before = std::env::var_os(PRELOAD_VARIABLE);
+    preload_after(before.as_deref(), &library)
+}
+
+fn preload_after(before: Option<&OsStr>, library: &Path) -> anyhow::Result<OsString> {
+    // The loader splits at both, and knows no way to quote them.
+    let text = library.to_string_lossy();
+    if text.contains([' ', ':']) {
+        bail!("{text} cannot be preloaded: there is a space or a colon in it");
+    }
+    let mut value = OsString::new();
+    if let Some(before) = before.filter(|before| !before.is_empty()) {
+        value.push(before);
+        value.push(":");
+    }
+    value.push(library);
+    Ok(value)
+}
+
 fn choose(
+    library: &str,
     named: Option<PathBuf>,
     places: impl Iterator<Item = PathBuf>,
 ) -> anyhow::Result<PathBuf> {
-    let holds = |folder: &Path| folder.join(LIBRARY).exists();
+    let holds = |folder: &Path| folder.join(library).exists();
     if let Some(folder) = named {
         // What a user names is not silently replaced by something else.
         if !holds(&folder) {
             bail!(
-                "{FOLDER_VARIABLE} is {}, which holds no {LIBRARY}",
+                "{FOLDER_VARIABLE} is {}, which holds no {library}",
                 folder.display()
             );
         }
@@ -48,7 +82,7 @@ fn choose(
         tried.push(folder.display().to_string());
     }
     bail!(
-        "No {LIBRARY} in {}: build it, or name its folder in {FOLDER_VARIABLE}",
+        "No {library} in {}: build it, or name its folder in {FOLDER_VARIABLE}",
         tried.join(" or ")
     )
 }
@@ -73,20 +107,32 @@ mod tests {
         let beside = tempfile::tempdir().unwrap();
         std::fs::write(beside.path().join(LIBRARY), "").unwrap();
         let places = || std::iter::once(beside.path().to_owned());
-        let error = choose(Some(named.path().into()), places()).unwrap_err();
+        let error = choose(LIBRARY, Some(named.path().into()), places()).unwrap_err();
         assert!(error.to_string().contains("holds no libibverbs.so.1"));
         std::fs::write(named.path().join(LIBRARY), "").unwrap();
         assert_eq!(
-            choose(Some(named.path().into()), places()).unwrap(),
+            choose(LIBRARY, Some(named.path().into()), places()).unwrap(),
             named.path()
         );
-        assert_eq!(choose(None, places()).unwrap(), beside.path());
+        assert_eq!(choose(LIBRARY, None, places()).unwrap(), beside.path());
     }
 
     #[test]
     fn an_error_names_every_place_that_was_tried() {
         let places = ["/nowhere/a", "/nowhere/b"].map(PathBuf::from);
-        let error = choose(None, places.into_iter()).unwrap_err().to_string();
+        let error = choose(LIBRARY, None, places.into_iter())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("/nowhere/a or /nowhere/b"), "{error}");
+    }
+
+    #[test]
+    fn what_is_preloaded_already_stays_in_front() {
+        let ours = Path::new("/l/libfarlane_io.so");
+        let value = |before: Option<&str>| preload_after(before.map(OsStr::new), ours).unwrap();
+        assert_eq!(value(None), "/l/libfarlane_io.so");
+        assert_eq!(value(Some("")), "/l/libfarlane_io.so");
+        assert_eq!(value(Some("a.so b.so")), "a.so b.so:/l/libfarlane_io.so");
+        assert!(preload_after(None, Path::new("/a b/libfarlane_io.so")).is_err());
     }
 }

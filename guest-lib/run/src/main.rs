@@ -1,7 +1,7 @@
 //! Runs a program on Farlane's libraries: `farlane-run PROG ARGS...`.
 //!
 //! The program's own libibverbs is replaced for this one run, by putting the folder with ours in
-//! front of `LD_LIBRARY_PATH`.
+//! front of `LD_LIBRARY_PATH`. With `--io`, `libfarlane_io.so` is preloaded.
 
 mod library;
 
@@ -23,12 +23,16 @@ const FAILED: u8 = 125;
 #[command(
     name = "farlane-run",
     version,
-    override_usage = "farlane-run [--socket PATH] PROG [ARGS]..."
+    override_usage = "farlane-run [--socket PATH] [--io] PROG [ARGS]..."
 )]
 struct Arguments {
     /// Use the backend that listens at this UNIX socket, instead of only the devices of this VM.
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+
+    /// Serve its reads and writes of files with buffers in device memory, too.
+    #[arg(long)]
+    io: bool,
 
     /// The program and its arguments.
     #[arg(
@@ -74,11 +78,16 @@ fn run(arguments: &Arguments) -> Result<std::convert::Infallible, Failure> {
     let [program, rest @ ..] = arguments.command.as_slice() else {
         return Err(anyhow::anyhow!("Name a program to run").into());
     };
-    let folder = library::folder()?;
     let mut command = Command::new(program);
-    command
-        .args(rest)
-        .env(library::PATH_VARIABLE, library::search_path(&folder)?);
+    command.args(rest);
+    match library::folder() {
+        Ok(folder) => {
+            command.env(library::PATH_VARIABLE, library::search_path(&folder)?);
+        }
+        // File I/O needs no libibverbs.
+        Err(_) if arguments.io && arguments.socket.is_none() => {}
+        Err(error) => return Err(error.into()),
+    }
     if let Some(socket) = &arguments.socket {
         // The program may change its folder before it opens the device.
         let socket = std::path::absolute(socket).map_err(anyhow::Error::from)?;
@@ -91,6 +100,9 @@ fn run(arguments: &Arguments) -> Result<std::convert::Infallible, Failure> {
             .into());
         }
         command.env("FARLANE_SOCKET", socket);
+    }
+    if arguments.io {
+        command.env(library::PRELOAD_VARIABLE, library::preload()?);
     }
     let error = command.exec();
     let status = if error.kind() == std::io::ErrorKind::NotFound {

@@ -1,0 +1,291 @@
+//! Address tunnelling (spin-atc17, section 5.1): direct I/O into phony memory, of which the backend of the disk makes I/O into
+//! device memory. What the bytes between the two mean is in [`farlane_abi::tunnel`].
+//!
+//! **What is trusted.** A page that is sent as an envelope and that the backend does not open would be what is on the disk. So
+//! tunnelled writes are made only where nothing but disks of the backend lies beneath the file system ([`crate::disks`]), after a
+//! read of the same file system has arrived, on file systems whose direct writes are understood, inside the file's size, and with
+//! `RWF_NOWAIT`, which ext4 and xfs refuse where they would go through the page cache instead. Each sector without a receipt is
+//! written again at once.
+
+mod client;
+mod phony;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use crate::files::Opened;
+use crate::provider::Provider;
+use crate::route::{Buffer, Direction};
+use crate::{log, plain, sys};
+use client::Tunnel;
+use farlane_abi::PAGE_BYTES;
+use farlane_link::Pin;
+use phony::Lent;
+use rustix::io::Errno;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+pub(crate) use client::{forget, hold, release};
+
+/// How often a write is tried again after pages of its range have been dropped from the page cache.
+const TRIES: usize = 4;
+/// How far around a range pages are dropped where its own pages could not be: they may be parts of larger ones.
+const AROUND: u64 = 2 << 20;
+
+/// The part of a region that tunnels reach.
+#[derive(Debug)]
+pub struct PinnedDevice {
+    /// First byte.
+    start: usize,
+    /// Length in bytes.
+    length: usize,
+    tunnels: Vec<(Arc<Tunnel>, Pin)>,
+}
+
+/// What a transfer has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes of the request that are where they belong.
+    pub bytes: usize,
+    /// Of them, those that went past the guest's memory.
+    pub landed: usize,
+}
+
+/// Makes tunnels to device memory, if there are any to be had and the kernel says that it is some.
+pub(crate) fn pin_device(address: usize, length: usize) -> Option<PinnedDevice> {
+    let page = sys::page_bytes();
+    if page as u64 != PAGE_BYTES {
+        return None;
+    }
+    let start = address.checked_next_multiple_of(page)?;
+    let end = address.checked_add(length)? / page * page;
+    let length = end.checked_sub(start).filter(|length| *length > 0)?;
+    let tunnels: Vec<_> = client::tunnels()
+        .into_iter()
+        .filter_map(|tunnel| {
+            // SAFETY: the program has registered it as memory that file contents are read to.
+            let pin = unsafe { Pin::device(tunnel.link(), start, length, true) };
+            match pin {
+                Ok(pin) => Some((tunnel, pin)),
+                Err(error) => {
+                    log::once(&format!(
+                        "There is no tunnel to device memory: {}",
+                        chain(&error)
+                    ));
+                    None
+                }
+            }
+        })
+        .collect();
+    (!tunnels.is_empty()).then_some(PinnedDevice {
+        start,
+        length,
+        tunnels,
+    })
+}
+
+/// An error and what caused it, in a line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+impl PinnedDevice {
+    fn tunnel(&self, opened: &Opened) -> Option<&(Arc<Tunnel>, Pin)> {
+        let serials = opened.file.disk.stack.serials.as_ref()?;
+        let mut tunnels = self.tunnels.iter();
+        tunnels.find(|(tunnel, _)| tunnel.is_usable() && tunnel.has_all(serials))
+    }
+
+    /// Whether a tunnel leads from the file to this memory.
+    pub(crate) fn serves(&self, opened: &Opened, direction: Direction) -> bool {
+        let file = &opened.file;
+        let is_right = file.offset_align.is_some() && !file.tunnel_off.load(Ordering::Relaxed);
+        let proven = direction == Direction::Read
+            || (file.writes_known && file.disk.tunnel_proven.load(Ordering::Relaxed));
+        is_right && proven && self.tunnel(opened).is_some()
+    }
+
+    /// What of `length` bytes at `address` tunnels reach, as offsets.
+    pub(crate) fn part(&self, address: usize, length: usize) -> Range<usize> {
+        let start = self.start.saturating_sub(address).min(length);
+        let end = (self.start + self.length)
+            .saturating_sub(address)
+            .min(length);
+        start..end.max(start)
+    }
+}
+
+/// Moves as much as it can of a request that is aligned to pages in the file; its buffer lies where [`PinnedDevice::part`] says.
+///
+/// # Errors
+/// When nothing was moved: the caller goes another way.
+pub(crate) fn transfer(
+    opened: &Opened,
+    pinned: &PinnedDevice,
+    buffer: &Buffer<'_>,
+    offset: u64,
+    direction: Direction,
+) -> Result<Moved, Errno> {
+    let (tunnel, pin) = pinned.tunnel(opened).ok_or(Errno::NODEV)?;
+    let mut moved = Moved::default();
+    while moved.bytes < buffer.length {
+        let left = buffer.length - moved.bytes;
+        let lent = tunnel
+            .phony()
+            .lend(tunnel.link(), left)
+            .ok_or(Errno::NOMEM)?;
+        let part = Part {
+            opened,
+            tunnel,
+            region: pin.region(),
+            provider: &*buffer.region.provider,
+            buffer,
+            address: buffer.address + moved.bytes,
+            target: (buffer.address + moved.bytes - pinned.start) as u64,
+            length: left.min(lent.length()),
+            offset: offset + moved.bytes as u64,
+        };
+        let result = match direction {
+            Direction::Read => part.read(&lent),
+            Direction::Write => part.write(&lent),
+        };
+        match result {
+            Ok(more) => {
+                moved.bytes += more.bytes;
+                moved.landed += more.landed;
+                if more.bytes < part.length {
+                    break;
+                }
+            }
+            Err(_) if moved.bytes > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(moved)
+}
+
+/// As much of a request as goes into one phony buffer.
+struct Part<'a> {
+    opened: &'a Opened,
+    tunnel: &'a Tunnel,
+    region: u32,
+    provider: &'a dyn Provider,
+    buffer: &'a Buffer<'a>,
+    address: usize,
+    /// Offset of the first byte in the pinned region.
+    target: u64,
+    length: usize,
+    offset: u64,
+}
+
+impl Part<'_> {
+    fn read(&self, lent: &Lent<'_>) -> Result<Moved, Errno> {
+        let direct = self.opened.direct()?;
+        let armed = self.tunnel.slots().arm(
+            lent,
+            self.region,
+            self.target,
+            self.length,
+            Direction::Read,
+        )?;
+        // SAFETY: our own phony memory.
+        let bytes = unsafe { sys::pread(direct.fd, lent.base(), self.length, self.offset) }?;
+        let mut landed = 0;
+        for sectors in armed.runs(bytes) {
+            if sectors.landed {
+                landed += sectors.range.len();
+                continue;
+            }
+            // They came another way: from a hole of the file, or through the page cache.
+            let from = lent.bytes(&sectors.range);
+            // SAFETY: registered memory.
+            unsafe {
+                self.provider
+                    .copy_in(self.address + sectors.range.start, from)
+            }?;
+        }
+        let file = &self.opened.file;
+        if landed > 0 {
+            file.disk.tunnel_proven.store(true, Ordering::Relaxed);
+        } else if bytes > 0 && !file.disk.tunnel_proven.load(Ordering::Relaxed) {
+            file.tunnel_off.store(true, Ordering::Relaxed);
+        }
+        Ok(Moved { bytes, landed })
+    }
+
+    fn write(&self, lent: &Lent<'_>) -> Result<Moved, Errno> {
+        let direct = self.opened.direct()?;
+        let armed = self.tunnel.slots().arm(
+            lent,
+            self.region,
+            self.target,
+            self.length,
+            Direction::Write,
+        )?;
+        let mut bytes = Err(Errno::AGAIN);
+        for attempt in 0..TRIES {
+            let (length, offset) = (self.length, self.offset);
+            // SAFETY: our own phony memory.
+            bytes = unsafe {
+                sys::pwrite_with(direct.fd, lent.base(), length, offset, libc::RWF_NOWAIT)
+            };
+            if bytes != Err(Errno::AGAIN) {
+                break;
+            }
+            self.drop_cached(if attempt == 0 { 0 } else { AROUND });
+        }
+        let bytes = bytes?;
+        let mut landed = 0;
+        for sectors in armed.runs(bytes) {
+            if sectors.landed {
+                landed += sectors.range.len();
+            } else {
+                self.write_again(&sectors.range)?;
+            }
+        }
+        Ok(Moved { bytes, landed })
+    }
+
+    /// Writes dirty pages of the range back and drops its pages, `around` bytes more on either side.
+    fn drop_cached(&self, around: u64) {
+        let start = self.offset.saturating_sub(around);
+        let end = self.offset + self.length as u64 + around;
+        let _ = sys::write_back(self.opened.fd, start, end - start);
+        let _ = sys::advise(
+            self.opened.fd,
+            start,
+            end - start,
+            libc::POSIX_FADV_DONTNEED,
+        );
+    }
+
+    /// Envelopes of these sectors may be on the disk: puts the bytes in their place, there too, before anything else.
+    fn write_again(&self, range: &Range<usize>) -> Result<(), Errno> {
+        self.opened.file.tunnel_off.store(true, Ordering::Relaxed);
+        log::once(&format!(
+            "A tunnelled write of file {} on device {}:{} went another way: no more of them for this file",
+            self.opened.file.id.inode,
+            rustix::fs::major(self.opened.file.id.device),
+            rustix::fs::minor(self.opened.file.id.device),
+        ));
+        let (address, offset) = (self.address + range.start, self.offset + range.start as u64);
+        let mut done = 0;
+        while done < range.len() {
+            let left = range.len() - done;
+            let at = offset + done as u64;
+            let region = self.buffer.region;
+            match plain::write(self.opened, region, address + done, left, at)? {
+                0 => return Err(Errno::IO),
+                moved => done += moved,
+            }
+        }
+        sys::write_back(self.opened.fd, offset, range.len() as u64)
+    }
+}

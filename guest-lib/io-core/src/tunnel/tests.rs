@@ -1,0 +1,357 @@
+//! The client against a backend that is a part of the test: it sees the envelopes where a disk would, or does not open them.
+
+use super::*;
+use crate::files::{self, Opened};
+use crate::provider::Soft;
+use crate::region::Region;
+use farlane_abi::Errno as Refusal;
+use farlane_abi::tunnel::{
+    DIRECTION_INTO_DEVICE, ENVELOPE_MAGIC, Envelope, OFF_DISK_COUNT, OFF_DISKS, OFF_EPOCH,
+    OFF_SLOT_COUNT, OFF_SLOTS, SECTORS_PER_PAGE, SLOT_ARMED, SLOT_BYTES, SLOT_KEY, SLOT_LANDED,
+    SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION,
+};
+use farlane_abi::zerocopy::FromBytes as _;
+use farlane_link::{Link, LinkError, LinkInfo, Map};
+use std::collections::BTreeSet;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::sync::Mutex;
+use std::time::Duration;
+
+const PAGE: usize = 4096;
+
+#[derive(Debug, Default)]
+struct Backend {
+    header: Mutex<Option<Arc<Map>>>,
+    phony: Mutex<u32>,
+    refuses_phony: bool,
+}
+
+fn refuse<T>() -> Result<T, LinkError> {
+    let errno = Refusal::EOPNOTSUPP;
+    Err(LinkError::Refused {
+        what: "This",
+        errno,
+    })
+}
+
+impl Link for Backend {
+    fn info(&self) -> LinkInfo {
+        LinkInfo::default()
+    }
+
+    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), LinkError> {
+        let map = Arc::new(Map::anonymous(length)?);
+        let slots = (length - OFF_SLOTS) / SLOT_BYTES;
+        // SAFETY: nobody else has it yet.
+        unsafe {
+            map.write_bytes(OFF_DISKS, b"one");
+            map.write_bytes(OFF_DISKS + 32, b"two");
+            for slot in 0..slots {
+                let key = [slot as u64 + 1, !(slot as u64)];
+                map.write_bytes(
+                    OFF_SLOTS + slot * SLOT_BYTES + SLOT_KEY,
+                    key.as_flattened_bytes(),
+                );
+            }
+        }
+        map.word(OFF_DISK_COUNT).store(2, Ordering::Release);
+        map.word(OFF_EPOCH).store(17, Ordering::Release);
+        let slots = u32::try_from(slots).unwrap();
+        map.word(OFF_SLOT_COUNT).store(slots, Ordering::Release);
+        *self.header.lock().unwrap() = Some(Arc::clone(&map));
+        Ok((0, map))
+    }
+
+    unsafe fn attach_pin(&self, _: usize, _: usize, _: bool) -> Result<u32, LinkError> {
+        refuse()
+    }
+
+    unsafe fn attach_phony(&self, address: usize, length: usize) -> Result<u32, LinkError> {
+        assert!(address.is_multiple_of(PAGE) && length.is_multiple_of(PAGE));
+        if self.refuses_phony {
+            return refuse();
+        }
+        let mut count = self.phony.lock().unwrap();
+        *count += 1;
+        Ok(*count)
+    }
+
+    fn detach(&self, _: u32) -> Result<(), LinkError> {
+        Ok(())
+    }
+
+    fn map_buffer(&self, _: u32, _: u64, _: usize) -> Result<Map, LinkError> {
+        refuse()
+    }
+
+    fn unmap_buffer(&self, _: u32, _: u64, _: usize) -> Result<(), LinkError> {
+        refuse()
+    }
+
+    fn bind_event(&self, _: u32, _: BorrowedFd<'_>) -> Result<(), LinkError> {
+        refuse()
+    }
+
+    fn unbind_event(&self, _: u32) -> Result<(), LinkError> {
+        refuse()
+    }
+
+    fn doorbell(&self) {}
+
+    fn wait(&self, _: Duration) {}
+
+    fn is_dead(&self) -> bool {
+        false
+    }
+}
+
+trait Flat {
+    fn as_flattened_bytes(&self) -> &[u8];
+}
+
+impl Flat for [u64; 2] {
+    fn as_flattened_bytes(&self) -> &[u8] {
+        farlane_abi::zerocopy::IntoBytes::as_bytes(self)
+    }
+}
+
+impl Backend {
+    fn word(&self, slot: usize, field: usize) -> u64 {
+        let header = self.header.lock().unwrap();
+        let at = OFF_SLOTS + slot * SLOT_BYTES + field;
+        // SAFETY: one thread.
+        unsafe { header.as_ref().unwrap().read(at) }
+    }
+
+    fn land(&self, slot: usize, sequence: u64, bits: u64) {
+        let header = self.header.lock().unwrap();
+        let at = OFF_SLOTS + slot * SLOT_BYTES + SLOT_LANDED;
+        // SAFETY: one thread.
+        unsafe { header.as_ref().unwrap().write(at, &(sequence << 16 | bits)) };
+    }
+}
+
+fn tunnel(backend: Backend) -> (Arc<Backend>, Arc<Tunnel>) {
+    let backend = Arc::new(backend);
+    let link: Arc<dyn Link> = backend.clone();
+    (backend, Arc::new(Tunnel::over(link).unwrap()))
+}
+
+#[test]
+fn the_header_says_which_disks_are_the_backends() {
+    let (_, tunnel) = tunnel(Backend::default());
+    let names = |names: &[&str]| {
+        names
+            .iter()
+            .map(|name| name.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert!(tunnel.is_usable());
+    assert!(tunnel.has_all(&names(&["one"])) && tunnel.has_all(&names(&["two", "one"])));
+    assert!(!tunnel.has_all(&names(&["one", "three"])));
+}
+
+#[test]
+fn every_sector_carries_the_token_of_its_page() {
+    let (backend, tunnel) = tunnel(Backend::default());
+    for round in 1..4_u64 {
+        let lent = tunnel.phony().lend(tunnel.link(), 3 * PAGE).unwrap();
+        let first = lent.first_slot();
+        let armed = tunnel
+            .slots()
+            .arm(&lent, 7, 0x1234, 3 * PAGE, Direction::Read)
+            .unwrap();
+        for page in 0..3 {
+            let slot = first + page;
+            let sequence = backend.word(slot, SLOT_ARMED);
+            assert_eq!(sequence, round, "numbers rise");
+            assert_eq!(
+                backend.word(slot, SLOT_REGION),
+                7 | u64::from(DIRECTION_INTO_DEVICE) << 32
+            );
+            assert_eq!(
+                backend.word(slot, SLOT_OFFSET),
+                0x1234 + (page * PAGE) as u64
+            );
+            assert_eq!(backend.word(slot, SLOT_LENGTH), 4096 | 17 << 32);
+            for sector in 0..SECTORS_PER_PAGE {
+                let at = page * PAGE + sector * 512;
+                let (envelope, _) =
+                    Envelope::read_from_prefix(lent.bytes(&(at..at + 512))).unwrap();
+                assert_eq!(envelope.magic.get(), ENVELOPE_MAGIC);
+                assert_eq!(
+                    envelope.key.map(|word| word.get()),
+                    [slot as u64 + 1, !(slot as u64)]
+                );
+                assert_eq!(envelope.sequence.get(), sequence);
+                assert_eq!(
+                    (envelope.slot.get() as usize, envelope.sector.get() as usize),
+                    (slot, sector)
+                );
+            }
+        }
+        // Receipts of two sectors of the second page, and a stale one of the third.
+        backend.land(first, round, 0xff);
+        backend.land(first + 1, round, 0b110);
+        backend.land(first + 2, round + 1, 0xff);
+        let runs: Vec<_> = armed
+            .runs(3 * PAGE)
+            .into_iter()
+            .map(|run| (run.range, run.landed))
+            .collect();
+        let (second, sector) = (PAGE, 512);
+        assert_eq!(
+            runs,
+            [
+                (0..second, true),
+                (second..second + sector, false),
+                (second + sector..second + 3 * sector, true),
+                (second + 3 * sector..3 * PAGE, false),
+            ]
+        );
+        assert_eq!(armed.runs(100)[0].range, 0..100);
+        drop(armed);
+        assert!((0..3).all(|page| backend.word(first + page, SLOT_ARMED) == 0));
+    }
+}
+
+#[test]
+fn buffers_are_lent_to_one_at_a_time_and_waited_for() {
+    let (backend, tunnel) = tunnel(Backend::default());
+    let users: Mutex<BTreeSet<usize>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for thread in 0..16_usize {
+            let (tunnel, users) = (&tunnel, &users);
+            scope.spawn(move || {
+                for round in 0..500_usize {
+                    let length = if (thread + round).is_multiple_of(2) {
+                        4096
+                    } else {
+                        4 << 20
+                    };
+                    let lent = tunnel.phony().lend(tunnel.link(), length).unwrap();
+                    assert!(lent.length() >= length);
+                    assert!(users.lock().unwrap().insert(lent.first_slot()));
+                    std::thread::yield_now();
+                    assert!(users.lock().unwrap().remove(&lent.first_slot()));
+                }
+            });
+        }
+    });
+    // One piece for the small ones, and one for each large one that was used.
+    assert!(*backend.phony.lock().unwrap() <= 9);
+}
+
+#[test]
+fn without_pinned_memory_there_is_no_buffer() {
+    let (_, tunnel) = tunnel(Backend {
+        refuses_phony: true,
+        ..Backend::default()
+    });
+    for _ in 0..100 {
+        assert!(tunnel.phony().lend(tunnel.link(), 1).is_none());
+    }
+}
+
+/// A file on a disk that opens no envelopes.
+struct Rig {
+    _folder: tempfile::TempDir,
+    file: std::fs::File,
+    memory: Map,
+    region: Region,
+}
+
+impl Rig {
+    fn new(content: &[u8]) -> Self {
+        let program = std::env::current_exe().unwrap();
+        let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, content).unwrap();
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .unwrap();
+        file.sync_all().unwrap();
+        let memory = Map::anonymous(content.len()).unwrap();
+        let region = Region::new(memory.base().as_ptr().addr(), Arc::new(Soft), None);
+        Self {
+            _folder: folder,
+            file,
+            memory,
+            region,
+        }
+    }
+
+    fn opened(&self) -> Opened {
+        files::open(self.file.as_raw_fd()).unwrap()
+    }
+
+    fn memory(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.memory.len()];
+        // SAFETY: one thread.
+        unsafe { self.memory.read_bytes(0, &mut bytes) };
+        bytes
+    }
+
+    fn part(&self, tunnel: &Tunnel, move_it: impl FnOnce(&Part<'_>, &Lent<'_>) -> Moved) -> Moved {
+        let opened = self.opened();
+        let address = self.memory.base().as_ptr().expose_provenance();
+        let length = self.memory.len();
+        let buffer = Buffer {
+            address,
+            length,
+            region: &self.region,
+        };
+        let part = Part {
+            opened: &opened,
+            tunnel,
+            region: 7,
+            provider: &Soft,
+            buffer: &buffer,
+            address,
+            target: 0,
+            length,
+            offset: 0,
+        };
+        let lent = tunnel.phony().lend(tunnel.link(), length).unwrap();
+        move_it(&part, &lent)
+    }
+}
+
+#[test]
+fn what_a_disk_reads_without_opening_envelopes_is_copied_and_not_counted() {
+    let (_, tunnel) = tunnel(Backend::default());
+    let content: Vec<u8> = (0..8 * PAGE)
+        .map(|index| (index / 7 % 251).try_into().unwrap())
+        .collect();
+    let rig = Rig::new(&content);
+    let moved = rig.part(&tunnel, |part, lent| part.read(lent).unwrap());
+    assert_eq!((moved.bytes, moved.landed), (8 * PAGE, 0));
+    assert!(rig.memory() == content);
+    let file = rig.opened().file;
+    assert!(file.tunnel_off.load(Ordering::Relaxed));
+    assert!(!file.disk.tunnel_proven.load(Ordering::Relaxed));
+}
+
+#[test]
+fn envelopes_that_got_onto_a_disk_are_written_over_at_once() {
+    let (_, tunnel) = tunnel(Backend::default());
+    let rig = Rig::new(&vec![1; 8 * PAGE]);
+    let content: Vec<u8> = (0..8 * PAGE)
+        .map(|index| (index / 5 % 251).try_into().unwrap())
+        .collect();
+    // SAFETY: one thread.
+    unsafe { rig.memory.write_bytes(0, &content) };
+    let moved = rig.part(&tunnel, |part, lent| part.write(lent).unwrap());
+    assert_eq!((moved.bytes, moved.landed), (8 * PAGE, 0));
+    let opened = rig.opened();
+    assert!(opened.file.tunnel_off.load(Ordering::Relaxed));
+    // On the disk, not only in the page cache.
+    let dirty = sys::cachestat(opened.fd, 0, 8 * PAGE as u64).unwrap().dirty;
+    assert_eq!(dirty, 0);
+    sys::advise(opened.fd, 0, 0, libc::POSIX_FADV_DONTNEED).unwrap();
+    let mut found = vec![0; 8 * PAGE];
+    std::os::unix::fs::FileExt::read_exact_at(&rig.file, &mut found, 0).unwrap();
+    assert!(found == content);
+}
