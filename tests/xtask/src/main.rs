@@ -4,9 +4,11 @@ mod bench;
 mod clean;
 mod conditions;
 mod demo;
+mod disks;
 mod farlane;
 mod fio;
 mod fuzz;
+mod gpu_machine;
 mod lending;
 mod metrics;
 mod place;
@@ -16,6 +18,7 @@ mod scenarios;
 mod test_run;
 mod tools;
 mod vm;
+mod volumes;
 
 use std::process::ExitCode;
 

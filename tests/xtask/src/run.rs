@@ -11,7 +11,9 @@ use farlane_vmkit::scratch::Scratch;
 use farlane_vmkit::wire::{End, Wire};
 use farlane_vmkit::workspace::Workspace;
 
+use crate::disks::Disks;
 use crate::farlane::Farlane;
+use crate::gpu_machine::GpuParts;
 use crate::lending::Lending;
 
 /// What scenarios share: things that are made once.
@@ -20,6 +22,8 @@ pub struct Context {
     kit: OnceLock<Kit>,
     farlane: OnceLock<Farlane>,
     lending: OnceLock<Lending>,
+    disks: OnceLock<Disks>,
+    gpu_parts: OnceLock<GpuParts>,
 }
 
 impl Context {
@@ -30,6 +34,8 @@ impl Context {
             kit: OnceLock::new(),
             farlane: OnceLock::new(),
             lending: OnceLock::new(),
+            disks: OnceLock::new(),
+            gpu_parts: OnceLock::new(),
         }
     }
 
@@ -53,6 +59,16 @@ impl Context {
     /// The lender and the borrower, built from this checkout.
     pub fn lending(&self) -> Result<&Lending> {
         once(&self.lending, || Lending::build(&self.workspace))
+    }
+
+    /// The backend of disks, built from this checkout.
+    pub fn disks(&self) -> Result<&Disks> {
+        once(&self.disks, || Disks::build(&self.workspace))
+    }
+
+    /// What a guest needs to use a GPU and its files, built from this checkout.
+    pub fn gpu_parts(&self) -> Result<&GpuParts> {
+        once(&self.gpu_parts, || GpuParts::build(self))
     }
 }
 

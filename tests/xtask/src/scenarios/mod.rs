@@ -1,14 +1,23 @@
 //! The scenarios: one file per user story, registered in one list.
 
+mod blk;
+mod blk_crash;
 mod driver_builds;
 mod driver_device;
+mod gpu_coherence;
+mod gpu_hostile;
 mod gpu_p2pmem;
+mod gpu_raid;
+mod gpu_read;
+mod gpu_soft;
+mod gpu_write;
 mod lend_crash;
 mod lend_hostile;
 mod lend_reassign;
 pub mod lend_soft;
 mod lend_vfio;
 mod lend_vs_local;
+mod p2p_lent;
 mod rdma_buffers;
 mod rdma_crash;
 pub mod rdma_host;
@@ -43,6 +52,8 @@ pub struct Scenario {
 pub const ALL: &[Scenario] = &[
     vmkit::SCENARIO,
     driver_builds::SCENARIO,
+    blk::SCENARIO,
+    blk_crash::SCENARIO,
     driver_device::SCENARIO,
     rdma_pingpong::SCENARIO,
     rdma_perftest::SCENARIO,
@@ -57,7 +68,14 @@ pub const ALL: &[Scenario] = &[
     lend_hostile::SCENARIO,
     lend_vfio::SCENARIO,
     lend_vs_local::SCENARIO,
+    p2p_lent::SCENARIO,
+    gpu_soft::SCENARIO,
+    gpu_read::SCENARIO,
+    gpu_write::SCENARIO,
+    gpu_coherence::SCENARIO,
+    gpu_hostile::SCENARIO,
     gpu_p2pmem::SCENARIO,
+    gpu_raid::SCENARIO,
 ];
 
 impl Scenario {

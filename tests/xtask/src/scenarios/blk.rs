@@ -1,0 +1,198 @@
+//! Disks of farlane-blk: the guest's own virtio driver makes a file system, checks what it reads, gives blocks back, sees
+//! a disk grow, and is refused writes to a read-only one.
+
+use std::fs::{self, File};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::progress;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::report::Report;
+use farlane_vmkit::scratch::Scratch;
+
+use super::Scenario;
+use crate::conditions::{no_complaint, wait_until};
+use crate::disks::{Disk, DiskBackend, node, socket};
+use crate::fio::Fio;
+use crate::lending::Blocks;
+use crate::run::Run;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "blk",
+    about: "a VM works with disks of farlane-blk: ext4, fio --verify, discard, growth, read-only, two queues",
+    is_test: true,
+    run,
+};
+
+/// A disk with direct I/O, where the temporary folder has it; one in memory; one that cannot be written.
+const DISK: &str = "disk";
+const MEMORY: &str = "memory";
+const SEALED: &str = "sealed";
+
+const DISK_MIB: u32 = 192;
+const SMALL_MIB: u32 = 32;
+
+/// Has fio write at random, read everything back, and check it.
+const VERIFY: &str = "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth=32";
+
+/// Files of a guest that are copied to the disk.
+const COPY: &str = "cp -r /usr/sbin /usr/lib/modules /mnt/";
+
+/// What is on the sealed disk.
+const SEAL: &[u8] = b"sealed";
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let folder = Scratch::new()?;
+    let [file, sealed] = [DISK, SEALED].map(|name| folder.join(name));
+    for (path, mib) in [(&file, DISK_MIB), (&sealed, SMALL_MIB)] {
+        let made = File::create(path).and_then(|file| file.set_len(u64::from(mib) << 20));
+        made.with_context(|| format!("Cannot make {}", path.display()))?;
+    }
+    write_start(&sealed, SEAL)?;
+    let memory = Blocks::new(SMALL_MIB)?;
+    let disks = [
+        Disk::new(DISK, &file),
+        Disk::new(MEMORY, memory.path()),
+        Disk::new(SEALED, &sealed).with("read-only=on"),
+    ];
+    let backend = run.context.disks()?.serve(run, "farlane-blk", &disks)?;
+    let mut config = VmConfig::new("a").storage();
+    config.cpus = 2;
+    for (disk, queues) in [(DISK, 2), (MEMORY, 1), (SEALED, 1)] {
+        config = config.vhost_user_disk(disk, socket(run, disk), queues);
+    }
+    let [guest] = run.boot([config])?;
+
+    let mut story = Story {
+        guest: &guest,
+        backend: &backend,
+        report,
+    };
+    story.file_system(&file)?;
+    story.grows(&file)?;
+    story.in_memory()?;
+    story.sealed(&sealed)?;
+    no_complaint(&guest)?;
+    drop(guest);
+    backend.stop()
+}
+
+struct Story<'a> {
+    guest: &'a Guest,
+    backend: &'a DiskBackend,
+    report: &'a mut Report,
+}
+
+impl Story<'_> {
+    fn say(&mut self, what: &str, figure: &str) {
+        progress::note(&format!("{what}: {figure}"));
+        self.report.add("farlane-blk", what, figure);
+    }
+
+    fn verify(&mut self, what: &str, fio: &Fio) -> Result<()> {
+        let figures = fio.run(self.guest)?;
+        ensure!(
+            figures.write.requests > 0 && figures.read.requests >= figures.write.requests,
+            "fio has not read back what it wrote: {figures:?}"
+        );
+        let figure = format!("{} writes, all found again", figures.write.requests);
+        self.say(what, &figure);
+        Ok(())
+    }
+
+    /// ext4, fio on it, and what is trimmed is given back to this machine.
+    fn file_system(&mut self, file: &Path) -> Result<()> {
+        let guest = self.guest;
+        let node = node(guest, DISK)?;
+        let name = node.trim_start_matches("/dev/");
+        let queues = guest.run(&format!("ls /sys/block/{name}/mq | wc -l"))?;
+        ensure!(queues.trim() == "2", "{node} has {queues} queues");
+        guest.run(&format!(
+            "mkfs.ext4 -q -E nodiscard {node} && mount -t ext4 {node} /mnt && {COPY} && sync"
+        ))?;
+        let words = format!("{VERIFY} --bsrange=4k-64k --size=48m");
+        self.verify(
+            "fio --verify=crc32c on ext4",
+            &Fio::new("/mnt/data", &words),
+        )?;
+        let sums = guest.run(
+            "cd /mnt && find . -type f ! -name sums | sort | xargs sha256sum >sums && wc -l <sums",
+        )?;
+        guest.run(&format!(
+            "cd / && umount /mnt && fsck.ext4 -f -n {node} && mount -t ext4 {node} /mnt && cd /mnt && \
+             {{ sha256sum -c sums >/tmp/check || {{ grep -v OK /tmp/check; exit 1; }}; }}"
+        ))?;
+        self.say("fsck.ext4, sha256sum -c", &format!("{} files", sums.trim()));
+
+        let before = fs::metadata(file)?.blocks();
+        guest.run("rm -r /mnt/data /mnt/modules && sync && fstrim /mnt")?;
+        let after = fs::metadata(file)?.blocks();
+        let discards = self.backend.metrics()?.sum("discards")?;
+        ensure!(
+            discards > 0 && after + (64 << 10) < before,
+            "fstrim: {discards} discards, {before} blocks before, {after} after"
+        );
+        self.say(
+            "fstrim",
+            &format!("{} MiB given back", (before - after) >> 11),
+        );
+        Ok(())
+    }
+
+    /// A file that has grown is a larger disk, while it is mounted.
+    fn grows(&mut self, file: &Path) -> Result<()> {
+        let guest = self.guest;
+        let node = node(guest, DISK)?;
+        let name = node.trim_start_matches("/dev/");
+        let bytes = u64::from(DISK_MIB + 64) << 20;
+        File::options().write(true).open(file)?.set_len(bytes)?;
+        wait_until("the guest sees that the disk has grown", || {
+            let sectors = guest.read_file(&format!("/sys/block/{name}/size"))?;
+            Ok(sectors.trim().parse::<u64>()? == bytes / 512)
+        })?;
+        let words = format!(
+            "--rw=write --bs=1M --iodepth=4 --offset={DISK_MIB}m --size=64m --verify=crc32c"
+        );
+        guest.run("umount /mnt")?;
+        self.verify(
+            "grown by 64 MiB: fio on the new part",
+            &Fio::new(&node, &words),
+        )
+    }
+
+    /// A file of tmpfs goes another way through the backend.
+    fn in_memory(&mut self) -> Result<()> {
+        let node = node(self.guest, MEMORY)?;
+        let words = format!("{VERIFY} --bsrange=512-32k --size=8m");
+        self.verify("in memory: fio", &Fio::new(&node, &words))
+    }
+
+    fn sealed(&mut self, file: &Path) -> Result<()> {
+        let guest = self.guest;
+        let node = node(guest, SEALED)?;
+        let name = node.trim_start_matches("/dev/");
+        let read_only = guest.read_file(&format!("/sys/block/{name}/ro"))?;
+        ensure!(read_only.trim() == "1", "{node} is not read-only");
+        let start = guest.run(&format!("dd if={node} bs=6 count=1 2>/dev/null"))?;
+        ensure!(start.as_bytes() == SEAL, "{node} begins with {start:?}");
+        let write = guest.exec(&format!(
+            "dd if=/dev/zero of={node} bs=4k count=1 oflag=direct"
+        ))?;
+        ensure!(!write.success(), "A read-only disk was written");
+        ensure!(
+            fs::read(file)?.starts_with(SEAL),
+            "The file of a read-only disk has changed"
+        );
+        self.say("read-only disk", "read, and not written");
+        Ok(())
+    }
+}
+
+fn write_start(path: &Path, bytes: &[u8]) -> Result<()> {
+    use std::os::unix::fs::FileExt as _;
+    let file = File::options().write(true).open(path)?;
+    file.write_all_at(bytes, 0)
+        .with_context(|| format!("Cannot write {}", path.display()))
+}
