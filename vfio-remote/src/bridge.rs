@@ -1,8 +1,13 @@
 //! The bridge that lender and borrower of one host have between them.
 
-use farlane_ntb::{Ntb, NtbError, ShmNtb, WindowLimits};
+use farlane_ntb::{LinkState, Ntb, NtbError, ShmNtb, WindowLimits};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the other end, which is there already, may take to say so.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Windows of one link: a VM has a handful of memory ranges.
 const WINDOWS: u32 = 64;
@@ -16,4 +21,21 @@ const LIMITS: WindowLimits = WindowLimits {
 /// One end of it, over a socket that leads to the other.
 pub(crate) fn shm(socket: OwnedFd) -> Result<Arc<dyn Ntb>, NtbError> {
     Ok(ShmNtb::new(socket, WINDOWS, LIMITS)?)
+}
+
+/// Waits until the other end is heard of, for a bounded time: before that nothing can be shown to it.
+pub(crate) fn wait_up(ntb: &dyn Ntb) {
+    let until = Instant::now() + PATIENCE;
+    while ntb.clear_link_event() == LinkState::Down {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        let timeout = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let mut event = [PollFd::from_borrowed_fd(ntb.link_event(), PollFlags::IN)];
+        let _ = poll(&mut event, Some(&timeout));
+    }
 }

@@ -169,6 +169,7 @@ impl Layout {
                     let socket = descriptors.remove(0);
                     let ntb =
                         bridge::shm(socket).map_err(|e| SessionError::Io(io::Error::other(e)))?;
+                    bridge::wait_up(&*ntb);
                     Way {
                         name: "shm".to_owned(),
                         windows: Some(WindowSpace::new(ntb)),

@@ -5,9 +5,9 @@ use farlane_pci::{
     InterruptKind, Region, SharedArea, Signal, Source, SourceError, Template,
 };
 use farlane_vfio_remote::borrower::{
-    BorrowCounters, Borrowed, BorrowerConfig, InterruptView, Peers,
+    BorrowCounters, Borrowed, BorrowerConfig, InterruptView, PeerWindow, Peers,
 };
-use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
+use farlane_vfio_remote::lender::{BridgeOffer, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::link::{Acceptor, Connector};
 use farlane_vfio_user::Server;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -229,10 +229,14 @@ pub fn listener(path: &Path) -> OwnedFd {
 
 /// A lender of two copiers, "mapped" (with an area) and "plain" (without).
 pub fn lender(borrowers: &[&str]) -> Arc<Lender> {
-    lender_called("lender", borrowers)
+    lender_called("lender", borrowers, BTreeMap::new())
 }
 
-fn lender_called(name: &str, borrowers: &[&str]) -> Arc<Lender> {
+fn lender_called(
+    name: &str,
+    borrowers: &[&str],
+    bridges: BTreeMap<String, BridgeOffer>,
+) -> Arc<Lender> {
     let offer = |name: &str, with_area| Offer {
         name: name.to_owned(),
         source: Box::new(Copier::new(with_area)),
@@ -241,7 +245,7 @@ fn lender_called(name: &str, borrowers: &[&str]) -> Arc<Lender> {
     Lender::new(LenderConfig {
         name: name.into(),
         offers: vec![offer("mapped", true), offer("plain", false)],
-        bridges: BTreeMap::new(),
+        bridges,
         term: Duration::from_secs(1),
         grace: Duration::from_millis(300),
     })
@@ -260,8 +264,12 @@ impl Rig {
     }
 
     pub fn called(name: &str) -> Self {
+        Self::with_bridges(name, BTreeMap::new())
+    }
+
+    pub fn with_bridges(name: &str, bridges: BTreeMap<String, BridgeOffer>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let lender = lender_called(name, &[]);
+        let lender = lender_called(name, &[], bridges);
         let acceptor = unix_acceptor(&folder.path().join("lender"));
         std::thread::spawn({
             let lender = Arc::clone(&lender);
@@ -282,7 +290,17 @@ impl Rig {
 
     /// The same for a device of a VM that has others.
     pub fn borrow_for(&self, peers: &Arc<Peers>, name: &str, device: &str) -> PathBuf {
-        let peers = Some(Arc::clone(peers));
+        self.borrow_with(peers, name, device, Vec::new())
+    }
+
+    pub fn borrow_with(
+        &self,
+        peers: &Arc<Peers>,
+        name: &str,
+        device: &str,
+        windows: Vec<PeerWindow>,
+    ) -> PathBuf {
+        let peers = (Some(Arc::clone(peers)), windows);
         serve(self.folder.path(), name, device, self.connector(), peers)
     }
 
@@ -307,7 +325,7 @@ impl Rig {
 }
 
 pub fn serve_borrowed(folder: &Path, name: &str, device: &str, connector: Connector) -> PathBuf {
-    serve(folder, name, device, connector, None)
+    serve(folder, name, device, connector, (None, Vec::new()))
 }
 
 fn serve(
@@ -315,7 +333,7 @@ fn serve(
     name: &str,
     device: &str,
     connector: Connector,
-    peers: Option<Arc<Peers>>,
+    (peers, peer_windows): (Option<Arc<Peers>>, Vec<PeerWindow>),
 ) -> PathBuf {
     let path = folder.join(name);
     let listener = UnixListener::bind(&path).unwrap();
@@ -326,7 +344,7 @@ fn serve(
         bridges: Vec::new(),
         interrupts: InterruptView::Msi,
         peers,
-        peer_windows: Vec::new(),
+        peer_windows,
     };
     let device = Borrowed::new(config, Arc::<BorrowCounters>::default()).unwrap();
     let name = name.to_owned();

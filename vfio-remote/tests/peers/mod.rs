@@ -1,14 +1,18 @@
 //! Devices of one VM reach each other.
 
-use super::common::{AREA, Rig, STATUS, TARGET, listener, until};
+use super::common::{AREA, Rig, STATUS, TARGET, listener, memfd, until};
 use super::{Monitor, Raw};
+use farlane_ntb::{LinkState, Ntb as _, ShmNtb, WindowLimits};
 use farlane_pci::Region;
-use farlane_vfio_remote::borrower::{self, Peers};
+use farlane_vfio_remote::borrower::{self, PeerWindow, Peers};
+use farlane_vfio_remote::lender::BridgeOffer;
 use farlane_vfio_remote::link::message::{
     Fence, PeerKey, PeerName, Place, Refusal, Reply, Request,
 };
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, subscribe};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Where the guest puts the BAR of the device that others reach.
@@ -142,6 +146,58 @@ fn a_device_of_another_lender_is_reached_through_its_memory_on_this_host() {
     assert!(!reaches(&mut source, BAR + AREA.offset));
     assert!(first.peers("plain").is_empty());
     drop(subscription);
+}
+
+#[test]
+fn a_window_between_the_lenders_is_shorter_than_messages() {
+    // What of the other lender's device is seen through the first one's window.
+    let shown = memfd(0x8000);
+    let (near, far) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    let limits = WindowLimits {
+        address_alignment: 4096,
+        size_alignment: 4096,
+        max_size: 1 << 30,
+    };
+    let near = ShmNtb::new(near, 1, limits).unwrap();
+    let far = ShmNtb::new(far, 1, limits).unwrap();
+    until("the bridge", || {
+        near.link() == LinkState::Up && far.link() == LinkState::Up
+    });
+    far.set_translation(0, shown.as_fd(), 0x1000, 0x4000, true)
+        .unwrap();
+    let bridge = BridgeOffer {
+        ntb: near,
+        borrowers: vec!["s".to_owned()],
+    };
+    let bridges = BTreeMap::from([("w".to_owned(), bridge)]);
+    let (first, second) = (Rig::with_bridges("first", bridges), Rig::called("second"));
+    let peers = in_one_process();
+    let mut target = Monitor::connect(&second.borrow_for(&peers, "t", "plain"));
+    target.place(BAR);
+    target.command(DECODING);
+    let window = PeerWindow {
+        window: "w".to_owned(),
+        lender: "second".to_owned(),
+        device: "plain".to_owned(),
+        region: Region::Bar0,
+    };
+    let path = first.borrow_with(&peers, "s", "plain", vec![window]);
+    let mut source = Monitor::connect(&path);
+    source.command(MASTER);
+    until("the way", || {
+        first.peers("plain") == way("second/plain", "via window w", Some(1))
+    });
+    assert!(reaches(&mut source, BAR + 0x2000));
+    let mut bytes = [0; 21];
+    rustix::io::pread(&shown, &mut bytes, 0x3000).unwrap();
+    assert_eq!(&bytes, b"from the other device");
+    drop(far);
 }
 
 #[test]
