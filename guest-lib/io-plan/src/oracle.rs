@@ -83,6 +83,14 @@ impl Random {
         self.any() % bound.max(1)
     }
 
+    /// Another order.
+    pub fn shuffle<T>(&mut self, things: &mut [T]) {
+        for last in (1..things.len()).rev() {
+            let other = self.below(u64::try_from(last).unwrap_or(u64::MAX).saturating_add(1));
+            things.swap(last, usize::try_from(other).unwrap_or(last));
+        }
+    }
+
     /// From 0 to 1.
     pub fn unit(&mut self) -> f64 {
         (self.any() >> 11) as f64 / (1_u64 << 53) as f64

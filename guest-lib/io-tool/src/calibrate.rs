@@ -70,7 +70,7 @@ fn measure(target: &Target, memory: &mut Memory) -> Result<(Vec<Sample>, Vec<Sam
         if round > FEWEST_ROUNDS && start.elapsed() > PATIENCE {
             break;
         }
-        shuffle(&mut sizes, &mut random);
+        random.shuffle(&mut sizes);
         for bytes in &sizes {
             let length = usize::try_from(*bytes)?;
             let (file, offset) = target.direct(&mut random, *bytes);
@@ -106,13 +106,6 @@ fn readahead(target: &Target, memory: &mut Memory) -> Result<Option<f64>> {
     }
     rates.sort_by(f64::total_cmp);
     Ok(rates.get(rates.len() / 2).copied())
-}
-
-fn shuffle(sizes: &mut [u64], random: &mut Random) {
-    for last in (1..sizes.len()).rev() {
-        let other = random.below(u64::try_from(last + 1).unwrap_or(1));
-        sizes.swap(last, usize::try_from(other).unwrap_or(last));
-    }
 }
 
 fn sample(bytes: u64, took: Duration) -> Sample {

@@ -14,11 +14,14 @@ pub struct Line {
 
 /// What the x axis shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(dead_code)] // Each bench has axes of its own.
 pub enum Axis {
     /// Sizes in bytes.
     Size,
     /// Percentiles.
     Percentile,
+    /// Percent from 0 on, not logarithmic.
+    Residency,
 }
 
 impl Axis {
@@ -26,13 +29,14 @@ impl Axis {
         match self {
             Self::Size => "size",
             Self::Percentile => "percentile",
+            Self::Residency => "in the page cache",
         }
     }
 
     fn label(self, x: f64) -> String {
         match self {
             Self::Size => bytes_label(x),
-            Self::Percentile => format!("{x:.0} %"),
+            Self::Percentile | Self::Residency => format!("{x:.0} %"),
         }
     }
 }
@@ -41,7 +45,7 @@ impl Axis {
 pub struct Figure {
     /// Heading.
     pub title: String,
-    /// The x axis, logarithmic.
+    /// The x axis.
     pub x: Axis,
     /// The y axis.
     pub y: &'static str,
@@ -51,7 +55,8 @@ pub struct Figure {
     pub lines: Vec<Line>,
 }
 
-fn bytes_label(x: f64) -> String {
+/// A size as text.
+pub fn bytes_label(x: f64) -> String {
     const UNITS: [&str; 4] = ["", "Ki", "Mi", "Gi"];
     let mut value = x;
     let mut unit = 0;
@@ -85,7 +90,6 @@ impl Figure {
             .margin(12)
             .x_label_area_size(40)
             .y_label_area_size(70);
-        let x_range = (x_low..x_high).log_scale();
         macro_rules! draw {
             ($chart:expr) => {{
                 let mut chart = $chart;
@@ -114,11 +118,13 @@ impl Figure {
                     .draw()?;
             }};
         }
-        if self.log_y {
-            let y_range = (y_low * 0.8..y_high * 1.3).log_scale();
-            draw!(builder.build_cartesian_2d(x_range, y_range)?);
-        } else {
-            draw!(builder.build_cartesian_2d(x_range, 0.0..y_high * 1.15)?);
+        let (x, y) = (x_low..x_high, 0.0..y_high * 1.15);
+        let log_y = (y_low * 0.8..y_high * 1.3).log_scale();
+        match (self.x, self.log_y) {
+            (Axis::Residency, false) => draw!(builder.build_cartesian_2d(x, y)?),
+            (Axis::Residency, true) => draw!(builder.build_cartesian_2d(x, log_y)?),
+            (_, false) => draw!(builder.build_cartesian_2d(x.log_scale(), y)?),
+            (_, true) => draw!(builder.build_cartesian_2d(x.log_scale(), log_y)?),
         }
         root.present()?;
         Ok(())

@@ -19,6 +19,8 @@ pub enum Bench {
     Rdma,
     /// A lent NVMe: rates, latency, bandwidth (writes target/bench/lend.json and plots)
     Lend,
+    /// Reads into device memory by every mechanism (writes target/bench/gpu-ssd.json and plots)
+    GpuSsd,
 }
 
 /// Measures, and says where the results are.
@@ -26,6 +28,7 @@ pub fn run(workspace: &Workspace, bench: Bench) -> Result<ExitCode> {
     match bench {
         Bench::Rdma => rdma(workspace),
         Bench::Lend => lend(workspace),
+        Bench::GpuSsd => gpu_ssd(workspace),
     }
 }
 
@@ -57,6 +60,22 @@ fn lend(workspace: &Workspace) -> Result<ExitCode> {
         .arg(workspace.target().join("bench"))
         .env("RUST_LOG", "warn");
     measure("farlane-bench-lend", command)
+}
+
+fn gpu_ssd(workspace: &Workspace) -> Result<ExitCode> {
+    progress::step("Building libfarlane_io, farlane-io and the bench", || {
+        workspace.build_release(&["farlane-io", "farlane-io-tool", "farlane-bench"])
+    })?;
+    let mut command = Command::new(workspace.built("farlane-bench-gpu-ssd")?);
+    command
+        .arg("--library")
+        .arg(workspace.built("libfarlane_io.so")?)
+        .arg("--tool")
+        .arg(workspace.built("farlane-io")?)
+        .arg("--out")
+        .arg(workspace.target().join("bench"))
+        .env("RUST_LOG", "warn");
+    measure("farlane-bench-gpu-ssd", command)
 }
 
 fn measure(name: &str, command: Command) -> Result<ExitCode> {

@@ -1,0 +1,135 @@
+//! The file that is read, and what of it is in the page cache.
+
+use crate::job::word_at;
+use anyhow::{Context as _, Result, ensure};
+use farlane_io_plan::Run;
+use rustix::fs::{Advice, fadvise};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 4096;
+/// How long reads that are under way may take to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A file whose bytes are known.
+pub struct Disk {
+    folder: tempfile::TempDir,
+    file: File,
+    bytes: u64,
+}
+
+impl Disk {
+    /// Writes `bytes` bytes to a file in `folder`, gone on drop.
+    pub fn new(folder: &Path, bytes: u64) -> Result<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("gpu-ssd-")
+            .tempdir_in(folder)
+            .with_context(|| format!("Cannot use {}", folder.display()))?;
+        let path = folder.path().join("file");
+        let mut file = File::create_new(&path)?;
+        let mut piece = Vec::with_capacity(1 << 20);
+        let mut index = 0;
+        while index * 8 < bytes {
+            piece.clear();
+            piece.extend((index..index + (1 << 17)).flat_map(|i| word_at(i).to_le_bytes()));
+            file.write_all(&piece).context("Cannot write the file")?;
+            index += 1 << 17;
+        }
+        file.sync_all()?;
+        Ok(Self {
+            folder,
+            file: File::open(path)?,
+            bytes,
+        })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> PathBuf {
+        self.folder.path().join("file")
+    }
+
+    /// The folder, which is on the disk.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Takes all of it out of the page cache. What read-ahead is still fetching is waited for.
+    pub fn evict(&self) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            fadvise(&self.file, 0, None, Advice::DontNeed)?;
+            let left = self.resident()?;
+            if left == 0 {
+                return Ok(());
+            }
+            ensure!(
+                start.elapsed() < PATIENCE,
+                "{left} pages stay in the page cache"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Brings `start..end` into the page cache.
+    pub fn warm(&self, start: u64, end: u64) -> Result<()> {
+        let mut piece = vec![0; 1 << 20];
+        let mut at = start;
+        while at < end {
+            let length = usize::try_from(end - at)?.min(piece.len());
+            self.file.read_exact_at(&mut piece[..length], at)?;
+            at += u64::try_from(length)?;
+        }
+        Ok(())
+    }
+
+    /// Of the file from its begin on, the cached runs are in the page cache, and nothing else.
+    pub fn arrange(&self, runs: &[Run]) -> Result<()> {
+        self.evict()?;
+        // No read-ahead beyond a run.
+        fadvise(&self.file, 0, None, Advice::Random)?;
+        let (mut at, mut pages) = (0, 0);
+        for run in runs {
+            if run.cached {
+                self.warm(at, at + run.bytes)?;
+                pages += run.bytes / PAGE;
+            }
+            at += run.bytes;
+        }
+        fadvise(&self.file, 0, None, Advice::Normal)?;
+        let found = self.resident()?;
+        // The system may have taken some back.
+        let close = found.abs_diff(pages) <= pages / 50;
+        ensure!(close, "{found} pages are cached instead of {pages}");
+        Ok(())
+    }
+
+    /// Pages in the page cache.
+    pub fn resident(&self) -> Result<u64> {
+        let length = usize::try_from(self.bytes)?;
+        // SAFETY: a new mapping, which nobody looks into.
+        let mapping = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                &self.file,
+                0,
+            )?
+        };
+        let mut pages = vec![0_u8; usize::try_from(self.bytes.div_ceil(PAGE))?];
+        // SAFETY: a byte for each page of the mapping.
+        let done = unsafe { libc::mincore(mapping, length, pages.as_mut_ptr()) };
+        let failed = std::io::Error::last_os_error();
+        // SAFETY: mapped above.
+        unsafe { munmap(mapping, length)? };
+        ensure!(done == 0, "mincore fails: {failed}");
+        Ok(u64::try_from(
+            pages.iter().filter(|page| *page & 1 == 1).count(),
+        )?)
+    }
+}

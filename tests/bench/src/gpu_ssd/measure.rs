@@ -1,0 +1,477 @@
+//! The measurements.
+
+use crate::disk::Disk;
+use crate::imagery::{self, Layout};
+use crate::job::{Job, Mechanism};
+use crate::plans;
+use crate::plot::{Axis, Figure, Line, bytes_label};
+use crate::report::Report;
+use crate::rounds::{Round, Rounds};
+use crate::team::{Programs, Team};
+use anyhow::{Context as _, Result, ensure};
+use farlane_io_plan::oracle::Random;
+use farlane_io_plan::store::Store;
+use farlane_io_plan::{CostModel, Run, device};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Bytes of the file.
+const FILE: u64 = 1 << 30;
+/// Rounds of each measurement; the paper has 10.
+const ROUNDS: usize = 15;
+/// Sizes of random reads (fig. 4a).
+const RANDOM: [u32; 8] = [
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    512 << 10,
+    1 << 20,
+    4 << 20,
+    8 << 20,
+];
+/// Sizes of sequential reads (figs. 1 and 4b).
+const SEQUENTIAL: [u32; 9] = [
+    4 << 10,
+    16 << 10,
+    32 << 10,
+    64 << 10,
+    256 << 10,
+    512 << 10,
+    1 << 20,
+    4 << 20,
+    8 << 20,
+];
+/// Bytes of a sequence.
+const SEQUENCE: u64 = 64 << 20;
+/// Sizes at different residencies (fig. 5, there 512 bytes).
+const MIXED: [u32; 4] = [512, 4 << 10, 64 << 10, 1 << 20];
+const RESIDENCIES: [u32; 5] = [0, 25, 50, 75, 100];
+/// Bytes that are read at different residencies.
+const MIXED_BYTES: u64 = 128 << 20;
+/// Mean length of their cached and absent runs, in pages.
+const MIXED_RUN: u64 = 48;
+/// What the router may lose to the best mechanism from 64 KiB on, and below.
+const NEAR: f64 = 0.95;
+const NEAR_SMALL: f64 = 0.85;
+
+struct Bench {
+    report: Report,
+    team: Team,
+    disk: Disk,
+    out: PathBuf,
+    random: Random,
+}
+
+/// Measures everything.
+pub fn run(programs: &Programs, folder: &Path, out: &Path) -> Result<Report> {
+    let disk = Disk::new(folder, FILE)?;
+    let config = disk.folder().join("io.toml");
+    let model = calibrate(programs, &disk, &config)?;
+    let mut bench = Bench {
+        report: Report::default(),
+        team: Team::start(programs, &config)?,
+        disk,
+        out: out.to_owned(),
+        random: Random::new(5),
+    };
+    bench.report.keep("model", model.parameters())?;
+    bench.check()?;
+    bench.random_reads()?;
+    bench.sequential_reads()?;
+    bench.residency()?;
+    bench.imagery()?;
+    bench.throughput()?;
+    plans::measure(&mut bench.report, &model)?;
+    Ok(bench.report)
+}
+
+/// Has the disk calibrated as a user does it.
+fn calibrate(programs: &Programs, disk: &Disk, config: &Path) -> Result<CostModel> {
+    let mut command = Command::new(&programs.tool);
+    command
+        .arg("calibrate")
+        .arg(disk.path())
+        .env("FARLANE_IO_CONFIG", config);
+    let status = command
+        .status()
+        .with_context(|| format!("Cannot start {}", programs.tool.display()))?;
+    ensure!(status.success(), "The disk cannot be calibrated");
+    let name = device::name(&rustix::fs::fstat(File::open(disk.path())?)?);
+    let store = Store::read(config)?;
+    let found = store
+        .find(&name, "soft")
+        .context("No calibration is stored")?;
+    Ok(found.model)
+}
+
+fn x(size: u32) -> f64 {
+    f64::from(size)
+}
+
+fn label(size: u32) -> String {
+    bytes_label(x(size))
+}
+
+/// How many reads of a size make a measurement of some 20 ms.
+fn count(size: u32) -> u64 {
+    (u64::from(24_u32 << 20) / u64::from(size)).clamp(4, 256)
+}
+
+impl Bench {
+    /// Every mechanism reads what is in the file.
+    fn check(&mut self) -> Result<()> {
+        let mut reads: Vec<_> = RANDOM
+            .iter()
+            .map(|size| (u64::from(*size) * 3, *size))
+            .collect();
+        reads.extend([
+            (0, 1),
+            (511, 2),
+            (12_345, 54_321),
+            (FILE - 100, 100),
+            (4096, 700),
+        ]);
+        for mechanism in Mechanism::ALL {
+            for arrange in [&[Run::absent(FILE)][..], &[Run::cached(1 << 20)]] {
+                self.disk.arrange(arrange)?;
+                self.team.perform(&Job {
+                    mechanism,
+                    file: self.disk.path(),
+                    reads: reads.clone(),
+                    threads: 1,
+                    verify: true,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Random blocks of `size`, each another one, in the first `bytes` of the file.
+    fn blocks(&mut self, size: u32, bytes: u64, count: u64) -> Vec<(u64, u32)> {
+        let places = bytes / u64::from(size);
+        let first = self.random.below(places);
+        // A stride without a common divisor with the number of places (a power of two) meets each once.
+        let stride = self.random.below(places) | 1;
+        (0..count.min(places))
+            .map(|i| ((first + i * stride) % places * u64::from(size), size))
+            .collect()
+    }
+
+    /// Prints, keeps and draws a set of rounds for each x.
+    fn show(&mut self, name: &str, x: f64, rounds: &Rounds, lines: &mut Vec<Line>) -> Result<()> {
+        print!("{name:<44}");
+        for mechanism in Mechanism::ALL {
+            let Some(found) = rounds.of(mechanism) else {
+                continue;
+            };
+            print!(" {} {:>7.1} MB/s", mechanism.name(), found.rate / 1e6);
+            self.report
+                .keep(&format!("{name}, {}", mechanism.name()), found)?;
+            let line = lines.iter_mut().find(|line| line.label == mechanism.name());
+            let point = (x, found.relative);
+            match line {
+                Some(line) => line.points.push(point),
+                None => lines.push(Line {
+                    label: mechanism.name().into(),
+                    points: vec![point],
+                }),
+            }
+        }
+        println!();
+        Ok(())
+    }
+
+    fn draw(
+        &self,
+        file: &str,
+        title: &str,
+        x: Axis,
+        y: &'static str,
+        lines: Vec<Line>,
+    ) -> Result<()> {
+        Figure {
+            title: title.into(),
+            x,
+            y,
+            log_y: false,
+            lines,
+        }
+        .write(&self.out.join(file))
+    }
+
+    /// The router beside the best mechanism, as a bar.
+    fn near_best(&mut self, name: &str, size: u32, rounds: &Rounds) -> Result<()> {
+        let (best, found) = rounds
+            .best(&Mechanism::ALL)
+            .context("Nothing was measured")?;
+        let limit = match size {
+            _ if size >= 64 << 10 => NEAR,
+            _ if size == 4 << 10 => NEAR_SMALL,
+            _ => return Ok(()),
+        };
+        self.report.at_least(
+            &format!("{name}, router / best"),
+            1.0 / found.relative,
+            "x",
+            limit,
+            &format!("{} {:.1} MB/s", best.name(), found.rate / 1e6),
+        );
+        Ok(())
+    }
+
+    /// Fig. 4a: nothing is cached.
+    fn random_reads(&mut self) -> Result<()> {
+        let mut lines = Vec::new();
+        let mut changed = 0.0_f64;
+        for size in RANDOM {
+            let mut all: Vec<_> = (0..=ROUNDS)
+                .map(|_| self.blocks(size, FILE, count(size)))
+                .collect();
+            let disk = &self.disk;
+            let rounds = Rounds::take(
+                &mut self.team,
+                disk,
+                &Mechanism::ALL,
+                ROUNDS,
+                |round| Round {
+                    reads: std::mem::take(&mut all[round]),
+                    threads: 1,
+                },
+                |_| disk.evict(),
+            )?;
+            let name = format!("random reads of {}", label(size));
+            self.show(&name, x(size), &rounds, &mut lines)?;
+            self.near_best(&name, size, &rounds)?;
+            changed = changed.max(rounds.changed());
+        }
+        self.unchanged("random reads of what is not cached", changed);
+        self.draw(
+            "fig4a-random.svg",
+            "Random reads (paper fig. 4a)",
+            Axis::Size,
+            "throughput, router = 1",
+            lines,
+        )
+    }
+
+    fn unchanged(&mut self, name: &str, changed: f64) {
+        self.report.at_most(
+            &format!("{name}: pages cached or dropped"),
+            changed,
+            "",
+            0.0,
+            "by the router's reads",
+        );
+    }
+
+    /// Figs. 1 and 4b: nothing is cached before.
+    fn sequential_reads(&mut self) -> Result<()> {
+        let mut lines = Vec::new();
+        let mut speedup = Vec::new();
+        for size in SEQUENTIAL {
+            let step = usize::try_from(size)?;
+            let disk = &self.disk;
+            let rounds = Rounds::take(
+                &mut self.team,
+                disk,
+                &Mechanism::ALL,
+                ROUNDS,
+                |round| {
+                    let places = FILE / SEQUENCE;
+                    let start = u64::try_from(round).unwrap_or(0) % places * SEQUENCE;
+                    let offsets = (start..start + SEQUENCE).step_by(step);
+                    Round {
+                        reads: offsets.map(|offset| (offset, size)).collect(),
+                        threads: 1,
+                    }
+                },
+                |_| disk.evict(),
+            )?;
+            let name = format!("sequential reads of {}", label(size));
+            self.show(&name, x(size), &rounds, &mut lines)?;
+            self.near_best(&name, size, &rounds)?;
+            let of = |mechanism| {
+                rounds
+                    .of(mechanism)
+                    .map_or(f64::NAN, |found| found.relative)
+            };
+            speedup.push((x(size), of(Mechanism::CiWrite) / of(Mechanism::P2p)));
+        }
+        self.report
+            .keep("sequential reads, CIWrite / P2P", &speedup)?;
+        let line = Line {
+            label: "CIWrite / P2P".into(),
+            points: speedup,
+        };
+        self.draw(
+            "fig1-sequential-speedup.svg",
+            "CPU-mediated I/O over P2P, sequential reads (paper fig. 1)",
+            Axis::Size,
+            "speed-up",
+            vec![line],
+        )?;
+        self.draw(
+            "fig4b-sequential.svg",
+            "Sequential reads (paper fig. 4b)",
+            Axis::Size,
+            "throughput, router = 1",
+            lines,
+        )
+    }
+
+    /// A file of which `percent` are cached, in runs of random lengths; the share is exact.
+    fn runs(&mut self, percent: u32) -> Vec<Run> {
+        const PAGE: u64 = 4096;
+        let pages = MIXED_BYTES / PAGE;
+        let wanted = pages * u64::from(percent) / 100;
+        let mut left = [pages - wanted, wanted];
+        let mut runs = Vec::new();
+        let mut cached = self.random.below(2) == 1;
+        while left != [0, 0] {
+            let of_kind = &mut left[usize::from(cached)];
+            let share = if cached { percent } else { 100 - percent };
+            let longest = (4 * MIXED_RUN * u64::from(share) / 100).max(1);
+            let taken = (1 + self.random.below(longest)).min(*of_kind);
+            *of_kind -= taken;
+            if taken > 0 {
+                runs.push(Run {
+                    bytes: taken * PAGE,
+                    cached,
+                });
+            }
+            cached = !cached;
+        }
+        runs
+    }
+
+    /// Fig. 5.
+    fn residency(&mut self) -> Result<()> {
+        const PURE: [Mechanism; 3] = [Mechanism::P2p, Mechanism::PreadGpu, Mechanism::Router];
+        let mut changed = 0.0_f64;
+        for size in MIXED {
+            let mut lines = Vec::new();
+            let mut mechanisms = PURE.to_vec();
+            mechanisms.push(Mechanism::CiWrite);
+            for percent in RESIDENCIES {
+                let runs: Vec<_> = (0..=ROUNDS).map(|_| self.runs(percent)).collect();
+                let reads = 512.min(count(size) * 2);
+                let mut all: Vec<_> = (0..=ROUNDS)
+                    .map(|_| self.blocks(size, MIXED_BYTES, reads))
+                    .collect();
+                let disk = &self.disk;
+                let rounds = Rounds::take(
+                    &mut self.team,
+                    disk,
+                    &mechanisms,
+                    ROUNDS,
+                    |round| Round {
+                        reads: std::mem::take(&mut all[round]),
+                        threads: 1,
+                    },
+                    |round| disk.arrange(&runs[round]),
+                )?;
+                let name = format!("random reads of {}, {percent} % cached", label(size));
+                self.show(&name, f64::from(percent), &rounds, &mut lines)?;
+                changed = changed.max(rounds.changed());
+                let (best, found) = rounds.best(&PURE).context("Nothing was measured")?;
+                if (1..100).contains(&percent) {
+                    self.report.at_least(
+                        &format!("{name}, router / best pure"),
+                        1.0 / found.relative,
+                        "x",
+                        1.0,
+                        &format!("{} {:.1} MB/s", best.name(), found.rate / 1e6),
+                    );
+                }
+            }
+            let bytes = label(size);
+            self.draw(
+                &format!("fig5-residency-{}.svg", bytes.replace(' ', "")),
+                &format!("Random reads of {bytes} (paper fig. 5)"),
+                Axis::Residency,
+                "throughput, router = 1",
+                lines,
+            )?;
+        }
+        self.unchanged("random reads of what is partly cached", changed);
+        Ok(())
+    }
+
+    /// Fig. 6.
+    fn imagery(&mut self) -> Result<()> {
+        ensure!(
+            imagery::bytes() <= FILE,
+            "The raster does not fit in the file"
+        );
+        let raster = [683, 1024].map(|tile| Layout::Raster { tile });
+        let tiles = [64, 128, 256].map(|tile| Layout::Tiles { tile });
+        let sets: [(&str, &str, Vec<Layout>); 2] = [
+            ("raster-contiguous", "fig6-raster.svg", raster.to_vec()),
+            ("tile-contiguous", "fig6-tiles.svg", tiles.to_vec()),
+        ];
+        for (layout_name, file, layouts) in sets {
+            let mut lines = Vec::new();
+            for layout in layouts {
+                let (regions, bytes) = match layout {
+                    Layout::Raster { tile } => (1, tile * 3),
+                    Layout::Tiles { tile } => (6, tile * tile * 3),
+                };
+                let mut all: Vec<_> = (0..=ROUNDS)
+                    .map(|_| imagery::reads(&mut self.random, layout, regions))
+                    .collect();
+                let disk = &self.disk;
+                let rounds = Rounds::take(
+                    &mut self.team,
+                    disk,
+                    &Mechanism::ALL,
+                    ROUNDS,
+                    |round| Round {
+                        reads: std::mem::take(&mut all[round]),
+                        threads: 1,
+                    },
+                    |_| disk.evict(),
+                )?;
+                let size = u32::try_from(bytes)?;
+                let name = format!("imagery, {layout_name}, {bytes} bytes");
+                self.show(&name, x(size), &rounds, &mut lines)?;
+            }
+            self.draw(
+                file,
+                &format!("Aerial imagery, {layout_name} (paper fig. 6)"),
+                Axis::Size,
+                "throughput, router = 1",
+                lines,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Table 3: all is cached; 8 MB reads from as many threads as there are processors, up to 4.
+    fn throughput(&mut self) -> Result<()> {
+        const READ: u32 = 8 << 20;
+        let threads = std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(4);
+        self.disk.evict()?;
+        self.disk.warm(0, SEQUENCE * 4)?;
+        let disk = &self.disk;
+        let rounds = Rounds::take(
+            &mut self.team,
+            disk,
+            &Mechanism::ALL,
+            ROUNDS,
+            |_| Round {
+                reads: (0..SEQUENCE * 4)
+                    .step_by(8 << 20)
+                    .map(|offset| (offset, READ))
+                    .collect(),
+                threads: u32::try_from(threads).unwrap_or(1),
+            },
+            |_| Ok(()),
+        )?;
+        let name = format!("cached file, reads of 8 MiB, {threads} threads");
+        self.show(&name, x(READ), &rounds, &mut Vec::new())
+    }
+}
