@@ -1,5 +1,5 @@
-//! Device Lending as scenarios use it: a lender with soft NVMe controllers over files in this machine's memory, and
-//! borrowers, each of which gives one device to one VM.
+//! Device Lending as scenarios use it: a lender with soft NVMe controllers over files in this machine's memory, and soft
+//! GPUs; and borrowers, each of which gives one device to one VM.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use farlane_vmkit::backend::Backend;
 use farlane_vmkit::guest::Guest;
+use farlane_vmkit::guest_root::GuestFile;
 use farlane_vmkit::process::check_output;
 use farlane_vmkit::progress;
 use farlane_vmkit::scratch::Scratch;
@@ -41,7 +42,15 @@ pub struct Blocks {
     path: PathBuf,
 }
 
+/// A device to offer.
+#[derive(Debug, Clone)]
+pub struct Device {
+    /// What `--device` says of it.
+    option: String,
+}
+
 /// A soft NVMe controller to offer.
+#[derive(Debug, Clone)]
 pub struct Nvme {
     device: String,
 }
@@ -51,6 +60,7 @@ pub struct Lender {
     program: PathBuf,
     backend: Backend,
     socket: PathBuf,
+    metrics: PathBuf,
 }
 
 /// A borrower that runs, and gives one device to whatever VMM connects to its socket.
@@ -82,19 +92,44 @@ impl Lending {
     }
 
     /// Starts a lender. Its name is that of its files.
-    pub fn lender(&self, run: &Run<'_>, name: &str, devices: &[Nvme]) -> Result<Lender> {
-        let socket = run.path(name);
+    pub fn lender(
+        &self,
+        run: &Run<'_>,
+        name: &str,
+        devices: &[impl Clone + Into<Device>],
+    ) -> Result<Lender> {
+        self.lender_at(run, name, devices, &[])
+    }
+
+    /// Starts a lender that also listens at further addresses.
+    pub fn lender_at(
+        &self,
+        run: &Run<'_>,
+        name: &str,
+        devices: &[impl Clone + Into<Device>],
+        addresses: &[&str],
+    ) -> Result<Lender> {
+        let (socket, metrics) = (run.path(name), run.path(&format!("{name}-metrics")));
         let mut command = Command::new(&self.lend);
+        command
+            .args(["--name", name])
+            .arg("--metrics")
+            .arg(&metrics);
         command.arg("--listen").arg(address(&socket));
-        for Nvme { device } in devices {
-            command.arg("--device").arg(device);
+        for other in addresses {
+            command.args(["--listen", other]);
+        }
+        for device in devices {
+            let Device { option } = device.clone().into();
+            command.arg("--device").arg(option);
         }
         let log = run.logs().join(format!("{name}.log"));
-        let backend = Backend::start("farlane-lend", command, &[&socket], &log)?;
+        let backend = Backend::start("farlane-lend", command, &[&socket, &metrics], &log)?;
         Ok(Lender {
             program: self.lend.clone(),
             backend,
             socket,
+            metrics,
         })
     }
 
@@ -190,6 +225,38 @@ impl Nvme {
     }
 }
 
+impl From<Nvme> for Device {
+    fn from(nvme: Nvme) -> Self {
+        Self {
+            option: nvme.device,
+        }
+    }
+}
+
+impl Device {
+    /// A soft GPU with so much video memory, a power of two.
+    pub fn gpu(name: &str, memory_mib: u32) -> Self {
+        Self {
+            option: format!("{name}=gpu,memory={memory_mib}M"),
+        }
+    }
+}
+
+/// The programs that use a soft GPU, `gpu_io`, `gpu_coherence` and `log_scan`, for a guest: they are found by their names there.
+pub fn gpu_programs(workspace: &Workspace) -> Result<Vec<GuestFile>> {
+    let build = |name: &str| {
+        let path = workspace.build_example("farlane-gpu", name)?;
+        anyhow::Ok(GuestFile::new(path, format!("usr/bin/{name}")))
+    };
+    progress::step("Building what uses a GPU", || {
+        Ok(vec![
+            build("gpu_io")?,
+            build("gpu_coherence")?,
+            build("log_scan")?,
+        ])
+    })
+}
+
 impl Lender {
     /// How borrowers and administrators name it.
     pub fn address(&self) -> String {
@@ -232,6 +299,11 @@ impl Lender {
         wait_until(&format!("{device} is on offer"), || {
             Ok(self.holder(device)?.is_none())
         })
+    }
+
+    /// Its counters.
+    pub fn metrics(&self) -> Result<Metrics> {
+        Metrics::read(&self.metrics, "farlane_lend_")
     }
 
     /// What `farlane-lend list` prints for people.
