@@ -107,6 +107,13 @@ impl Stream {
         Pattern::Single
     }
 
+    /// The sequence that ended at `from` has gone on to `offset` without being observed.
+    pub fn catch_up(&mut self, from: u64, offset: u64) {
+        if let Some(tail) = self.tail(from) {
+            tail.next = offset;
+        }
+    }
+
     /// The window in bytes; zero when there is to be no read-ahead.
     fn window(&self, system: u64) -> u64 {
         match self.advice {
@@ -374,6 +381,8 @@ pub(crate) unsafe fn forget() {
 /// How far reads of one descriptor may go by the plain call without another look.
 #[derive(Debug)]
 struct Credit {
+    /// Where it was granted: what the sequence still takes for its end.
+    from: AtomicU64,
     next: AtomicU64,
     until: AtomicU64,
     cached: AtomicBool,
@@ -384,6 +393,7 @@ const CREDITS: usize = 1024;
 
 static CREDIT: [Credit; CREDITS] = [const {
     Credit {
+        from: AtomicU64::new(0),
         next: AtomicU64::new(0),
         until: AtomicU64::new(0),
         cached: AtomicBool::new(false),
@@ -397,6 +407,7 @@ fn credit_of(fd: RawFd) -> Option<&'static Credit> {
 /// Lets reads of `fd` go on from `next` up to `until` by the plain call; `way` is what they count as.
 pub(crate) fn grant(fd: RawFd, next: u64, until: u64, way: Way) {
     if let Some(credit) = credit_of(fd) {
+        credit.from.store(next, Ordering::Relaxed);
         credit.next.store(next, Ordering::Relaxed);
         credit.until.store(until.max(next), Ordering::Relaxed);
         credit.cached.store(way == Way::Cache, Ordering::Relaxed);
@@ -420,6 +431,14 @@ pub(crate) fn spend(fd: RawFd, offset: Option<u64>, length: u64) -> Option<Way> 
     })
 }
 
+/// If reads up to `offset` were in the credit of `fd`: where it was granted.
+pub(crate) fn granted_from(fd: RawFd, offset: u64) -> Option<u64> {
+    let credit = credit_of(fd)?;
+    let from = credit.from.load(Ordering::Relaxed);
+    let spent = credit.next.load(Ordering::Relaxed) == offset && from < offset;
+    spent.then_some(from)
+}
+
 /// Takes the credit of a descriptor away.
 pub(crate) fn revoke(fd: RawFd) {
     grant(fd, 0, 0, Way::Cache);
@@ -437,6 +456,27 @@ mod tests {
         assert_eq!(stream.observe(100, 100, 1000, None), Pattern::Short);
         assert_eq!(stream.observe(5100, 1001, 1000, None), Pattern::Long);
         assert_eq!(stream.observe(7000, 10, 1000, None), Pattern::Single);
+    }
+
+    #[test]
+    fn a_sequence_that_goes_on_by_credit_stays_the_same_one() {
+        const FD: RawFd = 1000;
+        let mut stream = Stream::default();
+        stream.observe(0, 100, 1000, None);
+        stream.observe(100, 100, 1000, None);
+        let ahead = 500..4000;
+        stream.tail(200).unwrap().pending.push_back(ahead.clone());
+        grant(FD, 200, 400, Way::ReadAhead);
+        assert_eq!(granted_from(FD, 200), None);
+        assert_eq!(spend(FD, Some(200), 150), Some(Way::ReadAhead));
+        assert_eq!(spend(FD, Some(350), 100), None, "more than is left");
+        assert_eq!(granted_from(FD, 300), None, "somewhere else");
+        let from = granted_from(FD, 350).unwrap();
+        stream.catch_up(from, 350);
+        assert_eq!(stream.observe(350, 100, 1000, None), Pattern::Short);
+        assert_eq!(stream.abandoned, []);
+        assert_eq!(stream.tail(450).unwrap().pending, [ahead]);
+        revoke(FD);
     }
 
     #[test]

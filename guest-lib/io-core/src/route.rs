@@ -347,6 +347,9 @@ fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> P
         Mode::Auto => {
             let direct_from = model.and_then(CostModel::direct_from);
             let mut stream = opened.file.stream.lock();
+            if let Some(from) = readahead::granted_from(opened.fd, offset) {
+                stream.catch_up(from, offset);
+            }
             stream.observe(offset, length, window, direct_from)
         }
         _ => Pattern::Single,
