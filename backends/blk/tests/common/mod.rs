@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod vmm;
+
 use std::fs::File;
 use std::io::Read as _;
 use std::os::fd::AsRawFd as _;

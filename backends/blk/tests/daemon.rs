@@ -1,0 +1,94 @@
+//! The conventions of a backend daemon.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::vmm::{DATA, Vm};
+use common::{Daemon, PROGRAM, make_disk};
+use rustix::process::{Pid, Signal, kill_process};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::process::Command;
+
+#[test]
+fn it_says_what_it_is() {
+    let output = Command::new(PROGRAM)
+        .arg("--print-capabilities")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap().trim(),
+        r#"{"type":"block","features":["blk-file","read-only"]}"#
+    );
+}
+
+#[test]
+fn what_cannot_be_a_disk_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let run = |words: &[&str]| {
+        let output = Command::new(PROGRAM).args(words).output().unwrap();
+        assert_eq!(output.status.code().unwrap(), 1);
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let words = ["--socket-path", &path("s"), "--blk-file", &path("none")];
+    let said = run(&words);
+    assert!(said.contains("none: No such file"), "{said}");
+    assert!(!folder.path().join("s").exists());
+    let _file = make_disk(folder.path(), 1 << 20);
+    let daemon = Daemon::start(folder.path(), "");
+    let words = ["--socket-path", &path("s"), "--blk-file", &path("disk")];
+    let said = run(&words);
+    assert!(said.contains("Cannot lock"), "{said}");
+    drop(daemon);
+}
+
+#[test]
+fn it_ends_with_0_while_it_is_in_use() {
+    let folder = tempfile::tempdir().unwrap();
+    make_disk(folder.path(), 1 << 20);
+    let mut daemon = Daemon::start(folder.path(), "");
+    let mut vm = Vm::new();
+    let _frontend = vm.boot(&folder.path().join("socket"));
+    assert_eq!(vm.does(0, 0, DATA, 4096), 0);
+    kill_process(Pid::from_raw(daemon.pid()).unwrap(), Signal::TERM).unwrap();
+    assert_eq!(daemon.child().wait().unwrap().code(), Some(0));
+    assert!(!folder.path().join("socket").exists());
+}
+
+#[test]
+fn an_inherited_socket_is_served_by_one_disk_alone() {
+    use std::os::unix::process::CommandExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    make_disk(folder.path(), 1 << 20);
+    let socket = folder.path().join("socket");
+    let listener = OwnedFd::from(UnixListener::bind(&socket).unwrap());
+    let number = listener.as_raw_fd();
+    let mut command = Command::new(PROGRAM);
+    command
+        .args(["--fd", "7", "--path"])
+        .arg(folder.path().join("disk"));
+    // SAFETY: dup2 may be called between fork and exec, and touches no memory.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::dup2(number, 7) < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(())
+        })
+    };
+    let mut child = command.spawn().unwrap();
+    let mut vm = Vm::new();
+    let _frontend = vm.boot(&socket);
+    assert_eq!(vm.does(0, 0, DATA, 4096), 0);
+    kill_process(
+        Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(),
+        Signal::TERM,
+    )
+    .unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    // Whoever made it owns its file.
+    assert!(socket.exists());
+}
