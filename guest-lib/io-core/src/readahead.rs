@@ -154,7 +154,12 @@ struct Private {
     file: FileId,
     fd: RawFd,
     range: Range<u64>,
+    /// From here on they are, or were, cached because of us.
+    origin: u64,
 }
+
+/// Most bytes that the page cache holds as one: of a part of that nothing is dropped.
+const FOLIO: u64 = 2 << 20;
 
 #[derive(Debug)]
 struct Set {
@@ -263,11 +268,19 @@ fn keep(opened: &Opened, ranges: &mut Vec<Range<u64>>) {
         let mut set = SET.lock();
         for range in ranges.drain(..) {
             set.bytes += range.end - range.start;
-            set.ranges.push_back(Private {
-                file: opened.file.id,
-                fd: opened.fd,
-                range,
-            });
+            let (file, fd) = (opened.file.id, opened.fd);
+            let follows = |last: &&mut Private| {
+                (last.file, last.fd, last.range.end) == (file, fd, range.start)
+            };
+            match set.ranges.back_mut().filter(follows) {
+                Some(last) => last.range.end = range.end,
+                None => set.ranges.push_back(Private {
+                    file,
+                    fd,
+                    origin: range.start,
+                    range,
+                }),
+            }
         }
         oldest.extend(set.shrink(limit));
     }
@@ -311,6 +324,8 @@ impl Private {
             .is_ok_and(|stat| stat.st_dev == self.file.device && stat.st_ino == self.file.inode);
         if same {
             let Range { start, end } = self.range;
+            // What reached into this range from before it was left there.
+            let start = self.origin.max(start.saturating_sub(FOLIO));
             let _ = sys::advise(self.fd, start, end - start, libc::POSIX_FADV_DONTNEED);
         }
     }
@@ -343,7 +358,13 @@ pub(crate) fn drop_file(file: &File, fd: RawFd) {
     }
     for range in gone {
         let file = file.id;
-        Private { file, fd, range }.evict();
+        Private {
+            file,
+            fd,
+            origin: range.start,
+            range,
+        }
+        .evict();
     }
 }
 
@@ -523,6 +544,7 @@ mod tests {
         let private = |range: Range<u64>| Private {
             file,
             fd: -1,
+            origin: range.start,
             range,
         };
         let mut set = Set {
