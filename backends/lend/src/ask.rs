@@ -51,11 +51,16 @@ pub fn revoke(options: &LenderOptions, device: &str) -> anyhow::Result<()> {
 /// Another device that a device reaches, by which way, and over how many bridges.
 fn peer(status: &PeerStatus) -> String {
     let PeerName { lender, device } = &status.peer;
-    match status.hops {
-        Some(1) => format!("{lender}/{device} ({}, 1 hop)", status.way),
-        Some(hops) => format!("{lender}/{device} ({}, {hops} hops)", status.way),
-        None => format!("{lender}/{device} ({})", status.way),
-    }
+    let size = match status.bytes >> 20 {
+        0 => format!("{} KiB", status.bytes >> 10),
+        mib => format!("{mib} MiB"),
+    };
+    let hops = match status.hops {
+        Some(1) => ", 1 hop".to_owned(),
+        Some(hops) => format!(", {hops} hops"),
+        None => String::new(),
+    };
+    format!("{lender}/{device} {size} ({}{hops})", status.way)
 }
 
 /// One line a device.
@@ -151,9 +156,9 @@ mod tests {
         let text = table(&[device("a", Some(holder)), device("nvme0", None)]);
         assert_eq!(
             text,
-            "DEVICE  HOLDER  LEASE  HELD  MEMORY            HOPS  PEERS                             WHAT IT IS\n\
-             a       rack2   1f     12 s  1024 MiB (shm 0)  0     rack1/gpu0 (same lender, 0 hops)  NVMe controller\n\
-             nvme0   -       -      -     -                 -     -                                 NVMe controller\n"
+            "DEVICE  HOLDER  LEASE  HELD  MEMORY            HOPS  PEERS                                    WHAT IT IS\n\
+             a       rack2   1f     12 s  1024 MiB (shm 0)  0     rack1/gpu0 64 MiB (same lender, 0 hops)  NVMe controller\n\
+             nvme0   -       -      -     -                 -     -                                        NVMe controller\n"
         );
     }
 }

@@ -48,7 +48,7 @@ const SAME: Target = Target {
     name: "gpu0",
     lender: "near",
     memory_mib: 64,
-    way: "near/gpu0 (same lender, 0 hops)",
+    way: "near/gpu0 64 MiB (same lender, 0 hops)",
     kib: 8 << 10,
     straight: true,
 };
@@ -56,7 +56,7 @@ const OWN: Target = Target {
     name: "gpu1",
     lender: "own",
     memory_mib: 32,
-    way: "own/gpu1 (local, 0 hops)",
+    way: "own/gpu1 32 MiB (local, 0 hops)",
     kib: 8 << 10,
     straight: true,
 };
@@ -65,7 +65,7 @@ const FAR: Target = Target {
     name: "gpu2",
     lender: "far",
     memory_mib: 16,
-    way: "far/gpu2 (messages)",
+    way: "far/gpu2 16 MiB (messages)",
     kib: 16,
     straight: false,
 };
