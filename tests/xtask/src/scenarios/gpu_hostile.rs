@@ -1,0 +1,165 @@
+//! A guest process forges, replays and steals tokens, takes memory away in flight, and uses tokens of another VM; an honest
+//! one beside it, and another VM, go on.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::guest_root::GuestFile;
+use farlane_vmkit::progress;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::report::Report;
+
+use super::Scenario;
+use crate::conditions::no_complaint;
+use crate::gpu_machine::{Backends, GPU, PROGRAM_TIMEOUT, mount, prepare};
+use crate::lending::Blocks;
+use crate::run::Run;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "gpu-hostile",
+    about: "tokens forged, replayed, of another VM, after unregister, and memory unmapped in flight: errors, and nothing else",
+    is_test: true,
+    run,
+};
+
+const PACKAGE: &str = "farlane-token-hostile";
+const DISK_MIB: u32 = 128;
+const FILE_BYTES: u64 = 16 << 20;
+const SEED: u32 = 3;
+/// The disk that is attacked, and the one of honest processes.
+const TARGET: &str = "/dev/vda";
+const HONEST: &str = "/dev/vdb";
+/// The GPU's memory, in sysfs.
+const RESOURCE: &str = "$(for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x120000 ] && echo $d/resource2; done)";
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let workspace = run.context.workspace();
+    progress::step("Building the attacker", || {
+        workspace.build_release(&[PACKAGE])
+    })?;
+    let program = GuestFile::new(workspace.built("farlane-token-hostile")?, "usr/bin/token-hostile");
+    let parts = run.context.gpu_parts()?;
+    let blocks = [0; 4].map(|_| Blocks::new(DISK_MIB));
+    let [a, b, c, d] = blocks;
+    let blocks = [a?, b?, c?, d?];
+    let backends = [
+        Backends::start(run, "a", &[&blocks[0], &blocks[1]])?,
+        Backends::start(run, "b", &[&blocks[2], &blocks[3]])?,
+    ];
+    let config = |name, at: usize| {
+        let config = VmConfig::new(name).files([program.clone()]);
+        backends[at].configure(parts, config)
+    };
+    let guests = run.boot([config("a", 0), config("b", 1)])?;
+    for guest in &guests {
+        prepare(guest)?;
+        guest.run(&format!("echo 1 >$(dirname {RESOURCE})/enable"))?;
+    }
+    honest(&guests, report)?;
+    let refused = stolen(&guests, &backends)?;
+    say(
+        report,
+        "a token of another VM",
+        &format!("{refused} requests refused"),
+    );
+    unplugged(&guests[0])?;
+    say(
+        report,
+        "the GPU unplugged under reads",
+        "errors, the VM goes on",
+    );
+    for guest in &guests {
+        no_complaint(guest)?;
+    }
+    drop(guests);
+    for backends in backends {
+        backends.stop()?;
+    }
+    Ok(())
+}
+
+fn say(report: &mut Report, what: &str, figure: &str) {
+    progress::note(&format!("{what}: {figure}"));
+    report.add("hostile tokens", what, figure);
+}
+
+/// Attacks in VM a; an honest process in it, and one in VM b, must not notice.
+fn honest(guests: &[Guest; 2], report: &mut Report) -> Result<()> {
+    let matrix = format!("gpu_io read-matrix /mnt/data --seed {SEED} --threads 2 --max 65536");
+    let line = format!("FARLANE_IO=p2p farlane-run --io {matrix}");
+    let mut bystanders = Vec::new();
+    for guest in guests {
+        mount(guest, HONEST)?;
+        guest.run(&format!(
+            "gpu_io make /mnt/data --seed {SEED} --bytes {FILE_BYTES}"
+        ))?;
+        guest.run("sync && echo 3 >/proc/sys/vm/drop_caches")?;
+        bystanders.push(guest.spawn(&line)?);
+    }
+    let attack = format!("token-hostile {TARGET} {RESOURCE} attack");
+    let output = guests[0].spawn(&attack)?.wait(PROGRAM_TIMEOUT)?;
+    ensure!(
+        output.success(),
+        "The attack: {}\n{}",
+        output.how(),
+        output.all()
+    );
+    for bystander in bystanders {
+        let output = bystander.wait(PROGRAM_TIMEOUT)?;
+        ensure!(
+            output.success(),
+            "A bystander: {}\n{}",
+            output.how(),
+            output.all()
+        );
+    }
+    say(
+        report,
+        "forged, replayed, stolen, revoked, unmapped",
+        output.stdout.trim(),
+    );
+    Ok(())
+}
+
+/// A token that lives in VM a is used in VM b.
+fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
+    let [a, b] = guests;
+    a.run(&format!(
+        "mkfifo /tmp/hold && (token-hostile {TARGET} {RESOURCE} lend </tmp/hold >/tmp/token 2>&1 &) ; exec 9>/tmp/hold; \
+         while ! [ -s /tmp/token ]; do sleep 0.1; done; sleep 60 >/tmp/hold & echo $! >/tmp/holder"
+    ))?;
+    let token = a.read_file("/tmp/token")?;
+    let before = backends[1].disks.metrics()?.sum("tokens_refused")?;
+    let steal = format!("token-hostile {TARGET} {RESOURCE} steal {}", token.trim());
+    let output = b.spawn(&steal)?.wait(Duration::from_secs(60))?;
+    ensure!(
+        output.success(),
+        "Stealing: {}\n{}",
+        output.how(),
+        output.all()
+    );
+    let after = backends[1].disks.metrics()?.sum("tokens_refused")?;
+    ensure!(after > before, "Nothing was refused");
+    a.run("kill $(cat /tmp/holder)")?;
+    Ok(after - before)
+}
+
+/// The GPU goes while it is read into.
+fn unplugged(guest: &Guest) -> Result<()> {
+    guest.run("echo 3 >/proc/sys/vm/drop_caches")?;
+    let line = format!(
+        "while FARLANE_IO=p2p farlane-run --io gpu_io read /mnt/data --seed {SEED} --bytes {FILE_BYTES}; do :; done"
+    );
+    let reading = guest.spawn(&line)?;
+    guest.unplug(GPU).context("The GPU cannot be unplugged")?;
+    let output = reading.wait(PROGRAM_TIMEOUT)?;
+    ensure!(
+        output.success(),
+        "The loop: {}\n{}",
+        output.how(),
+        output.all()
+    );
+    guest.run("umount /mnt && fsck.ext4 -f -n /dev/vdb")?;
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! Plain reads of a file into GPU memory: of all sizes and alignments, by eight threads, each checked on the GPU's side;
+//! by the way that the library is told, and by the one it chooses.
+
+use anyhow::{Result, ensure};
+use farlane_vmkit::progress;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::report::Report;
+
+use super::Scenario;
+use crate::conditions::no_complaint;
+use crate::gpu_machine::{Backends, drop_caches, mount, prepare, run_with_library};
+use crate::lending::Blocks;
+use crate::run::Run;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "gpu-read",
+    about: "files are read into GPU memory, 1 B to 64 MiB, all alignments, 8 threads; bytes go past the guest's memory",
+    is_test: true,
+    run,
+};
+
+const DISK_MIB: u32 = 256;
+const FILE_BYTES: u64 = 80 << 20;
+/// With which numbers the file is filled.
+const SEED: u32 = 7;
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let blocks = Blocks::new(DISK_MIB)?;
+    let parts = run.context.gpu_parts()?;
+    let backends = Backends::start(run, "a", &[&blocks])?;
+    let [guest] = run.boot([backends.configure(parts, VmConfig::new("a"))])?;
+    prepare(&guest)?;
+    mount(&guest, "/dev/vda")?;
+    guest.run(&format!(
+        "gpu_io make /mnt/data --seed {SEED} --bytes {FILE_BYTES}"
+    ))?;
+    let matrix = format!("gpu_io read-matrix /mnt/data --seed {SEED} --threads 8");
+    // What is in no cache goes past it, but for parts of blocks.
+    drop_caches(&guest)?;
+    let (_, forced) = run_with_library(&guest, "p2p", &matrix)?;
+    let [tunnelled, _] = backends.tunnelled()?;
+    ensure!(
+        forced.p2p > 0 && tunnelled >= forced.p2p,
+        "{forced:?}, but {tunnelled} bytes tunnelled"
+    );
+    let figure = format!(
+        "{} MiB past the page cache, {} MiB through it",
+        forced.p2p >> 20,
+        forced.cache >> 20
+    );
+    tell(report, "all sizes and alignments, P2P", &figure);
+
+    drop_caches(&guest)?;
+    let (_, free) = run_with_library(&guest, "auto", &matrix)?;
+    let figure = format!(
+        "{} MiB P2P, {} MiB page cache, {} MiB read ahead",
+        free.p2p >> 20,
+        free.cache >> 20,
+        free.read_ahead >> 20
+    );
+    tell(report, "the same, as the library chooses", &figure);
+    // A file in the page cache is read from there.
+    guest.run("cat /mnt/data >/dev/null")?;
+    let line = format!("gpu_io read /mnt/data --seed {SEED} --bytes 33554432");
+    let (_, cached) = run_with_library(&guest, "auto", &line)?;
+    ensure!(
+        cached.p2p == 0 && cached.cache >= 32 << 20,
+        "A cached file: {cached:?}"
+    );
+    let refused = backends.disks.metrics()?.sum("tokens_refused")?;
+    ensure!(refused == 0, "{refused} requests were refused");
+    no_complaint(&guest)?;
+    drop(guest);
+    backends.stop()
+}
+
+fn tell(report: &mut Report, what: &str, figure: &str) {
+    progress::note(&format!("{what}: {figure}"));
+    report.add("GPU memory from files", what, figure);
+}
