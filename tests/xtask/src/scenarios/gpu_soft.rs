@@ -25,6 +25,10 @@ pub const SCENARIO: Scenario = Scenario {
 const GPU: &str = "gpu0";
 const MEMORY_MIB: u32 = 64;
 
+/// A file whose contents go to video memory and back, and the largest piece of it at a time.
+const FILE_BYTES: u32 = 16 << 20;
+const LARGEST: u32 = (1 << 20) + 513;
+
 /// How long a program may take to begin, or to notice that its GPU is gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -78,6 +82,17 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "all of video memory filled and checked",
         &gpu_io(&a, "fill")?,
     );
+
+    let made = format!("make /tmp/file --seed 9 --bytes {FILE_BYTES}");
+    a.run(&format!("gpu_io {made}"))?;
+    for matrix in ["read-matrix", "write-matrix"] {
+        let words = format!("{matrix} /tmp/file --seed 9 --max {LARGEST}");
+        say(
+            &format!("{matrix} without the library"),
+            &gpu_io(&a, &words)?,
+        );
+    }
+    gpu_io(&a, "check /tmp/file --seed 9")?;
 
     taken_away(&a, &lender)?;
     say(
