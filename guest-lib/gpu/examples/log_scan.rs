@@ -3,6 +3,10 @@
 //!
 //! `log_scan FILE PATTERN_FILE`: a pattern a line. Prints `OFFSET<tab>PATTERN` for each occurrence, and a summary on standard error.
 
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
+
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use farlane_gpu::{Buffer, Gpu, Match, Search};
@@ -58,6 +62,19 @@ impl Scan {
             kept: 0,
             occurrences: 0,
         })
+    }
+
+    /// Searches all of a file; returns how many bytes it has.
+    fn run(&mut self, file: &File, patterns: &[&[u8]], out: &mut impl Write) -> Result<u64> {
+        let mut offset = 0;
+        loop {
+            let bytes = self.read(file, offset)?;
+            if bytes == 0 {
+                return Ok(offset);
+            }
+            self.search(bytes, offset, patterns, out)?;
+            offset += u64::try_from(bytes)?;
+        }
     }
 
     /// Reads the chunk at `offset` of the file; less than a whole one at its end.
@@ -155,21 +172,70 @@ fn main() -> Result<()> {
     let mut scan = Scan::new(&gpu, &patterns, options.chunk)?;
     let begin = Instant::now();
     let mut out = BufWriter::new(std::io::stdout().lock());
-    let mut offset = 0;
-    loop {
-        let bytes = scan.read(&file, offset)?;
-        if bytes == 0 {
-            break;
-        }
-        scan.search(bytes, offset, &patterns, &mut out)?;
-        offset += u64::try_from(bytes)?;
-    }
+    let bytes = scan.run(&file, &patterns, &mut out)?;
     out.flush()?;
     eprintln!(
-        "{} occurrences of {} patterns in {offset} bytes, {:.3} s",
+        "{} occurrences of {} patterns in {bytes} bytes, {:.3} s",
         scan.occurrences,
         patterns.len(),
         begin.elapsed().as_secs_f64()
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scan(text: &[u8], patterns: &[&[u8]], chunk: usize) -> String {
+        let gpu = common::gpu();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(text).unwrap();
+        let mut out = Vec::new();
+        let mut scan = Scan::new(&gpu, patterns, chunk).unwrap();
+        let bytes = scan.run(&file, patterns, &mut out).unwrap();
+        assert_eq!(bytes, u64::try_from(text.len()).unwrap());
+        String::from_utf8(out).unwrap()
+    }
+
+    fn slowly(text: &[u8], patterns: &[&[u8]]) -> Vec<String> {
+        let mut found = Vec::new();
+        for &pattern in patterns {
+            for (at, window) in text.windows(pattern.len()).enumerate() {
+                if window == pattern {
+                    found.push(format!("{at}\t{}", String::from_utf8_lossy(pattern)));
+                }
+            }
+        }
+        found.sort();
+        found
+    }
+
+    #[test]
+    fn each_occurrence_is_found_once_however_the_file_is_cut() {
+        let text = b"abcabcab--abcabcabc---bcabc-".repeat(7);
+        let patterns: [&[u8]; 4] = [b"abcabc", b"bca", b"c-", b"nothing"];
+        let should = slowly(&text, &patterns);
+        for chunk in (1..40).chain([text.len(), 10_000]) {
+            let out = scan(&text, &patterns, chunk);
+            let mut found: Vec<_> = out.lines().map(str::to_owned).collect();
+            found.sort();
+            assert_eq!(found, should, "in chunks of {chunk}");
+        }
+    }
+
+    #[test]
+    fn more_occurrences_than_there_is_room_for_are_all_found() {
+        let text = vec![b'a'; 3 * usize::try_from(ROOM).unwrap() + 11];
+        let patterns: [&[u8]; 2] = [b"aaa", b"aa"];
+        let out = scan(&text, &patterns, 1 << 20);
+        assert_eq!(out.lines().count(), 2 * text.len() - 3);
+        let long = out.lines().filter(|line| line.ends_with("\taaa"));
+        assert!(long.eq((0..text.len() - 2).map(|at| format!("{at}\taaa"))));
+    }
+
+    #[test]
+    fn an_empty_file_has_none() {
+        assert_eq!(scan(b"", &[b"a"], 100), "");
+    }
 }

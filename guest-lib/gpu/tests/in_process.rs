@@ -1,61 +1,12 @@
 //! The library against the device, in one process.
 #![allow(clippy::unwrap_used)]
 
-use farlane_gpu::{Bars, Gpu, GpuError, Match, Tile};
-use farlane_pci::{Function, Region, Source as _};
-use farlane_soft_gpu::GpuSource;
-use farlane_zero_copy::Mapping;
+mod common;
+
+use common::{MEMORY, bars, gpu};
+use farlane_gpu::{Gpu, GpuError, Match, Tile};
 use proptest::prelude::*;
-use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-
-const MEMORY: u64 = 8 << 20;
-
-/// A function whose memory is mapped as a guest has it, and that can be taken away.
-struct InProcess {
-    function: Mutex<Option<Box<dyn Function>>>,
-    memory: Mapping,
-}
-
-// SAFETY: the mapping lives as long as the value, and is mapped once here.
-unsafe impl Bars for InProcess {
-    fn read32(&self, offset: u32) -> u32 {
-        let mut data = [0xff; 4];
-        if let Some(function) = &*self.function.lock().unwrap() {
-            function
-                .read(Region::Bar0, offset.into(), &mut data)
-                .unwrap();
-        }
-        u32::from_le_bytes(data)
-    }
-
-    fn write32(&self, offset: u32, value: u32) {
-        if let Some(function) = &*self.function.lock().unwrap() {
-            function
-                .write(Region::Bar0, offset.into(), &value.to_le_bytes())
-                .unwrap();
-        }
-    }
-
-    fn memory(&self) -> (*mut u8, usize) {
-        (self.memory.base(), self.memory.len())
-    }
-}
-
-fn bars() -> Arc<InProcess> {
-    let source = GpuSource::new(MEMORY).unwrap();
-    let attachment = source.attach().unwrap();
-    let file = &attachment.areas[0].file;
-    Arc::new(InProcess {
-        memory: Mapping::new(file.as_fd(), 0, MEMORY, true).unwrap(),
-        function: Mutex::new(Some(source.take(&attachment).unwrap())),
-    })
-}
-
-fn gpu() -> Gpu {
-    Gpu::with_bars(bars()).unwrap()
-}
 
 /// Every occurrence, the slow way.
 fn occurrences(data: &[u8], patterns: &[Vec<u8>]) -> Vec<Match> {
@@ -162,8 +113,7 @@ fn a_device_that_is_taken_away_ends_the_search_that_runs() {
             std::thread::yield_now();
         }
         // As for its user: registers read as ones, and nothing is done any more.
-        let taken = bars.function.lock().unwrap().take();
-        drop(taken);
+        bars.take_away();
         assert!(matches!(searching.join().unwrap(), GpuError::Gone));
     });
     assert!(matches!(buffer.checksum(0..1), Err(GpuError::Gone)));

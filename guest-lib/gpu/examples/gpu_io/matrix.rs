@@ -32,6 +32,10 @@ const SIZES: &[usize] = &[
 /// Up to this size each combination is tried; above, each alignment with one call; from [`LARGE`] on a few.
 const SMALL: usize = 64 << 10;
 const LARGE: usize = 4 << 20;
+/// What is read before anything is written.
+const LOOK: usize = 64 << 10;
+/// What a thread that writes reads at first.
+const FIRST_READ: usize = 1 << 20;
 /// Bytes beyond a multiple of the page size, in the file and in video memory.
 const FILE_ALIGNMENTS: &[usize] = &[0, 1, 511, 512, 513, 4095];
 const BUFFER_ALIGNMENTS: &[usize] = &[0, 1, 64, 512, 2049, 4095];
@@ -195,6 +199,20 @@ impl Work<'_> {
             .open(&self.matrix.file)
             .with_context(|| format!("Cannot open {}", self.matrix.file.display()))?;
         let mut buffer = buffer(gpu, largest + GUARD)?;
+        if self.way == Way::Write {
+            // What is there before, from where it is: also for those that write around the page cache only where they have read
+            // around it.
+            let first = stretch.begin + u64::try_from(GUARD)?;
+            let range = place(0, largest.min(FIRST_READ));
+            read_checked(
+                &mut buffer,
+                &file,
+                self.matrix.seed,
+                first,
+                range,
+                Call::Plain,
+            )?;
+        }
         while !self.failed.load(Ordering::Relaxed) {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
             let Some(item) = items.get(index) else {
@@ -278,8 +296,22 @@ impl Matrix {
         self.run(gpu, Way::Read, "read-matrix")
     }
 
-    /// Writes.
+    /// Writes. First it reads a little: whoever chooses the way may trust none with what is written before it has seen where
+    /// it leads.
     pub fn write(&self, gpu: &Gpu) -> Result<Report> {
+        let file = File::open(&self.file)
+            .with_context(|| format!("Cannot open {}", self.file.display()))?;
+        let bytes = usize::try_from(file.metadata()?.len())?.min(LOOK);
+        let mut buffer = buffer(gpu, bytes + GUARD)?;
+        read_checked(
+            &mut buffer,
+            &file,
+            self.seed,
+            0,
+            place(0, bytes),
+            Call::Plain,
+        )?;
+        drop(buffer);
         self.run(gpu, Way::Write, "write-matrix")
     }
 }
