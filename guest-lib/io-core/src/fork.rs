@@ -16,7 +16,8 @@ pub(crate) struct Inside(());
 impl Inside {
     /// None when the thread is inside already.
     pub(crate) fn enter() -> Option<Self> {
-        (!INSIDE.replace(true)).then_some(Self(()))
+        // Made only where it is true: dropping one ends it.
+        (!INSIDE.replace(true)).then(|| Self(()))
     }
 }
 
@@ -87,5 +88,18 @@ unsafe extern "C" fn child() {
             crate::registry::forget();
             crate::registry::release();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_inside_once_and_until_the_first_one_goes() {
+        let first = Inside::enter();
+        assert!(first.is_some() && Inside::enter().is_none() && Inside::enter().is_none());
+        drop(first);
+        assert!(Inside::enter().is_some());
     }
 }

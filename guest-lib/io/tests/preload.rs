@@ -1,0 +1,162 @@
+//! Programs with the library preloaded.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+/// What cargo built for this test.
+fn built(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let deps = test.parent().unwrap();
+    [deps.join(name), deps.parent().unwrap().join(name)]
+        .into_iter()
+        .find(|path| path.exists())
+        .expect("the library and its example are built before its tests")
+}
+
+fn preloaded(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_PRELOAD", built("libfarlane_io.so"));
+    for variable in ["FARLANE_IO", "FARLANE_IO_TRACE", "FARLANE_IO_STATS"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+fn file(length: usize) -> (tempfile::TempDir, PathBuf, Vec<u8>) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("file");
+    let mut state = 88_172_645_463_325_252_u64;
+    let words = (0..length.div_ceil(8)).flat_map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_ne_bytes()
+    });
+    let content: Vec<u8> = words.take(length).collect();
+    std::fs::write(&path, &content).unwrap();
+    (folder, path, content)
+}
+
+fn told(output: &Output) -> String {
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Bytes through the cache, read ahead and by P2P, and calls.
+fn story(name: &str, mode: &str) -> [u64; 4] {
+    let (_folder, path, _) = file(2 << 20);
+    let mut command = preloaded(built("examples/io_child"));
+    let output = command
+        .arg(name)
+        .arg(&path)
+        .env("FARLANE_IO", mode)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let numbers: Vec<u64> = text
+        .split_whitespace()
+        .map(|word| word.parse().unwrap())
+        .collect();
+    numbers.try_into().unwrap()
+}
+
+#[test]
+fn every_call_moves_the_right_bytes_whatever_the_way() {
+    let [cache, ahead, p2p, requests] = story("calls", "p2p");
+    assert!(
+        p2p > 50_000 && cache > 0 && ahead == 0,
+        "{cache} {ahead} {p2p}"
+    );
+    assert!(requests >= 15);
+    let [cache, ahead, p2p, _] = story("calls", "cache");
+    assert!(
+        cache > 800_000 && ahead == 0 && p2p == 0,
+        "{cache} {ahead} {p2p}"
+    );
+    let [_, _, p2p, _] = story("calls", "auto");
+    assert!(p2p > 0, "{p2p}");
+    assert_eq!(story("calls", "off"), [0; 4]);
+}
+
+#[test]
+fn posix_locks_stay_and_no_descriptor_does() {
+    let [_, _, p2p, _] = story("locks", "p2p");
+    assert_eq!(p2p, 4 << 20);
+}
+
+#[test]
+fn parents_and_children_both_read_on() {
+    let [_, _, p2p, _] = story("forks", "p2p");
+    assert!(p2p > 0);
+}
+
+#[test]
+fn signal_handlers_read_too() {
+    let [_, _, p2p, _] = story("signals", "p2p");
+    assert!(p2p >= 1 << 20);
+}
+
+#[test]
+fn programs_without_device_memory_do_what_they_do() {
+    let (_folder, path, _) = file((3 << 20) + 5);
+    let script = "sha256sum <\"$1\"; sort \"$1\" | cksum; dd if=\"$1\" bs=4097 status=none | tail -c 100 | od; \
+                  grep -c a \"$1\"; exec 9<\"$1\"; exec 9<&-; cat \"$1\" | (read -r x; echo ${#x}); cat /nowhere";
+    let run = |mut command: Command| {
+        let output = command
+            .args(["-c", script, "sh"])
+            .arg(&path)
+            .output()
+            .unwrap();
+        (output.status, output.stdout, output.stderr)
+    };
+    let plain = run(Command::new("bash"));
+    assert!(!plain.1.is_empty() && !plain.2.is_empty());
+    assert!(run(preloaded("bash")) == plain);
+}
+
+#[test]
+fn totals_are_printed_and_decisions_traced() {
+    let (folder, path, _) = file(2 << 20);
+    let trace = folder.path().join("trace");
+    let mut command = preloaded(built("examples/io_child"));
+    command.args(["calls".as_ref(), path.as_os_str()]);
+    command
+        .env("FARLANE_IO_STATS", "1")
+        .env("FARLANE_IO_TRACE", &trace);
+    let output = command.env("FARLANE_IO", "p2p").output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    let said = String::from_utf8(output.stderr).unwrap();
+    let text = std::fs::File::open(trace).unwrap();
+    let decisions = farlane_io_plan::trace::read(std::io::BufReader::new(text));
+    let decisions: Vec<_> = decisions.map(Result::unwrap).collect();
+    use farlane_io_plan::trace::{Way, Why};
+    let first = &decisions[0];
+    assert_eq!(
+        (first.call.as_str(), first.offset, first.length),
+        ("pread", 4096, 100_000)
+    );
+    // The buffer begins at an odd address.
+    assert_eq!((first.result, first.why), (100_000, Why::Misaligned));
+    assert_eq!(first.file, path.to_str().unwrap());
+    let bytes = |way| {
+        decisions
+            .iter()
+            .map(|decision| decision.bytes(way))
+            .sum::<u64>()
+    };
+    let line = format!(
+        "{{\"cache\":{},\"read_ahead\":0,\"p2p\":{},\"requests\":{}}}\n",
+        bytes(Way::Cache),
+        bytes(Way::P2p),
+        decisions.len()
+    );
+    assert_eq!(said, line);
+    assert!(bytes(Way::P2p) > 50_000);
+}
