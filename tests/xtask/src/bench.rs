@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 use clap::ValueEnum;
+use farlane_vmkit::debian::GUEST_TREE;
 use farlane_vmkit::process::{Process, describe};
 use farlane_vmkit::progress;
+use farlane_vmkit::tree::Tree;
 use farlane_vmkit::workspace::Workspace;
 
 /// Longer than any bench takes on a busy machine.
@@ -19,6 +21,8 @@ pub enum Bench {
     Rdma,
     /// A lent NVMe: rates, latency, bandwidth (writes target/bench/lend.json and plots)
     Lend,
+    /// farlane-blk beside qemu-storage-daemon, without a VM (writes target/bench/blk.json)
+    Blk,
     /// Reads into device memory by every mechanism (writes target/bench/gpu-ssd.json and plots)
     GpuSsd,
 }
@@ -28,6 +32,7 @@ pub fn run(workspace: &Workspace, bench: Bench) -> Result<ExitCode> {
     match bench {
         Bench::Rdma => rdma(workspace),
         Bench::Lend => lend(workspace),
+        Bench::Blk => blk(workspace),
         Bench::GpuSsd => gpu_ssd(workspace),
     }
 }
@@ -76,6 +81,25 @@ fn gpu_ssd(workspace: &Workspace) -> Result<ExitCode> {
         .arg(workspace.target().join("bench"))
         .env("RUST_LOG", "warn");
     measure("farlane-bench-gpu-ssd", command)
+}
+
+fn blk(workspace: &Workspace) -> Result<ExitCode> {
+    progress::step("Building farlane-blk and the bench", || {
+        workspace.build_release(&["farlane-blk", "farlane-bench"])
+    })?;
+    let tree = Tree::ensure(workspace, &GUEST_TREE)?;
+    let reference = tree.program("usr/bin/qemu-storage-daemon");
+    let mut command = Command::new(workspace.built("farlane-bench-blk")?);
+    command
+        .arg("--backend")
+        .arg(workspace.built("farlane-blk")?)
+        .arg("--out")
+        .arg(workspace.target().join("bench"))
+        .arg("--")
+        .arg(reference.get_program())
+        .args(reference.get_args())
+        .env("RUST_LOG", "warn");
+    measure("farlane-bench-blk", command)
 }
 
 fn measure(name: &str, command: Command) -> Result<ExitCode> {

@@ -1,0 +1,83 @@
+//! Backends of a disk, one at a time.
+
+use crate::Options;
+use anyhow::{Context as _, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Which one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// farlane-blk.
+    Farlane,
+    /// qemu-storage-daemon, with this way of asynchronous I/O.
+    Qemu(&'static str),
+}
+
+/// A backend that runs, ended on drop.
+pub struct Backend {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Backend {
+    /// Serves a file from a socket in `folder`.
+    pub fn start(kind: Kind, options: &Options, folder: &Path, file: &Path) -> Result<Self> {
+        let socket = folder.join("socket");
+        if socket.exists() {
+            std::fs::remove_file(&socket)?;
+        }
+        let (socket_text, file_text) = (socket.display(), file.display());
+        let mut command = match kind {
+            Kind::Farlane => {
+                let mut command = Command::new(&options.backend);
+                command.arg("--disk");
+                command.arg(format!("socket={socket_text},path={file_text}"));
+                command
+            }
+            Kind::Qemu(aio) => {
+                let mut words = options.reference.iter();
+                let mut command = Command::new(words.next().context("No qemu-storage-daemon")?);
+                command.args(words);
+                command.args(["--object", "iothread,id=thread", "--blockdev"]);
+                command.arg(format!(
+                    "driver=file,node-name=disk,filename={file_text},cache.direct=on,aio={aio}"
+                ));
+                command.arg("--export").arg(format!(
+                    "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={socket_text},\
+                     writable=on,iothread=thread"
+                ));
+                command
+            }
+        };
+        let child = command
+            .stdin(Stdio::null())
+            .spawn()
+            .with_context(|| format!("Cannot start {:?}", command.get_program()))?;
+        let mut backend = Self { child, socket };
+        let began = Instant::now();
+        while !backend.socket.exists() {
+            if let Some(status) = backend.child.try_wait()? {
+                bail!("{kind:?} ended: {status}");
+            }
+            if began.elapsed() > Duration::from_secs(20) {
+                bail!("{kind:?} makes no socket");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(backend)
+    }
+
+    /// Where it serves.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
