@@ -43,6 +43,8 @@ const AT_ONCE: usize = 64;
 const TURNS_WITH_VIEW: u32 = 64;
 /// Pause after the ring has failed.
 const PAUSE: Duration = Duration::from_millis(10);
+/// How often a queue is looked at whose driver never tells of requests.
+const LOOK: Duration = Duration::from_millis(1);
 /// A worker shares its CPU in slices as short as this.
 const SLICE: Duration = Duration::from_micros(100);
 
@@ -177,6 +179,8 @@ struct Engine {
     batch: Vec<u16>,
     chain: Chain,
     broken: bool,
+    /// How often a queue is looked at whose driver never tells.
+    look: Option<Duration>,
 }
 
 impl Engine {
@@ -190,7 +194,7 @@ impl Engine {
         let ring = Ring::new(&[setup.disk.file().as_raw_fd()], &kicks)?;
         Ok(Self {
             ring,
-            idle: Idle::new(setup.kick.is_some()),
+            idle: Idle::new(true),
             progress: Progress::new(setup.event_index, setup.next_available, 0),
             index: setup.index,
             disk: setup.disk,
@@ -211,6 +215,7 @@ impl Engine {
             batch: Vec::new(),
             chain: Chain::default(),
             broken: false,
+            look: setup.kick.is_none().then_some(LOOK),
         })
     }
 
@@ -595,15 +600,16 @@ impl Engine {
     fn rest(&mut self, stopping: bool) -> Result<(), Broken> {
         match self.idle.idle() {
             Rest::Look => Ok(()),
-            Rest::Nap(limit) => self.wait(Some(limit), stopping),
-            Rest::Sleep => self.wait(None, stopping),
+            // A driver that has to tell of a request writes an eventfd: that costs less than looking
+            // again and again, and wakes at once.
+            Rest::Nap(_) | Rest::Sleep => self.sleep(stopping),
         }
     }
 
-    fn wait(&mut self, limit: Option<Duration>, stopping: bool) -> Result<(), Broken> {
+    /// Waits for a driver that tells of a request, for the ring, or to be told to stop.
+    fn sleep(&mut self, stopping: bool) -> Result<(), Broken> {
         let takes = !stopping && !self.broken;
-        let asks = takes && limit.is_none();
-        if asks {
+        if takes {
             let rings = self.rings()?;
             self.progress.ask_to_be_told(&rings);
             let has_room = self.requests.len() < usize::from(rings.size());
@@ -613,8 +619,9 @@ impl Engine {
             }
         }
         self.rings = None;
-        self.ring.wait(limit)?;
-        if asks {
+        // A driver that never tells is looked after.
+        self.ring.wait(self.look.filter(|_| takes))?;
+        if takes {
             let rings = self.rings()?;
             self.progress.will_look(&rings);
         }
