@@ -5,18 +5,20 @@ use anyhow::{Context as _, Result, ensure};
 use farlane_vmkit::guest::Guest;
 use farlane_vmkit::guest_program::GuestProgram;
 use farlane_vmkit::guest_root::GuestFile;
+use farlane_vmkit::progress;
 use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::report::Report;
 
 use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::fio::Fio;
+use crate::gpu_machine::{Ways, run_with_library};
 use crate::lending::namespace;
 use crate::run::Run;
 
 pub const SCENARIO: Scenario = Scenario {
     name: "gpu-p2pmem",
-    about: "reads and writes between SSDs and a PCI device's memory by peer-to-peer DMA, and where the kernel refuses it",
+    about: "reads and writes between SSDs and a PCI device's memory by peer-to-peer DMA, with and without the library",
     is_test: true,
     run,
 };
@@ -68,6 +70,11 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "through the page cache from another root port",
         format!("{moved} bytes, all the same"),
     );
+    Library {
+        guest: &guest,
+        memory: &memory,
+    }
+    .run(report)?;
     guest.run("umount /mnt/near /mnt/far")?;
     for disk in [near, far] {
         guest.run(&format!("fsck.ext4 -f -n {disk}"))?;
@@ -77,7 +84,11 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 
 /// A guest with the memory and an SSD behind one switch, and another SSD elsewhere.
 fn config(run: &Run<'_>) -> Result<VmConfig<'static>> {
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
+    let workspace = run.context.workspace();
+    progress::step("Building the I/O library", || {
+        workspace.build_release(&["farlane-io", "farlane-run"])
+    })?;
+    let folder = workspace.root().join("tests/xtask/guest");
     let program = run.path("p2pmem");
     GuestProgram {
         source: &folder.join("p2pmem.c"),
@@ -97,7 +108,14 @@ fn config(run: &Run<'_>) -> Result<VmConfig<'static>> {
         .nvme_on(NEAR, disk, "switch-port0")
         .nvme(FAR, other)
         .nvme_memory("memory", MEMORY_MIB, "switch-port1")
-        .files([GuestFile::new(program, PROGRAM.trim_start_matches('/'))]))
+        .files([
+            GuestFile::new(program, PROGRAM.trim_start_matches('/')),
+            GuestFile::new(workspace.built("farlane-run")?, "usr/bin/farlane-run"),
+            GuestFile::new(
+                workspace.built("libfarlane_io.so")?,
+                "usr/lib/farlane/libfarlane_io.so",
+            ),
+        ]))
 }
 
 /// What processes map to get a piece of the memory.
@@ -152,4 +170,68 @@ fn refused(guest: &Guest, file: &str, memory: &str) -> Result<()> {
     let said = program(guest, "refused", file, memory)?;
     ensure!(said == "refused", "The program says {said}");
     Ok(())
+}
+
+/// The same with the library.
+struct Library<'a> {
+    guest: &'a Guest,
+    memory: &'a str,
+}
+
+impl Library<'_> {
+    fn run(&self, report: &mut Report) -> Result<()> {
+        let mut say = |what: &str, ways: Ways| {
+            let figure = format!(
+                "{} KiB P2P, {} KiB another way",
+                ways.p2p >> 10,
+                (ways.cache + ways.read_ahead) >> 10
+            );
+            report.add("p2pmem, farlane-run --io", what, figure);
+        };
+        let near = [
+            (
+                "plain reads and writes",
+                self.program("plain", "/mnt/near/file")?,
+            ),
+            (
+                "direct reads and writes",
+                self.program("moves", "/mnt/near/file")?,
+            ),
+            ("fio --verify=crc32c", self.fio("/mnt/near/file")?),
+        ];
+        for (what, ways) in near {
+            ensure!(ways.p2p > 0, "{what}: nothing went by P2P: {ways:?}");
+            say(what, ways);
+        }
+        // The kernel's refusal is not for the program.
+        let far = [
+            ("plain", self.program("plain", "/mnt/far/file")?),
+            ("direct", self.program("moves", "/mnt/far/file")?),
+            ("fio", self.fio("/mnt/far/file")?),
+        ];
+        for (what, ways) in far {
+            ensure!(
+                ways.p2p == 0 && ways.cache + ways.read_ahead > 0,
+                "{what}: {ways:?} where there is no path for P2P"
+            );
+            say(&format!("from another root port, {what}"), ways);
+        }
+        Ok(())
+    }
+
+    fn program(&self, what: &str, file: &str) -> Result<Ways> {
+        self.ways(&format!("{PROGRAM} {what} {file} {}", self.memory))
+    }
+
+    /// By calls that the library knows; jobs are threads, so that all of it is one program.
+    fn fio(&self, file: &str) -> Result<Ways> {
+        self.ways(&format!(
+            "fio --name=job --thread --filename={file} --direct=1 --ioengine=psync {VERIFY} --iomem=mmapshared:{}",
+            self.memory
+        ))
+    }
+
+    fn ways(&self, line: &str) -> Result<Ways> {
+        Ok(run_with_library(self.guest, "p2p", line)?.1)
+    }
 }
