@@ -7,6 +7,8 @@ mod disk;
 mod imagery;
 #[path = "gpu_ssd/job.rs"]
 mod job;
+#[path = "gpu_ssd/logs.rs"]
+mod logs;
 #[path = "gpu_ssd/measure.rs"]
 mod measure;
 #[path = "gpu_ssd/plans.rs"]
@@ -16,6 +18,8 @@ mod plot;
 mod report;
 #[path = "gpu_ssd/rounds.rs"]
 mod rounds;
+#[path = "gpu_ssd/scan.rs"]
+mod scan;
 #[allow(dead_code)] // Each bench uses a part.
 mod stats;
 #[path = "gpu_ssd/team.rs"]

@@ -55,6 +55,40 @@ pub struct Job {
     pub verify: bool,
 }
 
+/// A range of a log in which patterns are looked for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Scan {
+    /// How it gets to the GPU, or nothing: the CPU looks.
+    pub mechanism: Option<Mechanism>,
+    /// Which log.
+    pub file: PathBuf,
+    /// First byte.
+    pub start: u64,
+    /// The byte after the last.
+    pub end: u64,
+    /// What is looked for: texts of the same length.
+    pub patterns: Vec<String>,
+}
+
+/// What a worker is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Task {
+    /// Reads.
+    Read(Job),
+    /// A search.
+    Scan(Scan),
+}
+
+impl Task {
+    /// Whose it is. What the CPU does is done where it reads into its own memory.
+    pub fn mechanism(&self) -> Mechanism {
+        match self {
+            Self::Read(job) => job.mechanism,
+            Self::Scan(scan) => scan.mechanism.unwrap_or(Mechanism::CiWrite),
+        }
+    }
+}
+
 /// What it took.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
@@ -64,6 +98,8 @@ pub struct Outcome {
     pub cpu_seconds: f64,
     /// Bytes read.
     pub bytes: u64,
+    /// Occurrences found, by a search.
+    pub found: u64,
 }
 
 /// The byte at an offset of the file that is read.

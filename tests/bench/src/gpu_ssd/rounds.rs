@@ -60,7 +60,7 @@ impl Rounds {
             for mechanism in mechanisms.iter().copied() {
                 arrange(number)?;
                 let before = disk.resident()?;
-                let outcome = team.perform(&Job {
+                let outcome = team.perform(Job {
                     mechanism,
                     file: disk.path(),
                     reads: what.reads.clone(),

@@ -1,6 +1,6 @@
 //! The workers.
 
-use crate::job::{Job, Mechanism, Outcome};
+use crate::job::{Job, Mechanism, Outcome, Task};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ impl Worker {
         })
     }
 
-    fn perform(&mut self, job: &Job) -> Result<Outcome> {
-        let mut line = serde_json::to_string(job)?;
+    fn perform(&mut self, task: &Task) -> Result<Outcome> {
+        let mut line = serde_json::to_string(task)?;
         line.push('\n');
         let stdin = self
             .child
@@ -46,7 +46,7 @@ impl Worker {
             "The worker has ended"
         );
         let outcome: Result<Outcome, String> = serde_json::from_str(&answer)?;
-        outcome.map_err(|error| anyhow!("{}: {error}", job.mechanism.name()))
+        outcome.map_err(|error| anyhow!("{}: {error}", task.mechanism().name()))
     }
 }
 
@@ -85,12 +85,18 @@ impl Team {
         })
     }
 
-    /// Has a job done.
-    pub fn perform(&mut self, job: &Job) -> Result<Outcome> {
+    /// Has reads done.
+    pub fn perform(&mut self, job: Job) -> Result<Outcome> {
+        self.perform_task(&Task::Read(job))
+    }
+
+    /// Has something done.
+    pub fn perform_task(&mut self, task: &Task) -> Result<Outcome> {
+        let whose = task.mechanism();
         let worker = self
             .workers
             .iter_mut()
-            .find(|(mechanism, _)| *mechanism == job.mechanism);
-        worker.context("There is no such worker")?.1.perform(job)
+            .find(|(mechanism, _)| *mechanism == whose);
+        worker.context("There is no such worker")?.1.perform(task)
     }
 }

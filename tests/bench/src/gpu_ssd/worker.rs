@@ -1,6 +1,7 @@
 //! Does jobs: a process of its own, so that the router is loaded into it as into any program.
 
-use crate::job::{Job, Mechanism, Outcome, byte_at};
+use crate::job::{Job, Mechanism, Outcome, Task, byte_at};
+use crate::scan::Scanner;
 use anyhow::{Context as _, Result, bail, ensure};
 use farlane_io_tool::memory::{Kind, Memory};
 use rustix::fs::{Mode, OFlags, open};
@@ -18,9 +19,13 @@ const PAGE: usize = 4096;
 /// Reads jobs, one a line, from standard input and says what each took, until there are no more.
 pub fn run() -> Result<()> {
     let mut memories = Vec::new();
+    let mut scanner = None;
     for line in std::io::stdin().lock().lines() {
-        let job: Job = serde_json::from_str(&line?)?;
-        let outcome = perform(&job, &mut memories).map_err(|error| format!("{error:#}"));
+        let outcome = match serde_json::from_str(&line?)? {
+            Task::Read(job) => perform(&job, &mut memories),
+            Task::Scan(scan) => Scanner::scan(&mut scanner, &scan),
+        };
+        let outcome = outcome.map_err(|error| format!("{error:#}"));
         let mut answer = serde_json::to_string(&outcome)?;
         answer.push('\n');
         std::io::stdout().lock().write_all(answer.as_bytes())?;
@@ -44,7 +49,7 @@ fn perform(job: &Job, memories: &mut Vec<Memory>) -> Result<Outcome> {
     for (reads, memory) in job.reads.chunks(share).zip(memories.iter()) {
         hands.push((Hand::new(job, memory.start())?, reads));
     }
-    let before = cpu_time()?;
+    let before = cpu_time(libc::RUSAGE_SELF)?;
     let start = Instant::now();
     std::thread::scope(|scope| -> Result<()> {
         let work = |(mut hand, reads): (Hand, _)| move || hand.read_all(reads, job.verify);
@@ -65,8 +70,9 @@ fn perform(job: &Job, memories: &mut Vec<Memory>) -> Result<Outcome> {
     })?;
     Ok(Outcome {
         seconds: start.elapsed().as_secs_f64(),
-        cpu_seconds: (cpu_time()? - before).as_secs_f64(),
+        cpu_seconds: (cpu_time(libc::RUSAGE_SELF)? - before).as_secs_f64(),
         bytes: job.reads.iter().map(|read| u64::from(read.1)).sum(),
+        found: 0,
     })
 }
 
@@ -208,15 +214,12 @@ fn register(memory: &Memory) -> Result<()> {
     Ok(())
 }
 
-/// CPU time of this process.
-fn cpu_time() -> Result<Duration> {
+/// CPU time of this process or this thread.
+pub fn cpu_time(of: c_int) -> Result<Duration> {
     // SAFETY: a structure of numbers, which the call fills.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
-        ensure!(
-            libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) == 0,
-            "getrusage fails"
-        );
+        ensure!(libc::getrusage(of, &raw mut usage) == 0, "getrusage fails");
         usage
     };
     let micros = |time: libc::timeval| -> Result<u64> {
