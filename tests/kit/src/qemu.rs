@@ -491,6 +491,9 @@ pub(crate) fn farlane_chardev(generation: u32) -> String {
 fn kernel_command_line(config: &VmConfig<'_>) -> String {
     let mut words = vec![
         "console=ttyS0".to_owned(),
+        // The kernel counts ticks for a moment and panics where there are none: on a busy machine an emulated guest may not run
+        // for so long.
+        "no_timer_check".to_owned(),
         "loglevel=5".into(),
         "panic=-1".into(),
         "oops=panic".into(),

@@ -38,12 +38,15 @@ impl Memory {
         Ok(Self { base, length })
     }
 
-    /// The first `length` bytes of the file at `path`.
+    /// The last `length` bytes of the file at `path`: where honest programs that use the same device come last.
     pub fn open(path: &str, length: usize) -> Result<Self> {
         let file = File::options().read(true).write(true).open(path);
+        let file = file.with_context(|| format!("Cannot open {path}"))?;
+        let size = file.metadata()?.len();
+        let offset = size.checked_sub(u64::try_from(length)?);
         Self::of(
-            file.with_context(|| format!("Cannot open {path}"))?,
-            0,
+            file,
+            offset.with_context(|| format!("{path} has {size} bytes"))?,
             length,
         )
     }

@@ -11,7 +11,7 @@ use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::report::Report;
 
 use super::Scenario;
-use crate::conditions::no_complaint;
+use crate::conditions::{no_complaint, wait_until};
 use crate::gpu_machine::{Backends, GPU, PROGRAM_TIMEOUT, mount, prepare};
 use crate::lending::Blocks;
 use crate::run::Run;
@@ -38,7 +38,10 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     progress::step("Building the attacker", || {
         workspace.build_release(&[PACKAGE])
     })?;
-    let program = GuestFile::new(workspace.built("farlane-token-hostile")?, "usr/bin/token-hostile");
+    let program = GuestFile::new(
+        workspace.built("farlane-token-hostile")?,
+        "usr/bin/token-hostile",
+    );
     let parts = run.context.gpu_parts()?;
     let blocks = [0; 4].map(|_| Blocks::new(DISK_MIB));
     let [a, b, c, d] = blocks;
@@ -125,10 +128,14 @@ fn honest(guests: &[Guest; 2], report: &mut Report) -> Result<()> {
 /// A token that lives in VM a is used in VM b.
 fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
     let [a, b] = guests;
-    a.run(&format!(
-        "mkfifo /tmp/hold && (token-hostile {TARGET} {RESOURCE} lend </tmp/hold >/tmp/token 2>&1 &) ; exec 9>/tmp/hold; \
-         while ! [ -s /tmp/token ]; do sleep 0.1; done; sleep 60 >/tmp/hold & echo $! >/tmp/holder"
-    ))?;
+    // It keeps its token until its standard input ends.
+    let lend = format!(
+        "sh -c 'echo $$ >/tmp/holder; exec tail -f /dev/null' | token-hostile {TARGET} {RESOURCE} lend >/tmp/token"
+    );
+    let lending = a.spawn(&lend)?;
+    wait_until("a token is lent", || {
+        Ok(a.exec("grep -q . /tmp/token")?.success())
+    })?;
     let token = a.read_file("/tmp/token")?;
     let before = backends[1].disks.metrics()?.sum("tokens_refused")?;
     let steal = format!("token-hostile {TARGET} {RESOURCE} steal {}", token.trim());
@@ -142,6 +149,13 @@ fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
     let after = backends[1].disks.metrics()?.sum("tokens_refused")?;
     ensure!(after > before, "Nothing was refused");
     a.run("kill $(cat /tmp/holder)")?;
+    let output = lending.wait(PROGRAM_TIMEOUT)?;
+    ensure!(
+        output.success(),
+        "Lending: {}\n{}",
+        output.how(),
+        output.all()
+    );
     Ok(after - before)
 }
 
