@@ -127,8 +127,9 @@ impl Controller {
         }
     }
 
-    /// Writes what found its queue full, as far as there is room now.
-    pub(super) fn flush_backlogs(&mut self) {
+    /// Writes what found its queue full, as far as there is room now. Returns whether it did.
+    pub(super) fn flush_backlogs(&mut self) -> bool {
+        let mut worked = false;
         for queue in 0..self.queue_count() {
             let index = usize::from(queue);
             let waits = |cqs: &Vec<Option<crate::queue::CompletionQueue>>| matches!(cqs.get(index), Some(Some(cq)) if !cq.backlog.is_empty());
@@ -141,8 +142,10 @@ impl Controller {
                 && let Some(cqe) = cq.backlog.pop_front()
             {
                 self.write(queue, cqe);
+                worked = true;
             }
         }
+        worked
     }
 
     /// Interrupts, once for each queue with new entries. Returns whether an interrupt is put off:

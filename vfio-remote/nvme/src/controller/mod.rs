@@ -28,8 +28,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a completion queue that was full is looked at.
-const BACKLOG_LOOK: Duration = Duration::from_millis(1);
 /// How often an interrupt that is put off is looked at.
 const PUT_OFF_NAP: Duration = Duration::from_micros(20);
 
@@ -156,7 +154,7 @@ impl Controller {
         self.drop_stale_view();
         worked |= self.reap();
         if self.state == State::Running {
-            self.flush_backlogs();
+            worked |= self.flush_backlogs();
             worked |= self.take_commands();
             self.ring.submit()?;
             worked |= self.reap();
@@ -289,9 +287,6 @@ impl Controller {
 
     fn sleep(&mut self, limit: Option<Duration>) -> std::io::Result<()> {
         let arm = limit.is_none() && self.state == State::Running;
-        // Completions that found their queue full do not depend on being told of the driver's head
-        // alone: they are rare, and losing one would hang the guest.
-        let limit = limit.or_else(|| (arm && self.has_backlog()).then_some(BACKLOG_LOOK));
         if arm {
             self.arm_doorbells();
         }
@@ -305,12 +300,6 @@ impl Controller {
             self.disarm_doorbells();
         }
         Ok(())
-    }
-
-    /// Whether completions wait for room in their queue, or commands for those.
-    fn has_backlog(&self) -> bool {
-        let waits = |cq: &CompletionQueue| !cq.backlog.is_empty();
-        self.cqs.iter().flatten().any(waits) || self.sqs.iter().flatten().any(|sq| sq.pending() > 0)
     }
 
     /// Reports an event to the driver.

@@ -2,6 +2,7 @@
 
 use super::Controller;
 use crate::bits::{PAGE, Status};
+use crate::queue::CompletionQueue;
 use farlane_pci::DmaView;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -165,7 +166,9 @@ impl Controller {
         }
     }
 
-    /// Whether a doorbell has been written that has not been seen.
+    /// Whether a doorbell has been written that has not been seen, or one has been seen that has not
+    /// been followed: the pin's level is looked at last in a turn, and with it the driver's heads, which
+    /// may have made room for completions that wait.
     pub(super) fn doorbells_rang(&mut self) -> bool {
         if self.state != super::State::Running {
             return false;
@@ -180,7 +183,13 @@ impl Controller {
                 Some(Some(cq)) if !cq.backlog.is_empty() && !cq.bad_head => Some(cq.head()),
                 _ => None,
             };
-            tail.is_some_and(|tail| self.driver_tail(queue) != tail)
+            let room = |cq: &CompletionQueue| !cq.backlog.is_empty() && !cq.is_full();
+            let has_room = self
+                .cqs
+                .get(index)
+                .is_some_and(|cq| cq.as_ref().is_some_and(room));
+            has_room
+                || tail.is_some_and(|tail| self.driver_tail(queue) != tail)
                 || head.is_some_and(|head| self.driver_head(queue) != head)
         })
     }
