@@ -4,7 +4,7 @@ use crate::command::{Command, CommandError, Gather};
 use crate::counters::{Counters, count};
 use crate::memory::{Span, VideoMemory};
 use crate::queue::Results;
-use crate::search;
+use crate::search::{self, Patterns};
 use farlane_pci::DmaSpace;
 
 /// Bytes that are worked on between two looks at whether to go on.
@@ -39,6 +39,8 @@ pub struct Engine<'a> {
     pub go_on: &'a dyn Fn() -> bool,
     /// A slice of private memory, and what a search keeps of the slice before.
     pub scratch: Vec<u8>,
+    /// Of the last search: who searches chunk by chunk looks for the same again.
+    pub patterns: Option<Patterns>,
 }
 
 impl Engine<'_> {

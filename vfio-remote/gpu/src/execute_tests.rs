@@ -93,6 +93,7 @@ impl Bench {
             counters: &self.counters,
             go_on,
             scratch: Vec::new(),
+            patterns: None,
         };
         engine.execute(&command)
     }
@@ -305,4 +306,39 @@ fn checksums_are_crc32c() {
     let command = copy(abi::OP_CHECKSUM, 0, 0, 32);
     let results = bench.execute(&command, &|| true).unwrap();
     assert_eq!(results.result, 0x8a91_36aa);
+}
+
+#[test]
+fn patterns_that_have_changed_are_looked_for_anew() {
+    let (bench, ..) = Bench::new();
+    let mut engine = Engine {
+        memory: &bench.memory,
+        dma: &bench.dma,
+        counters: &bench.counters,
+        go_on: &|| true,
+        scratch: Vec::new(),
+        patterns: None,
+    };
+    let all = bench.memory.span(0, bytes(MEMORY)).unwrap();
+    let raw = |count: u32, table: u64| abi::Command {
+        operation: abi::OP_SEARCH.into(),
+        count: count.into(),
+        source: 100.into(),
+        length: 6.into(),
+        parameter: table.into(),
+        ..Default::default()
+    };
+    let mut search = |table: &[u8], count| {
+        bench.memory.write(all, table);
+        bench.memory.write(all.part(100, 6), b"\x01\x02a\x01\x02b");
+        let raw = raw(count, bytes(table.len()));
+        let command = Request::parse(&raw, bytes(MEMORY)).command.unwrap();
+        engine.execute(&command).unwrap().result
+    };
+    assert_eq!(search(b"\x01\0\0\0a", 1), 1);
+    assert_eq!(search(b"\x01\0\0\0a", 1), 1);
+    assert_eq!(search(b"\x01\0\0\0\x01", 1), 2);
+    // The same bytes as one pattern, and as two.
+    assert_eq!(search(b"\x05\0\0\0\x01\0\0\0\x02", 1), 0);
+    assert_eq!(search(b"\x01\0\0\0\x01\0\0\0\x01\x02", 2), 4);
 }

@@ -13,17 +13,19 @@ use farlane_abi::zerocopy::IntoBytes as _;
 const SLICE_FOUND: u64 = 64 << 10;
 
 /// What is looked for.
-struct Patterns {
+pub struct Patterns {
+    /// The table that it was made of.
+    raw: Vec<u8>,
+    /// How many there are.
+    count: usize,
     automaton: AhoCorasick,
     lengths: Vec<usize>,
     longest: usize,
 }
 
 impl Patterns {
-    /// Copies the table out and makes an automaton of it, whose size is bounded by that of the table.
-    fn read(memory: &VideoMemory, table: Span, patterns: usize) -> Result<Self, CommandError> {
-        let mut raw = vec![0; table.len()];
-        memory.read(table, &mut raw);
+    /// Makes an automaton of a table. Its size is bounded by that of the table.
+    fn new(raw: Vec<u8>, patterns: usize) -> Result<Self, CommandError> {
         let (head, mut rest) = raw
             .split_at_checked(patterns * 4)
             .ok_or(CommandError::Patterns)?;
@@ -53,6 +55,8 @@ impl Patterns {
             CommandError::Patterns
         })?;
         Ok(Self {
+            raw,
+            count: patterns,
             automaton,
             lengths,
             longest,
@@ -90,7 +94,12 @@ impl Found<'_> {
 /// Finds each occurrence. Each slice is searched in private memory, together with the last bytes of
 /// the one before, in which a pattern may have begun.
 pub fn search(engine: &mut Engine<'_>, what: &Search) -> Result<Results, Stop> {
-    let patterns = Patterns::read(engine.memory, what.table, what.patterns)?;
+    let mut raw = vec![0; what.table.len()];
+    engine.memory.read(what.table, &mut raw);
+    let patterns = match engine.patterns.take() {
+        Some(last) if last.raw == raw && last.count == what.patterns => last,
+        _ => Patterns::new(raw, what.patterns)?,
+    };
     let mut found = Found {
         memory: engine.memory,
         target: what.found,
@@ -124,5 +133,6 @@ pub fn search(engine: &mut Engine<'_>, what: &Search) -> Result<Results, Stop> {
     }
     let results = found.results;
     engine.scratch = scratch;
+    engine.patterns = Some(patterns);
     Ok(results)
 }
