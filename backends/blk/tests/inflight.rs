@@ -76,7 +76,9 @@ fn what_a_predecessor_had_begun_is_done_in_its_order() {
     let mut daemon = Daemon::start(folder.path(), "");
     let mut vm = Vm::new();
     let socket = folder.path().join("socket");
-    drop(vm.boot(&socket));
+    let frontend = vm.boot(&socket);
+    assert_eq!(vm.does(4, 0, DATA, 512), 0);
+    drop(frontend);
     daemon.kill();
     // As a backend leaves it that was killed with three requests under way, taken in this order,
     // all of them writes of one sector.
