@@ -239,7 +239,7 @@ impl Part<'_> {
             if bytes != Err(Errno::AGAIN) {
                 break;
             }
-            self.drop_cached(if attempt == 0 { 0 } else { AROUND });
+            self.make_way(if attempt == 0 { 0 } else { AROUND });
         }
         let bytes = bytes?;
         let mut landed = 0;
@@ -253,17 +253,15 @@ impl Part<'_> {
         Ok(Moved { bytes, landed })
     }
 
-    /// Writes dirty pages of the range back and drops its pages, `around` bytes more on either side.
-    fn drop_cached(&self, around: u64) {
+    /// Removes what keeps a write from being made at once: pages of the range in the page cache, or parts of larger ones that reach
+    /// `around` bytes beyond it; and a modification time that is due.
+    fn make_way(&self, around: u64) {
+        let (fd, end) = (self.opened.fd, self.offset + self.length as u64);
         let start = self.offset.saturating_sub(around);
-        let end = self.offset + self.length as u64 + around;
-        let _ = sys::write_back(self.opened.fd, start, end - start);
-        let _ = sys::advise(
-            self.opened.fd,
-            start,
-            end - start,
-            libc::POSIX_FADV_DONTNEED,
-        );
+        let length = end.saturating_add(around) - start;
+        let _ = sys::write_back(fd, start, length);
+        let _ = sys::advise(fd, start, length, libc::POSIX_FADV_DONTNEED);
+        sys::touch(fd);
     }
 
     /// Envelopes of these sectors may be on the disk: puts the bytes in their place, there too, before anything else.
