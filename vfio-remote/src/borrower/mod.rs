@@ -7,6 +7,7 @@ mod device;
 mod interrupts;
 mod layout;
 mod peers;
+mod placement;
 mod resolve;
 mod session;
 mod signals;

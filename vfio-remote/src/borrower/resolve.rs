@@ -1,8 +1,9 @@
 //! How a device reaches memory of another one of its VM: the resolvers of device-lending-2019,
 //! section 6, the shortest path first.
 
-use super::layout::{Layout, Placed, Stretch, User, ask};
+use super::layout::{Layout, Placed, Stretch, User};
 use super::peers::Target;
+use super::placement::ask;
 use super::session::SessionError;
 use crate::link::message::{PeerKey, PeerName, Place};
 use farlane_pci::{DmaTarget, Region};

@@ -1,0 +1,239 @@
+//! How stretches of memory get their way to the lender's device, and lose it.
+
+use super::layout::{Backing, Layout, Piece, Placed, Stretch, User, Way};
+use super::resolve::PeerPath;
+use super::session::SessionError;
+use crate::link::message::{PeerName, Place, Request};
+use farlane_ntb::{NtbError, WindowSlice, WindowSpace};
+use farlane_pci::{DmaMapping, DmaTarget, RemoteMemory};
+use farlane_vfio_user::Client;
+use farlane_zero_copy::chain;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+
+/// Memory of the monitor that has no file.
+#[derive(Debug)]
+struct ClientMemory(Client);
+
+impl RemoteMemory for ClientMemory {
+    fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
+        self.0.read(address, data).map_err(io::Error::other)
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write(address, data).map_err(io::Error::other)
+    }
+}
+
+/// Asks the lender to map a stretch; the inner result is its refusal.
+pub(super) fn ask(
+    user: &User,
+    stretch: &Stretch,
+    place: Place,
+    peer: Option<&PeerName>,
+) -> Result<Result<(), String>, SessionError> {
+    let request = Request::Map {
+        fence: user.fence,
+        address: stretch.address,
+        length: stretch.length,
+        writable: stretch.writable,
+        place,
+        peer: peer.cloned(),
+    };
+    match user.session.ask(request, &[]) {
+        Ok(()) => Ok(Ok(())),
+        Err(SessionError::Refused(refusal)) => Ok(Err(refusal.to_string())),
+        Err(e) => Err(e),
+    }
+}
+
+impl Layout {
+    /// Has the device reach one stretch: through a window where there is one for it, else by
+    /// messages. A stretch that it cannot reach at all is said to the log, not to the VM: a VM has
+    /// ranges, such as its firmware, that no device needs.
+    pub(super) fn show(
+        &self,
+        stretch: &Stretch,
+        user: &User,
+    ) -> Result<(Placed, Option<PeerPath>), SessionError> {
+        let mut reasons = Vec::new();
+        let placed = match stretch.backing {
+            Backing::Peer(id) => match self.targets.get(&id) {
+                Some(target) => {
+                    let found = self.resolve(stretch, target, user, &mut reasons)?;
+                    found.map(|(placed, path)| (placed, Some(path)))
+                }
+                None => None,
+            },
+            Backing::Ram => {
+                let found = self.show_ram(stretch, user, &mut reasons)?;
+                found.map(|placed| (placed, None))
+            }
+            Backing::Monitor => {
+                let target = self.monitor(user);
+                let found = self.by_messages(stretch, target, None, user, &mut reasons)?;
+                found.map(|placed| (placed, None))
+            }
+        };
+        Ok(placed.unwrap_or_else(|| {
+            log::warn!(
+                "{} does not reach {:#x} bytes at {:#x}: {}",
+                self.name,
+                stretch.length,
+                stretch.address,
+                reasons.join("; ")
+            );
+            (Placed::Nowhere, None)
+        }))
+    }
+
+    fn show_ram(
+        &self,
+        stretch: &Stretch,
+        user: &User,
+        reasons: &mut Vec<String>,
+    ) -> Result<Option<Placed>, SessionError> {
+        let range = self.ranges.get(&stretch.address);
+        let Some((file, offset)) = range.and_then(|range| range.file.as_ref()) else {
+            return Ok(None);
+        };
+        let found = self.by_window(stretch, (file, *offset), None, user, reasons)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+        let target = DmaTarget::File {
+            file: Arc::clone(file),
+            offset: *offset,
+        };
+        let why = reasons.join("; ");
+        let found = self.by_messages(stretch, target, None, user, reasons)?;
+        if found.is_some() {
+            log::warn!(
+                "{:#x} bytes at {:#x} are reached by messages, which is slow: {why}",
+                stretch.length,
+                stretch.address,
+            );
+        }
+        Ok(found)
+    }
+
+    /// Whatever the monitor has there.
+    pub(super) fn monitor(&self, user: &User) -> DmaTarget {
+        DmaTarget::Remote(Arc::new(ClientMemory(user.client.clone())))
+    }
+
+    /// Through a window of a bridge that can show the file.
+    pub(super) fn by_window(
+        &self,
+        stretch: &Stretch,
+        (file, offset): (&Arc<OwnedFd>, u64),
+        peer: Option<&PeerName>,
+        user: &User,
+        reasons: &mut Vec<String>,
+    ) -> Result<Option<Placed>, SessionError> {
+        for (way, Way { name, windows }) in self.ways.iter().enumerate() {
+            let Some(windows) = windows else {
+                continue;
+            };
+            let slice = windows.allocate(file.as_fd(), offset, stretch.length, stretch.writable);
+            let slice = match slice {
+                Ok(slice) => slice,
+                Err(e) => {
+                    reasons.push(format!("{name}: {}", chain(&e)));
+                    continue;
+                }
+            };
+            let place = Place::Window {
+                bridge: u16::try_from(way).unwrap_or(u16::MAX),
+                window: slice.window,
+                offset: slice.offset,
+            };
+            match ask(user, stretch, place, peer) {
+                Ok(Ok(())) => return Ok(Some(Placed::Window { way, slice })),
+                Ok(Err(refusal)) => {
+                    reasons.push(format!("{name}: {refusal}"));
+                    free(windows, slice);
+                }
+                Err(e) => {
+                    free(windows, slice);
+                    return Err(e);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// By messages over the link, which this end answers with `target`.
+    pub(super) fn by_messages(
+        &self,
+        stretch: &Stretch,
+        target: DmaTarget,
+        peer: Option<&PeerName>,
+        user: &User,
+        reasons: &mut Vec<String>,
+    ) -> Result<Option<Placed>, SessionError> {
+        let mapping = DmaMapping {
+            address: stretch.address,
+            length: stretch.length,
+            writable: stretch.writable,
+            target,
+        };
+        if let Err(e) = self.messages.map(&mapping) {
+            reasons.push(format!("messages: {}", chain(&e)));
+            return Ok(None);
+        }
+        let asked = ask(user, stretch, Place::Messages, peer);
+        if let Ok(Ok(())) = asked {
+            return Ok(Some(Placed::Messages));
+        }
+        let _ = self.messages.unmap(stretch.address, stretch.length);
+        if let Err(refusal) = asked? {
+            reasons.push(format!("messages: {refusal}"));
+        }
+        Ok(None)
+    }
+
+    /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked.
+    pub(super) fn hide(&mut self, address: u64) {
+        let Some(Piece {
+            stretch, placed, ..
+        }) = self.pieces.remove(&address)
+        else {
+            return;
+        };
+        if let Some(user) = &self.user
+            && !matches!(placed, Placed::Nowhere)
+        {
+            let request = Request::Unmap {
+                fence: user.fence,
+                address,
+                length: stretch.length,
+            };
+            if let Err(e) = user.session.ask(request, &[]) {
+                log::debug!("Memory at {address:#x} cannot be taken away: {}", chain(&e));
+            }
+        }
+        match placed {
+            Placed::Window { way, slice } => {
+                if let Some(windows) = self.ways.get(way).and_then(|w| w.windows.as_ref()) {
+                    free(windows, slice);
+                }
+            }
+            Placed::Messages => {
+                if let Err(e) = self.messages.unmap(address, stretch.length) {
+                    log::debug!("Memory at {address:#x} was not mapped: {}", chain(&e));
+                }
+            }
+            Placed::There | Placed::Nowhere => {}
+        }
+    }
+}
+
+fn free(windows: &WindowSpace, slice: WindowSlice) {
+    match windows.free(slice) {
+        // The lender has gone, and the bridge with it.
+        Ok(()) | Err(NtbError::LinkDown) => {}
+        Err(e) => log::debug!("A window cannot be freed: {}", chain(&e)),
+    }
+}
