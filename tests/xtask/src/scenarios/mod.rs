@@ -2,6 +2,7 @@
 
 mod blk;
 mod blk_crash;
+mod blk_vs_qsd;
 mod driver_builds;
 mod driver_device;
 mod gpu_coherence;
@@ -9,7 +10,9 @@ mod gpu_hostile;
 mod gpu_p2pmem;
 mod gpu_raid;
 mod gpu_read;
+pub mod gpu_scan;
 mod gpu_soft;
+mod gpu_unmodified;
 mod gpu_write;
 mod lend_crash;
 mod lend_hostile;
@@ -54,6 +57,7 @@ pub const ALL: &[Scenario] = &[
     driver_builds::SCENARIO,
     blk::SCENARIO,
     blk_crash::SCENARIO,
+    blk_vs_qsd::SCENARIO,
     driver_device::SCENARIO,
     rdma_pingpong::SCENARIO,
     rdma_perftest::SCENARIO,
@@ -70,6 +74,8 @@ pub const ALL: &[Scenario] = &[
     lend_vs_local::SCENARIO,
     p2p_lent::SCENARIO,
     gpu_soft::SCENARIO,
+    gpu_unmodified::SCENARIO,
+    gpu_scan::SCENARIO,
     gpu_read::SCENARIO,
     gpu_write::SCENARIO,
     gpu_coherence::SCENARIO,
