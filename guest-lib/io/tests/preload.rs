@@ -104,6 +104,26 @@ fn signal_handlers_read_too() {
 }
 
 #[test]
+fn memory_of_a_cuda_driver_is_recognised_and_copied() {
+    let (folder, path, _) = file(2 << 20);
+    let driver = folder.path().join("libcuda.so.1");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_cuda.c");
+    let words = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", "-o"];
+    let made = Command::new("cc")
+        .args(words)
+        .arg(&driver)
+        .arg(source)
+        .status()
+        .unwrap();
+    assert!(made.success());
+    let mut command = preloaded(built("examples/io_child"));
+    command.args(["cuda".as_ref(), path.as_os_str()]);
+    let output = command.env("DRIVER", driver).output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "714096 0 0 3\n");
+}
+
+#[test]
 fn programs_without_device_memory_do_what_they_do() {
     let (_folder, path, _) = file((3 << 20) + 5);
     let script = "sha256sum <\"$1\"; sort \"$1\" | cksum; dd if=\"$1\" bs=4097 status=none | tail -c 100 | od; \
