@@ -6,7 +6,7 @@
 //! [`Publisher::revoke`] returns only when all of them have let go of it. A subscriber that does not
 //! let go within two seconds is disconnected; one that loses its publisher revokes all it had of it.
 //!
-//! Neither end trusts the other: what arrives is checked in [`wire`] into a [`Publication`] that is
+//! Neither end trusts the other: what arrives is checked once, into a [`Publication`] that is
 //! well formed, and there is a limit to how many there are. A file that its owner shrinks is
 //! [`fault`](crate::fault)'s matter.
 
