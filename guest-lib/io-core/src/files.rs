@@ -369,6 +369,7 @@ pub fn is_any_known() -> bool {
 /// Is told that the program closes `fd`: goes before it with our descriptors of the same file.
 #[must_use]
 pub fn closing(fd: RawFd) -> Closing {
+    readahead::advise(fd, Advice::Normal);
     if !ANY.load(Ordering::Relaxed) || !fork::is_owner() {
         return Closing::Program;
     }
@@ -378,7 +379,6 @@ pub fn closing(fd: RawFd) -> Closing {
     let Some(stat) = borrow(fd).and_then(|fd| rustix::fs::fstat(fd).ok()) else {
         return Closing::Program;
     };
-    readahead::revoke(fd);
     let id = id_of(&stat);
     let mut files = FILES.lock();
     let Some(file) = files.files.get(&id) else {
@@ -466,11 +466,5 @@ pub fn advised(fd: RawFd, advice: c_int) {
         libc::POSIX_FADV_RANDOM => Advice::Random,
         _ => return,
     };
-    let Some(_inside) = fork::Inside::enter() else {
-        return;
-    };
-    if let Some(opened) = open(fd) {
-        opened.file.stream.lock().advice = advice;
-        readahead::revoke(fd);
-    }
+    readahead::advise(fd, advice);
 }

@@ -14,7 +14,7 @@ use farlane_io_plan::trace::Way;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Sequences of one file that are followed at a time.
 const TAILS: usize = 8;
@@ -460,6 +460,38 @@ pub(crate) fn granted_from(fd: RawFd, offset: u64) -> Option<u64> {
     spent.then_some(from)
 }
 
+/// What the program has said of each descriptor, as [`Advice::code`].
+static ADVICE: [AtomicU8; CREDITS] = [const { AtomicU8::new(0) }; CREDITS];
+
+impl Advice {
+    fn code(self) -> u8 {
+        match self {
+            Self::Normal => 0,
+            Self::Sequential => 1,
+            Self::Random => 2,
+        }
+    }
+}
+
+/// Is told what the program says of how it will read a descriptor. Nothing is looked at: many programs say so of every file.
+pub fn advise(fd: RawFd, advice: Advice) {
+    let word = usize::try_from(fd).ok().and_then(|fd| ADVICE.get(fd));
+    if let Some(word) = word {
+        word.store(advice.code(), Ordering::Relaxed);
+        revoke(fd);
+    }
+}
+
+/// What it has said.
+pub(crate) fn advice_of(fd: RawFd) -> Advice {
+    let word = usize::try_from(fd).ok().and_then(|fd| ADVICE.get(fd));
+    let code = word.map_or(0, |word| word.load(Ordering::Relaxed));
+    [Advice::Sequential, Advice::Random]
+        .into_iter()
+        .find(|advice| advice.code() == code)
+        .unwrap_or_default()
+}
+
 /// Takes the credit of a descriptor away.
 pub(crate) fn revoke(fd: RawFd) {
     grant(fd, 0, 0, Way::Cache);
@@ -557,6 +589,21 @@ mod tests {
         assert_eq!(ranges(set.shrink(90)), [0..100, 200..210]);
         assert_eq!(set.shrink(20).len(), 1);
         assert_eq!(set.bytes, 20);
+    }
+
+    #[test]
+    fn advice_belongs_to_a_descriptor_until_it_is_closed() {
+        let fd = 1001;
+        for advice in [Advice::Random, Advice::Sequential, Advice::Normal] {
+            advise(fd, advice);
+            assert_eq!((advice_of(fd), advice_of(fd + 1)), (advice, Advice::Normal));
+        }
+        advise(-1, Advice::Random);
+        advise(5000, Advice::Random);
+        assert_eq!(
+            (advice_of(-1), advice_of(5000)),
+            (Advice::Normal, Advice::Normal)
+        );
     }
 
     #[test]

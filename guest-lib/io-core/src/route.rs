@@ -350,6 +350,7 @@ fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> P
             if let Some(from) = readahead::granted_from(opened.fd, offset) {
                 stream.catch_up(from, offset);
             }
+            stream.advice = readahead::advice_of(opened.fd);
             stream.observe(offset, length, window, direct_from)
         }
         _ => Pattern::Single,

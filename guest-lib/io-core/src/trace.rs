@@ -10,14 +10,42 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-static FILE: OnceLock<Option<OwnedFd>> = OnceLock::new();
+static FILE: OnceLock<Option<Trace>> = OnceLock::new();
 
-fn file() -> Option<&'static OwnedFd> {
+/// The file, and which one it is: a program may close numbers that it does not know, and get them again.
+#[derive(Debug)]
+struct Trace {
+    fd: OwnedFd,
+    device: u64,
+    inode: u64,
+}
+
+impl Trace {
+    fn open(path: &std::ffi::OsStr) -> rustix::io::Result<Self> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))?;
+        let stat = rustix::fs::fstat(&fd)?;
+        Ok(Self {
+            fd,
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        })
+    }
+
+    fn write(&self, line: &str) {
+        let same = rustix::fs::fstat(&self.fd)
+            .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode));
+        if same {
+            let _ = rustix::io::write(self.fd.as_fd(), line.as_bytes());
+        }
+    }
+}
+
+fn file() -> Option<&'static Trace> {
     FILE.get_or_init(|| {
         let path = std::env::var_os(TRACE_VARIABLE).filter(|path| !path.is_empty())?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
-        match rustix::fs::open(&path, flags, Mode::from_raw_mode(0o644)) {
-            Ok(file) => Some(file),
+        match Trace::open(&path) {
+            Ok(trace) => Some(trace),
             Err(error) => {
                 let path = path.to_string_lossy();
                 log::once(&format!("The trace {path} cannot be written: {error}"));
@@ -97,7 +125,7 @@ impl Began {
             why: account.why,
         };
         if let Ok(line) = decision.line() {
-            let _ = rustix::io::write(file.as_fd(), line.as_bytes());
+            file.write(&line);
         }
     }
 }
