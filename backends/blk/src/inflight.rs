@@ -216,6 +216,13 @@ impl QueueInflight {
         left.into_iter().map(|(_, head)| head).collect()
     }
 
+    /// Nothing is under way: what was taken and not completed is the driver's again.
+    pub fn forget(&mut self) {
+        for head in 0..self.size {
+            self.flag(head).store(0, Ordering::Release);
+        }
+    }
+
     /// A request has been taken from the queue.
     pub fn begin(&mut self, head: u16) {
         self.counter(head).store(self.counter, Ordering::Relaxed);

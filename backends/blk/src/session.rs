@@ -200,6 +200,8 @@ impl Session {
             queue.enabled = false;
             queue.next_available = 0;
         }
+        self.wants_writeback = true;
+        self.set_writeback();
     }
 }
 

@@ -123,12 +123,16 @@ fn a_queue_that_makes_no_sense_stops_and_its_vmm_is_told() {
     ];
     for attack in attacks {
         let mut vm = Vm::new();
-        let frontend = vm.boot(&stage.socket());
+        let mut frontend = vm.boot(&stage.socket());
         assert_eq!(vm.does(0, 0, DATA, 512), OK);
         attack(&mut vm);
         vm.wait_error();
-        // It can be stopped all the same.
+        // It can be stopped all the same, and after a reset nothing is left of it.
         frontend.get_vring_base(0).unwrap();
+        assert!(vm.used().is_empty());
+        vm.clear_queue();
+        vm.start(&mut frontend, 0);
+        assert_eq!(vm.does(0, 0, DATA, 512), OK);
         assert!(vm.used().is_empty());
     }
     stage.still_serves();

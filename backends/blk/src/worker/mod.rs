@@ -219,8 +219,18 @@ impl Engine {
         })
     }
 
-    /// Works until it is told to stop and nothing is under way.
+    /// Works until it is told to stop. Nothing is under way then.
     fn run(&mut self) -> u16 {
+        self.work();
+        if let Some(inflight) = self.inflight.as_mut().filter(|_| self.broken) {
+            // A queue that is stopped has nothing under way. The driver resets it, or finds it as it
+            // was: from its first request on that was not completed.
+            inflight.forget();
+        }
+        self.progress.next_available
+    }
+
+    fn work(&mut self) {
         if let Err(e) = self.begin() {
             self.breaks(&e);
         }
@@ -238,12 +248,12 @@ impl Engine {
                 Ok(false)
             });
             match result {
-                Ok(true) => return self.progress.next_available,
+                Ok(true) => return,
                 Ok(false) => (),
                 Err(e) => {
                     self.breaks(&e);
                     if self.requests.is_empty() && stopping {
-                        return self.progress.next_available;
+                        return;
                     }
                     // Whatever it was, it is not to be met again at full speed.
                     std::thread::sleep(PAUSE);

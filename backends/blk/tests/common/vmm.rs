@@ -158,6 +158,14 @@ impl Vm {
         self.put(DESCRIPTORS + u64::from(index) * 16, &bytes);
     }
 
+    /// Makes the queue as it is after a reset.
+    pub fn clear_queue(&mut self) {
+        for part in [DESCRIPTORS, AVAILABLE, USED] {
+            self.put(part, &[0; 4096]);
+        }
+        (self.available, self.seen) = (0, 0);
+    }
+
     /// Describes a request with its data at `data`, from descriptor `head` on.
     pub fn request(&self, head: u16, kind: u32, sector: u64, data: u64, length: u32) {
         let header = HEADERS + u64::from(head) * 16;
