@@ -28,8 +28,10 @@ const STRETCH: Duration = Duration::from_millis(700);
 const ROUNDS: usize = 5;
 /// Outstanding requests.
 const DEPTHS: [usize; 2] = [1, 32];
-/// How much faster than qemu-storage-daemon at least.
+/// How much faster than qemu-storage-daemon at least, where a file in memory does not keep both waiting. A disk does: what is
+/// measured there is the disk, and it is told beside.
 const BAR: f64 = 1.3;
+const TMPFS: &str = "tmpfs";
 
 /// Measures disks over vhost-user without a VM.
 #[derive(Parser)]
@@ -50,7 +52,7 @@ fn main() -> Result<()> {
     std::fs::create_dir_all(&options.out)?;
     let mut report = Report::default();
     for (place, parent) in [
-        ("tmpfs", Path::new("/dev/shm")),
+        (TMPFS, Path::new("/dev/shm")),
         ("disk", &std::env::temp_dir()),
     ] {
         let folder = tempfile::tempdir_in(parent)
@@ -88,11 +90,14 @@ fn measure(options: &Options, place: &str, folder: &Path, report: &mut Report) -
             let name = format!("{place}, {direction} 4 KiB, depth {depth}");
             println!(
                 "{name:<36} farlane-blk {ours:>8.0} IOPS   qemu-storage-daemon io_uring {uring:>8.0}, \
-                 native {native:>8.0}"
+                 native {native:>8.0}   {:.2}x",
+                ours / theirs
             );
             report.keep(&name, [ours, uring, native])?;
-            let reference = format!("qemu-storage-daemon {theirs:.0} IOPS, here {ours:.0}");
-            report.at_least(&name, ours / theirs, "x", BAR, &reference);
+            if place == TMPFS {
+                let reference = format!("qemu-storage-daemon {theirs:.0} IOPS, here {ours:.0}");
+                report.at_least(&name, ours / theirs, "x", BAR, &reference);
+            }
         }
     }
     Ok(())
