@@ -32,11 +32,11 @@ pub struct Sample {
 pub struct Fit {
     /// The model.
     pub model: CostModel,
-    /// Coefficient of determination of T_p2p, of the logarithms of the medians.
+    /// Coefficient of determination of T_p2p, of the logarithms of the quartiles.
     pub r2_p2p: f64,
     /// The same of T_pc.
     pub r2_cache: f64,
-    /// (bytes, median in nanoseconds) of the direct transfers, by size.
+    /// (bytes, first quartile in nanoseconds) of the direct transfers, by size.
     pub p2p: Vec<(u64, f64)>,
     /// The same of the copies from the page cache.
     pub cache: Vec<(u64, f64)>,
@@ -168,11 +168,11 @@ impl Bent {
 }
 
 /// Fits equation 1 of SPIN to direct transfers and a straight line to copies from the page cache, over
-/// the median of each size. Refuses what is too little, too scattered or of another shape.
+/// the first quartile of each size. Refuses what is too little, too scattered or of another shape.
 pub fn fit(p2p: &[Sample], cache: &[Sample]) -> Result<Fit, FitError> {
     const P2P: &str = "P2P";
     const CACHE: &str = "Page cache";
-    let (p2p, cache) = (medians(P2P, p2p)?, medians(CACHE, cache)?);
+    let (p2p, cache) = (quartiles(P2P, p2p)?, quartiles(CACHE, cache)?);
     let direct = bent(&points(&p2p));
     let copied = Bent::through(&points(&cache), 0.0);
     let r2_p2p = judge(P2P, &points(&p2p), &direct)?;
@@ -196,12 +196,13 @@ pub fn fit(p2p: &[Sample], cache: &[Sample]) -> Result<Fit, FitError> {
     })
 }
 
-fn points(medians: &[(u64, f64)]) -> Vec<(f64, f64)> {
-    medians.iter().map(|(b, t)| (float(*b), *t)).collect()
+fn points(quartiles: &[(u64, f64)]) -> Vec<(f64, f64)> {
+    quartiles.iter().map(|(b, t)| (float(*b), *t)).collect()
 }
 
-/// The median time of each size that has enough, by size: one slow transfer in a size changes nothing.
-fn medians(way: &'static str, samples: &[Sample]) -> Result<Vec<(u64, f64)>, FitError> {
+/// The time of each size that has enough, by size: the first quartile, as another load of the machine only
+/// ever adds to a time.
+fn quartiles(way: &'static str, samples: &[Sample]) -> Result<Vec<(u64, f64)>, FitError> {
     let mut sizes = BTreeMap::<u64, Vec<f64>>::new();
     for sample in samples {
         let nanoseconds = sample.nanoseconds;
@@ -214,17 +215,17 @@ fn medians(way: &'static str, samples: &[Sample]) -> Result<Vec<(u64, f64)>, Fit
         }
         sizes.entry(sample.bytes).or_default().push(nanoseconds);
     }
-    let mut medians = Vec::new();
+    let mut quartiles = Vec::new();
     for (bytes, mut times) in sizes {
         if bytes == 0 || times.len() < FEWEST_TIMES {
             continue;
         }
-        let middle = times.len() / 2;
-        let (_, median, _) = times.select_nth_unstable_by(middle, f64::total_cmp);
-        medians.push((bytes, *median));
+        let index = times.len() / 4;
+        let (_, time, _) = times.select_nth_unstable_by(index, f64::total_cmp);
+        quartiles.push((bytes, *time));
     }
-    match (medians.first(), medians.last()) {
-        (Some((smallest, _)), Some((largest, _))) if medians.len() >= FEWEST_SIZES => {
+    match (quartiles.first(), quartiles.last()) {
+        (Some((smallest, _)), Some((largest, _))) if quartiles.len() >= FEWEST_SIZES => {
             if largest / smallest < LEAST_SPAN {
                 return Err(FitError::NarrowSizes {
                     way,
@@ -236,11 +237,11 @@ fn medians(way: &'static str, samples: &[Sample]) -> Result<Vec<(u64, f64)>, Fit
         _ => {
             return Err(FitError::FewSizes {
                 way,
-                found: medians.len(),
+                found: quartiles.len(),
             });
         }
     }
-    Ok(medians)
+    Ok(quartiles)
 }
 
 /// The best line with one bend: every knee between the smallest size and the third largest is tried,

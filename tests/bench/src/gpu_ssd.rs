@@ -28,7 +28,7 @@ mod team;
 mod worker;
 
 use anyhow::{Context as _, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum as _};
 use std::path::PathBuf;
 
 /// Measures the ways between files and device memory.
@@ -46,6 +46,9 @@ struct Options {
     /// A folder on the disk that is measured, where direct I/O works; without it, that of the results.
     #[arg(long, value_name = "DIR")]
     disk: Option<PathBuf>,
+    /// Measures some parts only.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<measure::Part>,
     /// Does jobs from standard input, as a child of this program.
     #[arg(long, hide = true)]
     worker: bool,
@@ -63,7 +66,11 @@ fn main() -> Result<()> {
         tool: options.tool.context("--tool is missing")?,
     };
     let disk = options.disk.as_deref().unwrap_or(&out);
-    let report = measure::run(&programs, disk, &out)?;
+    let parts = match options.only.as_slice() {
+        [] => measure::Part::value_variants(),
+        some => some,
+    };
+    let report = measure::run(&programs, disk, &out, parts)?;
     report.write(&out.join("gpu-ssd.json"))?;
     report.print();
     Ok(())

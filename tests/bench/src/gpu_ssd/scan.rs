@@ -109,7 +109,7 @@ impl Scanner {
             "Patterns of different lengths"
         );
         ensure!(
-            scan.start % ALIGNMENT == 0,
+            scan.start.is_multiple_of(ALIGNMENT),
             "A start that direct I/O cannot have"
         );
         let (mut at, mut found, mut carried) = (scan.start, 0, 0);
