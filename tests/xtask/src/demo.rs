@@ -10,6 +10,7 @@ use farlane_vmkit::wire::Wire;
 use farlane_vmkit::workspace::Workspace;
 
 use crate::run::{Context, Run};
+use crate::scenarios::gpu_scan;
 use crate::scenarios::lend_soft;
 use crate::scenarios::rdma_host::on_host;
 use crate::scenarios::rdma_perftest::perftests;
@@ -36,8 +37,8 @@ const PERFTESTS: &[&str] = &[
     "ib_write_lat -s 65536 -n 500",
 ];
 
-/// Runs unmodified programs between two guests, then between two processes of this machine, then on a lent disk, and
-/// prints their figures.
+/// Runs unmodified programs between two guests, then between two processes of this machine, then on a lent disk, then with
+/// a lent GPU that a disk reaches, and prints their figures.
 pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     let start = Instant::now();
     let context = Context::new(workspace);
@@ -55,6 +56,13 @@ pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     lend_soft::show(&lending, &mut report)
         .with_context(|| format!("The logs are in {}", lending.logs().display()))?;
     lending.forget_logs()?;
+    progress::note(
+        "A log is searched on a GPU; its bytes go from the disk straight to the GPU's memory",
+    );
+    let scanning = Run::new(&context, "demo-scanning")?;
+    gpu_scan::show(&scanning, &mut report)
+        .with_context(|| format!("The logs are in {}", scanning.logs().display()))?;
+    scanning.forget_logs()?;
     println!(
         "\nWhat ran, all of it without an error, in {:.0} s:\n\n{report}",
         start.elapsed().as_secs_f64()

@@ -39,7 +39,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs unmodified programs in virtual machines: over RDMA from one to another, and on a lent NVMe
+    /// Runs unmodified programs in virtual machines: over RDMA from one to another, on a lent NVMe, and between files and a GPU
     Demo,
     /// Runs all tests: unit, property and loom tests, and the scenarios in virtual machines
     Test {
