@@ -1,6 +1,6 @@
 //! Disks that read and write device memory: processes of the VM register it, and the disks' requests name it by tokens.
 //!
-//! [`Tunnel`] is what the disks of a VM share: [`Tokens`](farlane_zero_copy::tokens::Tokens), the device memory that other
+//! [`Tunnel`] is what the disks of a VM share: [`Tokens`], the device memory that other
 //! backends of the VM publish ([`device_memory`]), and the device through which guest
 //! processes come ([`contexts`], [`serve`]).
 
