@@ -1,17 +1,21 @@
 //! The file that is read, and what of it is in the page cache.
 
 use crate::job::word_at;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use farlane_io_plan::Run;
 use rustix::fs::{Advice, fadvise};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::File;
 use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 4096;
+/// How often a state of the page cache is brought about.
+const ATTEMPTS: u32 = 5;
+/// The same number on all architectures.
+const CACHESTAT: libc::c_long = 451;
 /// How long reads that are under way may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -19,7 +23,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct Disk {
     folder: tempfile::TempDir,
     file: File,
-    bytes: u64,
 }
 
 impl Disk {
@@ -43,7 +46,6 @@ impl Disk {
         Ok(Self {
             folder,
             file: File::open(path)?,
-            bytes,
         })
     }
 
@@ -86,50 +88,50 @@ impl Disk {
         Ok(())
     }
 
-    /// Of the file from its begin on, the cached runs are in the page cache, and nothing else.
+    /// Of the file from its begin on, the cached runs are in the page cache, and nothing else. The
+    /// system may take pages back at any time: then it is done again.
     pub fn arrange(&self, runs: &[Run]) -> Result<()> {
-        self.evict()?;
-        // No read-ahead beyond a run.
-        fadvise(&self.file, 0, None, Advice::Random)?;
-        let (mut at, mut pages) = (0, 0);
-        for run in runs {
-            if run.cached {
-                self.warm(at, at + run.bytes)?;
-                pages += run.bytes / PAGE;
+        let cached = runs.iter().filter(|run| run.cached);
+        let wanted = cached.map(|run| run.bytes / PAGE).sum::<u64>();
+        let mut found = 0;
+        for _ in 0..ATTEMPTS {
+            self.evict()?;
+            // No read-ahead beyond a run.
+            fadvise(&self.file, 0, None, Advice::Random)?;
+            let mut at = 0;
+            for run in runs {
+                if run.cached {
+                    self.warm(at, at + run.bytes)?;
+                }
+                at += run.bytes;
             }
-            at += run.bytes;
+            fadvise(&self.file, 0, None, Advice::Normal)?;
+            found = self.resident()?;
+            if found.abs_diff(wanted) <= wanted / 50 {
+                return Ok(());
+            }
         }
-        fadvise(&self.file, 0, None, Advice::Normal)?;
-        let found = self.resident()?;
-        // The system may have taken some back.
-        let close = found.abs_diff(pages) <= pages / 50;
-        ensure!(close, "{found} pages are cached instead of {pages}");
-        Ok(())
+        bail!("{found} pages are cached instead of {wanted}")
     }
 
-    /// Pages in the page cache.
+    /// Pages in the page cache, with those that are being read (`cachestat`, Linux 6.5).
     pub fn resident(&self) -> Result<u64> {
-        let length = usize::try_from(self.bytes)?;
-        // SAFETY: a new mapping, which nobody looks into.
-        let mapping = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ,
-                MapFlags::SHARED,
-                &self.file,
+        // Offset and length; no length is all.
+        let range = [0_u64; 2];
+        // Cached, dirty, under writeback, evicted, recently evicted.
+        let mut found = [0_u64; 5];
+        // SAFETY: both have the size of the structures of the call.
+        let done = unsafe {
+            libc::syscall(
+                CACHESTAT,
+                self.file.as_raw_fd(),
+                range.as_ptr(),
+                found.as_mut_ptr(),
                 0,
-            )?
+            )
         };
-        let mut pages = vec![0_u8; usize::try_from(self.bytes.div_ceil(PAGE))?];
-        // SAFETY: a byte for each page of the mapping.
-        let done = unsafe { libc::mincore(mapping, length, pages.as_mut_ptr()) };
         let failed = std::io::Error::last_os_error();
-        // SAFETY: mapped above.
-        unsafe { munmap(mapping, length)? };
-        ensure!(done == 0, "mincore fails: {failed}");
-        Ok(u64::try_from(
-            pages.iter().filter(|page| *page & 1 == 1).count(),
-        )?)
+        ensure!(done == 0, "cachestat fails: {failed}");
+        Ok(found[0])
     }
 }

@@ -187,14 +187,25 @@ impl Bench {
         Ok(())
     }
 
-    /// Random blocks of `size`, each another one, in the first `bytes` of the file.
+    /// Random blocks of `size`, each another one, in the first `bytes` of the file. None follows one of
+    /// those just before, which would be a sequence, and none is the first, where one begins.
     fn blocks(&mut self, size: u32, bytes: u64, count: u64) -> Vec<(u64, u32)> {
-        let places = bytes / u64::from(size);
-        let first = self.random.below(places);
-        // A stride without a common divisor with the number of places (a power of two) meets each once.
-        let stride = self.random.below(places) | 1;
-        (0..count.min(places))
-            .map(|i| ((first + i * stride) % places * u64::from(size), size))
+        const LATELY: usize = 64;
+        let mut blocks: Vec<_> = (1..bytes / u64::from(size)).collect();
+        self.random.shuffle(&mut blocks);
+        let mut chosen: Vec<u64> = Vec::new();
+        for block in blocks {
+            if u64::try_from(chosen.len()).is_ok_and(|chosen| chosen == count) {
+                break;
+            }
+            let lately = chosen.iter().rev().take(LATELY);
+            if !lately.into_iter().any(|before| before + 1 == block) {
+                chosen.push(block);
+            }
+        }
+        chosen
+            .into_iter()
+            .map(|block| (block * u64::from(size), size))
             .collect()
     }
 
