@@ -18,8 +18,10 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Sequences of one file that are followed at a time.
 const TAILS: usize = 8;
-/// How many windows ahead of a sequence are asked about: the system's read-ahead works on at most two.
-const AHEAD: u64 = 4;
+/// How far the system's read-ahead can be ahead of a sequence that has just begun, and by how many times what the sequence has
+/// read, as its window grows; when it has grown it is ahead by two windows.
+const FIRST_AHEAD: u64 = 512 << 10;
+const GROWTH: u64 = 16;
 
 /// What the program has said with `posix_fadvise`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +38,8 @@ pub enum Advice {
 /// A sequence of reads.
 #[derive(Clone, Debug, Default)]
 struct Tail {
+    /// Where it began.
+    begin: u64,
     /// Where it goes on.
     next: u64,
     /// Up to where pages have been asked about.
@@ -98,6 +102,7 @@ impl Stream {
             // Nobody follows its pages any more: they count as read.
             let pending = std::mem::take(&mut tail.pending);
             *tail = Tail {
+                begin: offset,
                 next: end,
                 last,
                 ..Tail::default()
@@ -129,6 +134,13 @@ impl Stream {
 }
 
 impl Tail {
+    /// How far ahead of its next read the system may be, with a window of `window` bytes.
+    fn ahead(&self, window: u64) -> u64 {
+        let read = self.next.saturating_sub(self.begin);
+        let grown = read.saturating_mul(GROWTH).saturating_add(FIRST_AHEAD);
+        grown.min(window.saturating_mul(2))
+    }
+
     /// Takes what has been read, up to `offset`, out of what has not.
     fn read_up_to(&mut self, offset: u64) -> Vec<Range<u64>> {
         let mut read = Vec::new();
@@ -187,29 +199,31 @@ pub fn prepare(opened: &Opened, offset: u64, length: u64) -> Prepared {
     let end = offset.saturating_add(length);
     let page = sys::page_bytes() as u64;
     let last = opened.size.next_multiple_of(page);
-    let (window, asked, cached, mut read) = {
+    let (ahead, asked, cached, mut read) = {
         let mut stream = opened.file.stream.lock();
         let window = stream.window(opened.file.disk.stack.window_bytes);
         let mut read: Vec<_> = stream.abandoned.drain(..).collect();
         let (mut asked, mut cached) = (0, false);
+        let mut ahead = FIRST_AHEAD.min(window.saturating_mul(2));
         if let Some(tail) = stream.tail(end) {
+            ahead = tail.ahead(window);
             (asked, cached) = (tail.asked, tail.cached || tail.asked == 0);
             read.extend(tail.read_up_to(offset / page * page));
         }
-        (window, asked, cached, read)
+        (ahead, asked, cached, read)
     };
     let credit = |asked: u64| {
-        let ahead = if asked >= last {
+        let known = if asked >= last {
             last
         } else {
-            asked.saturating_sub(2 * window)
+            asked.saturating_sub(ahead)
         };
-        ahead.min(end.saturating_add(config::private_bytes() / 2))
+        known.min(end.saturating_add(config::private_bytes() / 2))
     };
-    let due = asked < end.saturating_add(2 * window).min(last);
+    let due = asked < end.saturating_add(ahead).min(last);
     let from = asked.max(offset / page * page);
     let most = residency::MOST_PAGES as u64 * page;
-    let until = end.saturating_add(AHEAD * window).next_multiple_of(page);
+    let until = end.saturating_add(2 * ahead).next_multiple_of(page);
     let until = until.min(last).min(from.saturating_add(most));
     if !due || until <= from {
         keep(opened, &mut read);
