@@ -113,6 +113,17 @@ impl Target {
         Ok(Some(start..end))
     }
 
+    /// Drops bytes from the page cache.
+    pub fn forget(&self, offset: u64, length: u64) -> Result<()> {
+        fadvise(
+            &self.buffered,
+            offset,
+            NonZeroU64::new(length),
+            Advice::DontNeed,
+        )?;
+        Ok(())
+    }
+
     fn offset(&self, random: &mut Random, of: u64, bytes: u64) -> u64 {
         let places = of.saturating_sub(bytes) / self.alignment + 1;
         random.below(places) * self.alignment

@@ -203,7 +203,7 @@ pub fn print(envelope: Envelope) -> String {
     bytes.map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What [`print`] has printed.
+/// What [`print()`] has printed.
 pub fn parse(text: &str) -> Result<Envelope> {
     ensure!(
         text.is_ascii() && text.len() == 2 * size_of::<Envelope>(),
