@@ -624,3 +624,44 @@ fn writes_of_the_disk_read_device_memory_and_other_segments_stay_what_they_are()
         Err(TokenError::Direction { .. })
     ));
 }
+
+#[test]
+fn envelopes_of_a_backend_that_is_no_more_are_not_written_as_data() {
+    let vm = Vm::new();
+    vm.prepare(3, Page::new(0, 0));
+    let next = Tokens::new(Arc::clone(&vm.device), Vec::new());
+    let write = |segments: &[(u64, u64)]| {
+        let view = vm.ram.view();
+        next.open(&view, Direction::OutOfDevice, segments)
+    };
+    let phony = PHONY + 3 * PAGE_BYTES;
+    // A VM that has just begun has none.
+    assert!(write(&[(phony, PAGE_BYTES)]).unwrap().is_none());
+    next.taken_over();
+    for segments in [
+        vec![(phony, PAGE_BYTES)],
+        vec![(0, 512), (phony + 1024, 512)],
+        vec![(phony - 2 * PAGE_BYTES, 4 * PAGE_BYTES)],
+    ] {
+        let result = write(&segments);
+        assert!(
+            matches!(result, Err(TokenError::Orphan { .. })),
+            "{segments:?}"
+        );
+    }
+    assert!(
+        write(&[(0, PAGE_BYTES), (phony - 512, 512)])
+            .unwrap()
+            .is_none()
+    );
+    // Reading into it harms nothing: there is no receipt.
+    let read = next.open(
+        &vm.ram.view(),
+        Direction::IntoDevice,
+        &[(phony, PAGE_BYTES)],
+    );
+    assert!(read.unwrap().is_none());
+    // Whoever comes now has been told of the backend that is no more.
+    next.open_context(0).unwrap();
+    assert!(write(&[(phony, PAGE_BYTES)]).unwrap().is_none());
+}

@@ -277,6 +277,12 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
+        // A queue goes on where another backend has left it.
+        if base != 0
+            && let Some(tokens) = self.disk.tokens()
+        {
+            tokens.taken_over();
+        }
         self.change(index_of(index), |queue| queue.next_available = base)
     }
 

@@ -12,7 +12,7 @@ mod keys;
 use crate::{AddressSpace, AddressSpaceError, SharedMemory, View};
 use context::{Context, DeviceRegion, Receipt};
 use envelope::{ENVELOPE_BYTES, Sectors};
-use farlane_abi::tunnel::Disk;
+use farlane_abi::tunnel::{Disk, SECTOR_BYTES};
 use farlane_abi::{Errno, PAGE_BYTES};
 use gate::Pass;
 use std::collections::{BTreeMap, HashMap};
@@ -84,6 +84,12 @@ pub enum TokenError {
         /// Offset in bytes.
         offset: u64,
     },
+    /// An envelope that a backend has made that is no more.
+    #[error("The page at {address:#x} carries an envelope of an earlier backend")]
+    Orphan {
+        /// Guest-physical address of the sector.
+        address: u64,
+    },
     /// The addresses are no memory (any more).
     #[error(transparent)]
     Memory(#[from] AddressSpaceError),
@@ -123,6 +129,8 @@ pub struct Tokens {
     disks: Vec<Disk>,
     /// Whether there are phony buffers: looked at for every request.
     any: AtomicBool,
+    /// Whether there may be envelopes of an earlier backend, whose phony buffers nobody knows.
+    orphans: AtomicBool,
     state: RwLock<State>,
 }
 
@@ -168,6 +176,7 @@ impl Tokens {
             device_memory,
             disks,
             any: AtomicBool::new(false),
+            orphans: AtomicBool::new(false),
             state: RwLock::new(State {
                 epoch: 1,
                 ..State::default()
@@ -195,6 +204,9 @@ impl Tokens {
         segments: &[(u64, u64)],
     ) -> Result<Option<Opened>, TokenError> {
         if !self.any.load(Ordering::Acquire) {
+            if direction == Direction::OutOfDevice && self.orphans.load(Ordering::Acquire) {
+                refuse_envelopes(ram, segments)?;
+            }
             return Ok(None);
         }
         let state = self.state();
@@ -224,6 +236,14 @@ impl Tokens {
         Ok(Some(opening.finish()))
     }
 
+    /// A VM that runs already has come from another backend, which is no more. Its processes may not know yet, and write
+    /// phony buffers to its disks: until the first of them comes here, an envelope is not written as if it were data.
+    pub fn taken_over(&self) {
+        if self.is_empty() {
+            self.orphans.store(true, Ordering::Release);
+        }
+    }
+
     /// Opens context `id`.
     ///
     /// # Errors
@@ -238,6 +258,7 @@ impl Tokens {
             context.suspend();
         }
         state.contexts.insert(id, Arc::new(context));
+        self.orphans.store(false, Ordering::Release);
         Ok(())
     }
 
@@ -402,6 +423,27 @@ impl Tokens {
             context.resume();
         }
     }
+}
+
+/// Fails where a page, or the begin of a segment, carries an envelope: each sector of a phony page does.
+fn refuse_envelopes(ram: &View, segments: &[(u64, u64)]) -> Result<(), TokenError> {
+    for &(start, length) in segments {
+        let end = start.saturating_add(length);
+        let mut at = start;
+        while at < end {
+            let sectors = Sectors::new(at, SECTOR_BYTES as u64);
+            let mut bytes = [0; ENVELOPE_BYTES];
+            if let Ok(sectors) = sectors
+                && end - at >= SECTOR_BYTES as u64
+                && ram.read(at, &mut bytes).is_ok()
+                && envelope::parse(at, &bytes, sectors).is_ok()
+            {
+                return Err(TokenError::Orphan { address: at });
+            }
+            at = (at / PAGE_BYTES + 1).saturating_mul(PAGE_BYTES);
+        }
+    }
+    Ok(())
 }
 
 /// A request that is being opened.

@@ -36,11 +36,15 @@ struct Memory {
 impl Memory {
     fn new(link: &Arc<dyn Link>, pages: usize) -> Option<Self> {
         let map = Map::anonymous(pages * PAGE).ok()?;
-        // SAFETY: the mapping just made. In a child it would be copied for nothing.
-        let _ = unsafe {
-            let base = map.base().as_ptr().cast();
-            rustix::mm::madvise(base, map.len(), rustix::mm::Advice::LinuxDontFork)
-        };
+        let base = map.base().as_ptr().cast();
+        // In a child it would be copied for nothing, and envelopes are not for files that others read.
+        for advice in [
+            rustix::mm::Advice::LinuxDontFork,
+            rustix::mm::Advice::LinuxDontDump,
+        ] {
+            // SAFETY: the mapping just made.
+            let _ = unsafe { rustix::mm::madvise(base, map.len(), advice) };
+        }
         // SAFETY: the pin goes before the mapping; disks are to change it.
         let pin = unsafe { Pin::phony(link, map.base().as_ptr().addr(), map.len()) };
         match pin {
