@@ -133,14 +133,33 @@ impl Stream {
     }
 }
 
-impl Tail {
-    /// How far ahead of its next read the system may be, with a window of `window` bytes.
-    fn ahead(&self, window: u64) -> u64 {
-        let read = self.next.saturating_sub(self.begin);
+/// How far the system may be ahead of a sequence.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    /// Where the sequence began.
+    begin: u64,
+    /// The window in bytes.
+    window: u64,
+}
+
+impl Ahead {
+    /// In bytes, when the sequence has read up to `next`.
+    fn of(self, next: u64) -> u64 {
+        let read = next.saturating_sub(self.begin);
         let grown = read.saturating_mul(GROWTH).saturating_add(FIRST_AHEAD);
-        grown.min(window.saturating_mul(2))
+        grown.min(self.window.saturating_mul(2))
     }
 
+    /// Up to where the sequence may read before the system is beyond `asked`.
+    fn within(self, asked: u64) -> u64 {
+        let span = asked.saturating_sub(self.begin);
+        let growing = span.saturating_sub(FIRST_AHEAD) / (GROWTH + 1);
+        let grown = span.saturating_sub(self.window.saturating_mul(2));
+        self.begin + growing.max(grown)
+    }
+}
+
+impl Tail {
     /// Takes what has been read, up to `offset`, out of what has not.
     fn read_up_to(&mut self, offset: u64) -> Vec<Range<u64>> {
         let mut read = Vec::new();
@@ -204,26 +223,26 @@ pub fn prepare(opened: &Opened, offset: u64, length: u64) -> Prepared {
         let window = stream.window(opened.file.disk.stack.window_bytes);
         let mut read: Vec<_> = stream.abandoned.drain(..).collect();
         let (mut asked, mut cached) = (0, false);
-        let mut ahead = FIRST_AHEAD.min(window.saturating_mul(2));
+        let mut begin = offset;
         if let Some(tail) = stream.tail(end) {
-            ahead = tail.ahead(window);
+            begin = tail.begin;
             (asked, cached) = (tail.asked, tail.cached || tail.asked == 0);
             read.extend(tail.read_up_to(offset / page * page));
         }
-        (ahead, asked, cached, read)
+        (Ahead { begin, window }, asked, cached, read)
     };
     let credit = |asked: u64| {
         let known = if asked >= last {
             last
         } else {
-            asked.saturating_sub(ahead)
+            ahead.within(asked)
         };
         known.min(end.saturating_add(config::private_bytes() / 2))
     };
-    let due = asked < end.saturating_add(ahead).min(last);
+    let due = asked < end.saturating_add(ahead.of(end)).min(last);
     let from = asked.max(offset / page * page);
     let most = residency::MOST_PAGES as u64 * page;
-    let until = end.saturating_add(2 * ahead).next_multiple_of(page);
+    let until = end.saturating_add(2 * ahead.of(end)).next_multiple_of(page);
     let until = until.min(last).min(from.saturating_add(most));
     if !due || until <= from {
         keep(opened, &mut read);
@@ -466,6 +485,24 @@ pub(crate) fn spend(fd: RawFd, offset: Option<u64>, length: u64) -> Option<Way> 
     })
 }
 
+/// Whether a read at `offset` continues nothing that is followed on `fd`.
+pub(crate) fn stands_alone(fd: RawFd, offset: u64) -> bool {
+    credit_of(fd).is_some_and(|credit| {
+        let next = credit.next.load(Ordering::Relaxed);
+        next >= credit.until.load(Ordering::Relaxed) && next != offset
+    })
+}
+
+/// A read that stands alone has ended at `next`: one that begins there would continue it. Credit that is left stays.
+pub(crate) fn expect(fd: RawFd, next: u64) {
+    let idle = credit_of(fd).filter(|credit| {
+        credit.next.load(Ordering::Relaxed) >= credit.until.load(Ordering::Relaxed)
+    });
+    if idle.is_some() {
+        grant(fd, next, next, Way::Cache);
+    }
+}
+
 /// If reads up to `offset` were in the credit of `fd`: where it was granted.
 pub(crate) fn granted_from(fd: RawFd, offset: u64) -> Option<u64> {
     let credit = credit_of(fd)?;
@@ -567,6 +604,39 @@ mod tests {
         stream.advice = Advice::Sequential;
         assert_eq!(stream.observe(100, 2000, 1000, None), Pattern::Short);
         assert_eq!(stream.observe(2100, 2001, 1000, None), Pattern::Long);
+    }
+
+    #[test]
+    fn the_system_is_never_ahead_of_what_was_asked_about() {
+        for window in [128 << 10, 512 << 10, 8 << 20_u64] {
+            let begin = 12345;
+            let ahead = Ahead { begin, window };
+            assert_eq!(ahead.of(begin), FIRST_AHEAD.min(2 * window));
+            assert_eq!(ahead.of(u64::MAX), 2 * window);
+            for asked in (begin..begin + (64 << 20)).step_by(99_991) {
+                let until = ahead.within(asked);
+                assert!(
+                    until == begin || until + ahead.of(until) <= asked,
+                    "{asked}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_read_that_stands_alone_is_told_from_one_that_goes_on() {
+        let fd = 1000;
+        revoke(fd);
+        assert!(stands_alone(fd, 4096));
+        expect(fd, 8192);
+        assert!(!stands_alone(fd, 8192) && stands_alone(fd, 0));
+        assert_eq!(spend(fd, Some(8192), 1), None);
+        grant(fd, 8192, 10_000, Way::ReadAhead);
+        // Somewhere else, while a sequence has credit.
+        assert!(!stands_alone(fd, 0));
+        expect(fd, 4096);
+        assert_eq!(spend(fd, Some(8192), 1000), Some(Way::ReadAhead));
+        revoke(fd);
     }
 
     #[test]
