@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::fmt;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ const QUEUE: u16 = 128;
 const MOST: usize = 64;
 /// Looks in vain after which others may have the CPU.
 const LOOKS: u32 = 64;
+/// How long a backend may take to listen at the socket that it has made.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,13 +54,26 @@ pub struct Drive {
     _memory: OwnedFd,
 }
 
+/// Connects. A backend that has made its socket may take a moment to listen.
+fn open(path: &str, features: u64) -> Result<VhostUser<VirtioBlkConfig, VirtioBlkReqBuf>> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match VhostUser::new(path, features) {
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            other => return Ok(other?),
+        }
+    }
+}
+
 impl Drive {
     /// Connects to a disk of so many bytes.
     pub fn connect(socket: &Path, bytes: u64) -> Result<Self> {
         let features = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
         let features = features.bits() | VirtioBlkFeatureFlags::FLUSH.bits();
         let path = socket.to_str().context("A socket's path is not UTF-8")?;
-        let mut transport = Box::new(VhostUser::new(path, features)?);
+        let mut transport = Box::new(open(path, features)?);
         let length = BLOCK * MOST;
         let memory = memfd_create("buffers", MemfdFlags::CLOEXEC)?;
         ftruncate(&memory, u64::try_from(length)?)?;

@@ -29,12 +29,12 @@ const MEMORY: &str = "memory";
 /// How often the backend is killed while a disk is in use: at least, and at most until it was while a request was under
 /// way, which is not for long.
 const KILLS: usize = 4;
-const MOST_KILLS: usize = 12;
+const MOST_KILLS: usize = 24;
 
 /// Writes at random, many at a time, over and over again, and checks each block soon after and all in the end. A request
 /// that is lost never ends, and neither does fio; one that is done twice is a completion that the guest's driver complains of.
 const JOB: &str = "--rw=randwrite --bsrange=16k-256k --iodepth=32 --size=24m --verify=crc32c --verify_fatal=1 \
-    --verify_backlog=64 --time_based --runtime=20";
+    --verify_backlog=64 --time_based --runtime=30";
 
 /// So many requests are more than those that were under way.
 const BUSY_REQUESTS: u64 = 100;
@@ -101,6 +101,11 @@ fn under_fire(
         if !busy(guest, &node, &job)? {
             break;
         }
+        // At whatever moment, but not one that the guest has just spent on an answer to us.
+        let begin = backend.metrics()?.sum("writes")?;
+        wait_until("the backend writes", || {
+            Ok(job.has_ended() || backend.metrics()?.sum("writes")? > begin)
+        })?;
         backend.kill()?;
         backend.start_again()?;
         kills += 1;
