@@ -1,4 +1,4 @@
-//! Wire layout of virtio-blk (virtio 1.2, 5.2) and of what its rings have (2.7).
+//! Wire layout of virtio-blk (virtio 1.2, 5.2).
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -28,14 +28,6 @@ pub mod feature {
     pub const DISCARD: u64 = 1 << 13;
     /// There is a WRITE_ZEROES request.
     pub const WRITE_ZEROES: u64 = 1 << 14;
-    /// Indirect descriptors.
-    pub const INDIRECT_DESC: u64 = 1 << 28;
-    /// Event indices.
-    pub const EVENT_IDX: u64 = 1 << 29;
-    /// vhost-user's own: protocol features.
-    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
-    /// Not a legacy device.
-    pub const VERSION_1: u64 = 1 << 32;
 }
 
 /// Types of requests (5.2.6).
@@ -69,21 +61,6 @@ pub enum Status {
     Unsupp = 2,
 }
 
-/// Descriptor flags (2.7.5).
-pub mod desc {
-    /// Another one follows.
-    pub const NEXT: u16 = 1;
-    /// The device writes it.
-    pub const WRITE: u16 = 2;
-    /// It is a table of descriptors.
-    pub const INDIRECT: u16 = 4;
-}
-
-/// Flag of an available ring: no interrupts, please (2.7.6).
-pub const AVAIL_NO_INTERRUPT: u16 = 1;
-/// Flag of a used ring: no notifications, please (2.7.8).
-pub const USED_NO_NOTIFY: u16 = 1;
-
 /// What a request begins with.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -106,20 +83,6 @@ pub struct WireRange {
     pub sectors: U32,
     /// [`RANGE_UNMAP`].
     pub flags: U32,
-}
-
-/// A descriptor (2.7.5).
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct Descriptor {
-    /// Guest-physical address.
-    pub address: U64,
-    /// Bytes.
-    pub length: U32,
-    /// See [`desc`].
-    pub flags: U16,
-    /// Index of the one that follows.
-    pub next: U16,
 }
 
 /// The configuration space (5.2.4).
@@ -169,7 +132,6 @@ pub struct Config {
 const _: () = assert!(
     size_of::<Header>() == 16
         && size_of::<WireRange>() == 16
-        && size_of::<Descriptor>() == 16
         && size_of::<Config>() == 60
         && std::mem::offset_of!(Config, writeback) == 32
 );

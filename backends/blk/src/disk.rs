@@ -5,6 +5,7 @@ use crate::counters::Counters;
 use crate::request::{Limits, MAX_RANGE_SECTORS, MAX_RANGES};
 use farlane_daemon::log_limit::LogLimit;
 use farlane_file_io::storage::{Alignment, Storage, StorageError, size};
+use farlane_vhost::bits::feature as common;
 use farlane_zero_copy::tokens::Tokens;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -264,20 +265,20 @@ impl Disk {
     /// The features that it offers to drivers.
     #[must_use]
     pub fn features(&self) -> u64 {
-        let common = feature::SEG_MAX
+        let always = feature::SEG_MAX
             | feature::BLK_SIZE
             | feature::TOPOLOGY
             | feature::FLUSH
             | feature::CONFIG_WCE
             | feature::MQ
-            | feature::INDIRECT_DESC
-            | feature::EVENT_IDX
-            | feature::VERSION_1
-            | feature::PROTOCOL_FEATURES;
+            | common::INDIRECT_DESC
+            | common::EVENT_IDX
+            | common::VERSION_1
+            | common::PROTOCOL_FEATURES;
         if self.config.read_only {
-            common | feature::RO
+            always | feature::RO
         } else {
-            common | feature::DISCARD | feature::WRITE_ZEROES
+            always | feature::DISCARD | feature::WRITE_ZEROES
         }
     }
 

@@ -2,29 +2,19 @@
 //!
 //! * [`options`]: the command line.
 //! * [`disk`]: a file or block device as a disk.
-//! * [`serve`], [`session`], [`memory`], [`channel`]: a VMM's connection.
-//! * [`vring`], [`chain`], [`bits`]: queues in guest memory; [`request`]: what a guest asks for.
+//! * [`session`]: the disk as a VMM's front-end sees it; [`sizes`]: files that grow and shrink.
+//! * [`request`], [`bits`]: what a guest asks for.
 //! * [`worker`]: the thread of a queue, which has `io_uring` move bytes between file and guest.
-//! * [`inflight`]: requests under way, for the backend that comes next.
 //! * [`tunnel`]: requests whose data is in device memory.
 
-#[cfg(not(target_endian = "little"))]
-compile_error!("Guests' queues are little-endian, and so has to be the host");
-
 pub mod bits;
-pub mod call;
-pub mod chain;
-pub mod channel;
 pub mod counters;
 pub mod disk;
-pub mod inflight;
-pub mod memory;
 pub mod options;
 pub mod request;
-pub mod serve;
 pub mod session;
+pub mod sizes;
 pub mod tunnel;
-pub mod vring;
 pub mod worker;
 
 use disk::Disk;

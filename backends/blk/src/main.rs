@@ -4,12 +4,14 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use farlane_blk::disk::Disk;
 use farlane_blk::options::{DiskOptions, Options, SocketOption};
-use farlane_blk::serve;
+use farlane_blk::session::DiskDevice;
+use farlane_blk::sizes;
 use farlane_blk::tunnel::{self, Tunnel};
 use farlane_daemon::lifecycle::{Ending, Lifecycle};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::{metrics, privileges, seccomp};
 use farlane_guest_device::control::RequestCounters;
+use farlane_vhost::serve::serve;
 use farlane_zero_copy::broker;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -48,7 +50,7 @@ fn run() -> anyhow::Result<ExitCode> {
         None => None,
     };
     privileges::give_up(privileges::Needs::default())?;
-    serve::watch_sizes(disks.clone())?;
+    sizes::watch(disks.clone())?;
     let requests = Arc::new(RequestCounters::default());
     let tunnel = match &tunnel_socket {
         Some(listener) => {
@@ -67,7 +69,12 @@ fn run() -> anyhow::Result<ExitCode> {
         log::info!("Disk {}: waiting at {}", disk.serial(), given.socket);
         std::thread::Builder::new()
             .name(disk.serial().to_owned())
-            .spawn(move || serve::serve(&disk, socket))?;
+            .spawn(move || {
+                let name = format!("Disk {}", disk.serial());
+                serve(&name, socket, |channel| {
+                    Ok(DiskDevice::new(Arc::clone(&disk), channel))
+                })
+            })?;
     }
     if let Some(listener) = &metrics_socket {
         metrics::serve(listener.try_clone()?, move || {

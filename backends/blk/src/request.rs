@@ -10,15 +10,6 @@ pub const MAX_RANGE_SECTORS: u32 = 1 << 22;
 /// Bytes of a request's header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
 
-/// Guest memory that holds a part of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// Guest-physical address.
-    pub address: u64,
-    /// Bytes, not zero.
-    pub bytes: u64,
-}
-
 /// What a disk has to know of itself to judge requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -190,54 +181,6 @@ pub fn parse_ranges(
         })
     });
     parsed.collect()
-}
-
-/// Takes the first `bytes` out of segments, and hands them over part by part. Where there are fewer,
-/// nothing has changed, and it returns `false`.
-pub fn take_front(segments: &mut Vec<Segment>, bytes: u64, mut each: impl FnMut(Segment)) -> bool {
-    if total(segments) < bytes {
-        return false;
-    }
-    let mut left = bytes;
-    let mut whole = 0;
-    for segment in segments.iter_mut() {
-        if left == 0 {
-            break;
-        }
-        let part = left.min(segment.bytes);
-        each(Segment {
-            address: segment.address,
-            bytes: part,
-        });
-        left -= part;
-        if part < segment.bytes {
-            segment.address = segment.address.wrapping_add(part);
-            segment.bytes -= part;
-            break;
-        }
-        whole += 1;
-    }
-    segments.drain(..whole);
-    true
-}
-
-/// Takes the last byte out of segments: where a request's status goes.
-pub fn take_last_byte(segments: &mut Vec<Segment>) -> Option<u64> {
-    let last = segments.last_mut()?;
-    last.bytes -= 1;
-    let address = last.address.wrapping_add(last.bytes);
-    if last.bytes == 0 {
-        segments.pop();
-    }
-    Some(address)
-}
-
-/// Bytes of all segments.
-#[must_use]
-pub fn total(segments: &[Segment]) -> u64 {
-    segments
-        .iter()
-        .fold(0, |sum, segment| sum.saturating_add(segment.bytes))
 }
 
 #[cfg(test)]

@@ -3,13 +3,13 @@
 
 #![no_main]
 
-use farlane_blk::chain::{Chain, MAX_SEGMENTS};
-use farlane_blk::inflight::{Inflight, make, region_bytes};
 use farlane_blk::request::{
     HEADER_BYTES, Limits, Request, Segment, parse, parse_ranges, take_front, take_last_byte, total,
 };
-use farlane_blk::vring::{Layout, Progress, Rings};
 use farlane_fuzz::{Input, PAGE, Ram, format_all_logs};
+use farlane_vhost::chain::{Chain, MAX_SEGMENTS};
+use farlane_vhost::inflight::{Inflight, make, region_bytes};
+use farlane_vhost::vring::{Layout, Progress, Rings};
 use farlane_zero_copy::AddressSpace;
 use libfuzzer_sys::fuzz_target;
 use std::cell::RefCell;

@@ -91,12 +91,6 @@ fn ranges_are_few_short_and_within_the_disk() {
     }
 }
 
-fn segments() -> impl Strategy<Value = Vec<Segment>> {
-    let segment =
-        (0..1_u64 << 40, 1..5000_u64).prop_map(|(address, bytes)| Segment { address, bytes });
-    prop::collection::vec(segment, 0..8)
-}
-
 proptest! {
     #[test]
     fn whatever_is_accepted_is_within_the_disk(
@@ -115,30 +109,5 @@ proptest! {
             prop_assert!(extent.offset % 512 == 0 && extent.bytes % 512 == 0);
             prop_assert!(extent.offset + extent.bytes <= sectors * 512);
         }
-    }
-
-    #[test]
-    fn splitting_loses_nothing(segments in segments(), cut in 0..9000_u64) {
-        let mut rest = segments.clone();
-        let flat = |segments: &[Segment]| -> Vec<u64> {
-            segments.iter().flat_map(|s| s.address..s.address + s.bytes).collect()
-        };
-        let mut front = Vec::new();
-        if take_front(&mut rest, cut, |part| front.push(part)) {
-            prop_assert_eq!(total(&front), cut);
-            let both = [flat(&front), flat(&rest)].concat();
-            prop_assert_eq!(both, flat(&segments));
-        } else {
-            prop_assert!(total(&segments) < cut && rest == segments && front.is_empty());
-        }
-    }
-
-    #[test]
-    fn the_status_is_the_last_byte(segments in segments()) {
-        let mut rest = segments.clone();
-        let last = segments.last().map(|s| s.address + s.bytes - 1);
-        prop_assert_eq!(take_last_byte(&mut rest), last);
-        prop_assert_eq!(total(&rest), total(&segments).saturating_sub(1));
-        prop_assert!(rest.iter().all(|s| s.bytes > 0));
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::counters::count;
 use crate::disk::Disk;
-use crate::request::Segment;
 use farlane_daemon::warn_limited;
 use farlane_file_io::storage::Alignment;
+use farlane_vhost::segment::Segment;
 use farlane_zero_copy::tokens::{Direction, Opened};
 use farlane_zero_copy::{AddressSpaceError, View, chain};
 

@@ -9,19 +9,18 @@ mod requests;
 mod steps;
 
 use crate::bits::Status;
-use crate::call::Call;
-use crate::chain::{Chain, ChainError};
 use crate::counters::count;
 use crate::disk::Disk;
-use crate::inflight::QueueInflight;
-use crate::request::{
-    HEADER_BYTES, Request as Parsed, Segment, parse, parse_ranges, take_front, take_last_byte,
-    total,
-};
-use crate::vring::{Layout, Progress, RingError, Rings};
+use crate::request::{HEADER_BYTES, Request as Parsed, parse, parse_ranges};
 use farlane_daemon::warn_limited;
 use farlane_file_io::idle::{Idle, Rest};
 use farlane_file_io::ring::{Event, Ring};
+use farlane_vhost::call::Call;
+use farlane_vhost::chain::{Chain, ChainError};
+use farlane_vhost::inflight::QueueInflight;
+use farlane_vhost::segment::{Segment, take_front, take_last_byte, total};
+use farlane_vhost::session::Setup;
+use farlane_vhost::vring::{Layout, Progress, RingError, Rings};
 use farlane_zero_copy::tokens::Direction;
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, View, chain, eventfd, timeslice};
 use requests::{Request, Requests, StatusByte, Work};
@@ -48,33 +47,6 @@ const LOOK: Duration = Duration::from_millis(1);
 /// A worker shares its CPU in slices as short as this.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// What a worker serves.
-#[derive(Debug)]
-pub struct Setup {
-    /// Which queue.
-    pub index: u16,
-    /// The disk.
-    pub disk: Arc<Disk>,
-    /// The VM's memory.
-    pub space: Arc<AddressSpace>,
-    /// Where in it the queue is.
-    pub layout: Layout,
-    /// Whether event indices were negotiated.
-    pub event_index: bool,
-    /// Running number of the first buffer.
-    pub next_available: u16,
-    /// Where requests are tracked.
-    pub inflight: Option<QueueInflight>,
-    /// What the driver writes to tell of requests; none if it never tells. It does not block.
-    pub kick: Option<OwnedFd>,
-    /// How the driver is told.
-    pub call: Arc<Call>,
-    /// How the front-end is told that the queue cannot go on.
-    pub error: Arc<Call>,
-    /// Whether there is a write cache.
-    pub writeback: Arc<AtomicBool>,
-}
-
 /// A worker that runs.
 #[derive(Debug)]
 pub struct Worker {
@@ -88,7 +60,7 @@ impl Worker {
     ///
     /// # Errors
     /// What the system says.
-    pub fn start(setup: Setup) -> io::Result<Self> {
+    pub fn start(setup: Setup, disk: Arc<Disk>, writeback: Arc<AtomicBool>) -> io::Result<Self> {
         let stopping = Arc::new(AtomicBool::new(false));
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = rustix::event::eventfd(0, flags)?;
@@ -97,7 +69,7 @@ impl Worker {
             .spawn({
                 let stopping = Arc::clone(&stopping);
                 let wake = wake.try_clone()?;
-                move || work(setup, stopping, &wake)
+                move || work(setup, disk, writeback, stopping, &wake)
             })?;
         Ok(Self {
             stopping,
@@ -119,7 +91,13 @@ impl Worker {
     }
 }
 
-fn work(setup: Setup, stopping: Arc<AtomicBool>, wake: &OwnedFd) -> u16 {
+fn work(
+    setup: Setup,
+    disk: Arc<Disk>,
+    writeback: Arc<AtomicBool>,
+    stopping: Arc<AtomicBool>,
+    wake: &OwnedFd,
+) -> u16 {
     // Naps are meant as they are said, and a woken worker is not to wait for the end of others'
     // time slices. What works without is slower, no more.
     let _ = farlane_file_io::timing::set_timer_slack();
@@ -127,7 +105,7 @@ fn work(setup: Setup, stopping: Arc<AtomicBool>, wake: &OwnedFd) -> u16 {
         log::debug!("No short time slices: {e}");
     }
     let next_available = setup.next_available;
-    match Engine::new(setup, stopping, wake) {
+    match Engine::new(setup, disk, writeback, stopping, wake) {
         Ok(mut engine) => engine.run(),
         Err(e) => {
             log::error!("A queue cannot be served: {e}");
@@ -184,25 +162,31 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(setup: Setup, stopping: Arc<AtomicBool>, wake: &OwnedFd) -> io::Result<Self> {
+    fn new(
+        setup: Setup,
+        disk: Arc<Disk>,
+        writeback: Arc<AtomicBool>,
+        stopping: Arc<AtomicBool>,
+        wake: &OwnedFd,
+    ) -> io::Result<Self> {
         let kicks: Vec<_> = setup
             .kick
             .iter()
             .chain([wake])
             .map(|fd| fd.as_fd())
             .collect();
-        let ring = Ring::new(&[setup.disk.file().as_raw_fd()], &kicks)?;
+        let ring = Ring::new(&[disk.file().as_raw_fd()], &kicks)?;
         Ok(Self {
             ring,
             idle: Idle::new(true),
             progress: Progress::new(setup.event_index, setup.next_available, 0),
             index: setup.index,
-            disk: setup.disk,
+            disk,
             space: setup.space,
             layout: setup.layout,
             call: setup.call,
             error: setup.error,
-            writeback: setup.writeback,
+            writeback,
             stopping,
             inflight: setup.inflight,
             rings: None,

@@ -2,8 +2,8 @@
 
 use crate::bits::Status;
 use crate::request::{Extent, Range};
-use crate::vring::Rings;
 use farlane_file_io::bounce::Bounce;
+use farlane_vhost::vring::Rings;
 use farlane_zero_copy::tokens::Opened;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -5,7 +5,6 @@
 //! so the channel is taken out of the socket with a look ahead, which leaves the message for the
 //! crate to read.
 
-use crate::disk::Watcher;
 use rustix::cmsg_space;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send,
@@ -71,8 +70,9 @@ impl Channel {
     }
 }
 
-impl Watcher for Channel {
-    fn resized(&self) {
+impl Channel {
+    /// Has the front-end look at the configuration space again.
+    pub fn config_changed(&self) {
         let channel = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(channel) = &*channel else {
             return;
@@ -83,7 +83,7 @@ impl Watcher for Channel {
         // A front-end that does not read does not make anybody wait.
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         if let Err(e) = send(channel, &message, flags) {
-            log::warn!("The front-end cannot be told of a new size: {e}");
+            log::warn!("The front-end cannot be told of a change: {e}");
         }
     }
 }
@@ -114,7 +114,7 @@ mod tests {
         .unwrap();
         let channel = Channel::default();
         channel.look_ahead(&ours).unwrap();
-        channel.resized();
+        channel.config_changed();
         let mut told = [0; HEADER];
         (&near).read_exact(&mut told).unwrap();
         assert_eq!(told[..8], [2, 0, 0, 0, 1, 0, 0, 0]);
@@ -123,6 +123,6 @@ mod tests {
         (&ours).read_exact(&mut again).unwrap();
         assert_eq!(again, header);
         channel.close();
-        channel.resized();
+        channel.config_changed();
     }
 }

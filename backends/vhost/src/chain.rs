@@ -1,7 +1,7 @@
 //! Chains of descriptors (virtio 1.2, 2.7.5): which guest memory a buffer is made of.
 
 use crate::bits::{Descriptor, desc};
-use crate::request::Segment;
+use crate::segment::Segment;
 use crate::vring::Rings;
 use farlane_zero_copy::AddressSpaceError;
 use thiserror::Error;

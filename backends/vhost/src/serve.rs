@@ -1,8 +1,7 @@
-//! One VMM after the other on a disk's socket.
+//! One VMM after the other on a device's socket.
 
 use crate::channel::Channel;
-use crate::disk::Disk;
-use crate::session::Session;
+use crate::session::{Device, Session};
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::{log_limited, warn_limited};
 use log::Level;
@@ -15,41 +14,46 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 /// Pause after a connection could not be taken, so that the next failure does not come at once.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Pause between two looks at the sizes of disks.
-const LOOK: Duration = Duration::from_secs(1);
 
-/// Serves VMMs on `socket`, one at a time, for ever. A second one waits until the first has gone.
+/// Serves VMMs on `socket`, one at a time and each with a device of its own that `make` makes, for ever. A second one
+/// waits until the first has gone.
 ///
 /// Whatever a VM or its VMM does ends its own connection at most.
-pub fn serve(disk: &Arc<Disk>, socket: OwnedFd) -> ! {
+pub fn serve<D: Device>(
+    name: &str,
+    socket: OwnedFd,
+    make: impl Fn(&Arc<Channel>) -> io::Result<D>,
+) -> ! {
     let listener = UnixListener::from(socket);
     let limit = LogLimit::new();
     loop {
         match listener.accept() {
             Ok((stream, _)) => {
-                if let Err(e) = serve_one(disk, stream, &limit) {
-                    log::error!("Disk {}: {e}", disk.serial());
+                if let Err(e) = serve_one(name, stream, &make, &limit) {
+                    log::error!("{name}: {e}");
                     std::thread::sleep(PAUSE);
                 }
             }
             Err(e) => {
-                log::error!("Disk {}: cannot take a connection: {e}", disk.serial());
+                log::error!("{name}: cannot take a connection: {e}");
                 std::thread::sleep(PAUSE);
             }
         }
     }
 }
 
-fn serve_one(disk: &Arc<Disk>, stream: UnixStream, limit: &LogLimit) -> io::Result<()> {
-    let serial = disk.serial();
+fn serve_one<D: Device>(
+    name: &str,
+    stream: UnixStream,
+    make: &impl Fn(&Arc<Channel>) -> io::Result<D>,
+    limit: &LogLimit,
+) -> io::Result<()> {
     let ahead = stream.try_clone()?;
     let channel = Arc::new(Channel::default());
-    let session = Arc::new(Mutex::new(Session::new(
-        Arc::clone(disk),
-        Arc::clone(&channel),
-    )));
+    let device = make(&channel)?;
+    let session = Arc::new(Mutex::new(Session::new(device, Arc::clone(&channel))));
     let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
-    log_limited!(Level::Info, limit, "Disk {serial}: a VM has connected");
+    log_limited!(Level::Info, limit, "{name}: a VM has connected");
     let ending = loop {
         if let Err(e) = channel.look_ahead(&ahead) {
             break Error::SocketBroken(e);
@@ -67,25 +71,9 @@ fn serve_one(disk: &Arc<Disk>, stream: UnixStream, limit: &LogLimit) -> io::Resu
     match ending {
         // Which of these it is depends on where in a message the VMM went away.
         Error::Disconnected | Error::PartialMessage | Error::SocketBroken(_) => {
-            log_limited!(Level::Info, limit, "Disk {serial}: the VM has gone");
+            log_limited!(Level::Info, limit, "{name}: the VM has gone");
         }
-        e => warn_limited!(limit, "Disk {serial}: the VM was disconnected: {e}"),
+        e => warn_limited!(limit, "{name}: the VM was disconnected: {e}"),
     }
     Ok(())
-}
-
-/// Looks at the sizes of disks now and then, from a thread of its own.
-///
-/// # Errors
-/// When the thread cannot be started.
-pub fn watch_sizes(disks: Vec<Arc<Disk>>) -> io::Result<()> {
-    std::thread::Builder::new()
-        .name("sizes".to_owned())
-        .spawn(move || {
-            loop {
-                std::thread::sleep(LOOK);
-                disks.iter().for_each(|disk| disk.look_at_size());
-            }
-        })
-        .map(drop)
 }
