@@ -469,6 +469,35 @@ impl AddressSpace {
         Some((range.kind, node))
     }
 
+    /// Calls `each(first address, address after the last, node)` for all memory, in order: a range that is bound to a node at
+    /// once, others in parts of `granule` bytes, each by the node of its first page that has memory.
+    pub fn place(
+        &self,
+        topology: &Topology,
+        granule: u64,
+        mut each: impl FnMut(u64, u64, Option<Node>),
+    ) {
+        // The view keeps what is looked at mapped.
+        let view = self.view();
+        for range in &view.state().ranges {
+            let (start, end) = (range.start, range.start + range.length);
+            let base = range.mapping.base();
+            if let Some(node) = topology.binding(base) {
+                each(start, end, Some(node));
+                continue;
+            }
+            let mut at = start;
+            while at < end {
+                let until = (at / granule + 1).saturating_mul(granule).min(end);
+                let offset = usize::try_from(at - start).unwrap_or(0);
+                let length = usize::try_from(until - at).unwrap_or(0);
+                let node = topology.node_of_range(base.wrapping_add(offset), length);
+                each(at, until, node);
+                at = until;
+            }
+        }
+    }
+
     /// Ranges there are: (address, length in bytes, kind), in order.
     #[must_use]
     pub fn ranges(&self) -> Vec<(u64, u64, RangeKind)> {

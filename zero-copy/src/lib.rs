@@ -11,7 +11,7 @@
 //! * [`fault`]: mapped files that their owner shrinks.
 //! * [`tokens`]: device memory as the target of a disk's requests.
 //! * [`timeslice`]: a short time slice for threads that are woken often.
-//! * [`topology`]: on which NUMA node memory lies.
+//! * [`topology`]: the NUMA nodes of a machine; [`placement`]: on which of them a VM's memory lies.
 
 mod address_space;
 pub mod broker;
@@ -20,6 +20,7 @@ mod copy;
 pub mod eventfd;
 pub mod fault;
 mod mapping;
+pub mod placement;
 mod pool;
 mod process;
 mod region;

@@ -64,6 +64,10 @@ impl View {
         }
     }
 
+    pub(crate) fn state(&self) -> &Snapshot {
+        &self.state
+    }
+
     /// Calls `each(first byte, bytes)` for every mapped run of `length` bytes at guest-physical
     /// `address`, in order. The bytes stay mapped as long as this view, or a clone of it, lives;
     /// others write them at any time.

@@ -1,6 +1,8 @@
 //! The arguments that every backend takes.
 
 use crate::seccomp::SeccompMode;
+use farlane_zero_copy::placement::Given;
+use farlane_zero_copy::topology::{Node, Sysfs, Topology};
 use std::path::{Path, PathBuf};
 
 /// Arguments of every backend; flattened into its own.
@@ -34,6 +36,81 @@ impl DaemonOptions {
         // Fails only where a logger is already there, and then that one is meant.
         let _ = crate::logging::init(logger);
     }
+}
+
+/// What is where on this machine; flattened into a backend's own arguments.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct LocalityOptions {
+    /// Read the machine's NUMA nodes below this folder, laid out as sysfs is
+    #[arg(long, value_name = "FOLDER", default_value = "/sys")]
+    pub sysfs: PathBuf,
+
+    /// The node of a part of the VM's memory (guest-physical), where its VMM binds it to none; sizes may end in K, M or G; can be
+    /// given several times
+    #[arg(long, value_name = "node=N,start=ADDRESS,length=BYTES")]
+    pub memory_node: Vec<MemoryNode>,
+}
+
+impl LocalityOptions {
+    /// The machine.
+    #[must_use]
+    pub fn topology(&self) -> Topology {
+        Topology::of(Sysfs::new(&self.sysfs))
+    }
+
+    /// What is known of the VM's memory.
+    #[must_use]
+    pub fn given(&self) -> Vec<Given> {
+        self.memory_node.iter().map(|memory| memory.0).collect()
+    }
+}
+
+/// The node of a part of a VM's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryNode(pub Given);
+
+impl std::str::FromStr for MemoryNode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (mut node, mut start, mut length) = (None, None, None);
+        for word in text.split(',') {
+            let unknown = || format!("{word:?} is not known here, or no number");
+            let (key, value) = word.split_once('=').ok_or_else(unknown)?;
+            let number = bytes(value).ok_or_else(unknown)?;
+            let place = match key {
+                "node" => &mut node,
+                "start" => &mut start,
+                "length" => &mut length,
+                _ => return Err(unknown()),
+            };
+            if place.replace(number).is_some() {
+                return Err(format!("{key} is given twice"));
+            }
+        }
+        let missing = |key: &str| format!("{key} is missing");
+        let node = u32::try_from(node.ok_or_else(|| missing("node"))?);
+        Ok(Self(Given {
+            node: Node(node.map_err(|_| "There is no such node".to_owned())?),
+            start: start.ok_or_else(|| missing("start"))?,
+            length: length.ok_or_else(|| missing("length"))?,
+        }))
+    }
+}
+
+/// A number of bytes: decimal or, after 0x, hexadecimal, with K, M or G after it.
+fn bytes(text: &str) -> Option<u64> {
+    let (digits, shift) = match text.char_indices().last()? {
+        (at, 'K') => (text.get(..at)?, 10),
+        (at, 'M') => (text.get(..at)?, 20),
+        (at, 'G') => (text.get(..at)?, 30),
+        _ => (text, 0),
+    };
+    let number = match digits.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok()?,
+        None => digits.parse().ok()?,
+    };
+    number.checked_mul(1 << shift)
 }
 
 /// Who this end of a connection between hosts is; flattened into a backend's own arguments.
