@@ -11,6 +11,16 @@ struct Cell {
     bytes: AtomicU64,
 }
 
+impl Cell {
+    fn get(&self, kind: &str) -> u64 {
+        let counter = match kind {
+            "requests" => &self.requests,
+            _ => &self.bytes,
+        };
+        counter.load(Ordering::Relaxed)
+    }
+}
+
 /// The counters of a device.
 #[derive(Debug)]
 pub struct Locality {
@@ -52,18 +62,12 @@ impl Locality {
     /// Writes them as Prometheus text: `PREFIX_locality_requests{LABELS,data="N",limb="N",path="P"}`, the same with `_bytes`.
     /// `labels` are further ones, such as `disk="a",`.
     pub fn write(&self, out: &mut String, prefix: &str, labels: &str) {
-        let kinds: [(&str, fn(&Cell) -> &AtomicU64); 2] = [
-            ("requests", |cell| &cell.requests),
-            ("bytes", |cell| &cell.bytes),
-        ];
-        for (kind, value) in kinds {
+        for kind in ["requests", "bytes"] {
             let mut cells = self.cells.iter();
             for data in &self.nodes {
                 for limb in &self.nodes {
                     for path in &self.paths {
-                        let value = cells
-                            .next()
-                            .map_or(0, |cell| value(cell).load(Ordering::Relaxed));
+                        let value = cells.next().map_or(0, |cell| cell.get(kind));
                         let _ = writeln!(
                             out,
                             "{prefix}_locality_{kind}{{{labels}data=\"{data}\",limb=\"{limb}\",path=\"{path}\"}} {value}"
