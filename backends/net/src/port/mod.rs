@@ -1,0 +1,87 @@
+//! Where frames come from and go to on the host: a tap, or queues of a NIC.
+
+use crate::flow::FlowKey;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+/// What a port does to frames by itself, so that neither the guest nor the backend has to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offloads {
+    /// Completes checksums, and hands over frames whose checksum is partial.
+    pub checksum: bool,
+    /// Cuts and joins TCP over IPv4.
+    pub tso4: bool,
+    /// Cuts and joins TCP over IPv6.
+    pub tso6: bool,
+    /// Also with ECN.
+    pub ecn: bool,
+}
+
+/// A port with one or more queues.
+pub trait Port: Send + Sync {
+    /// What it is called in counters.
+    fn name(&self) -> String;
+
+    /// Queues that can be opened.
+    fn queues(&self) -> u16;
+
+    /// What it can do.
+    fn offloads(&self) -> Offloads;
+
+    /// Bytes of payload of its largest frame.
+    fn mtu(&self) -> u16;
+
+    /// Whether there is a carrier.
+    fn link_is_up(&self) -> bool;
+
+    /// The guest takes frames with these offloads from now on.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn set_guest_offloads(&self, offloads: Offloads) -> io::Result<()>;
+
+    /// Opens a queue, for one thread.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>>;
+
+    /// From now on frames of this flow, as they are received, come from this queue, or from any again (`None`). A hint: frames
+    /// that wait in another queue stay there. `false`: the port cannot, frames come from any queue.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<bool>;
+}
+
+/// A queue of a port. Frames have a [`FrameHeader`](crate::bits::FrameHeader) of 12 bytes before them.
+pub trait PortQueue: Send {
+    /// Readable when frames wait; writable when there is room.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Takes a frame; returns its bytes with the header, or `None` if none waits. What does not fit is lost.
+    ///
+    /// # Errors
+    /// What the system says.
+    ///
+    /// # Safety
+    /// The memory of the vectors is valid and writable; others may write it meanwhile.
+    unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>>;
+
+    /// Sends a frame. `false`: there is no room now.
+    ///
+    /// # Errors
+    /// The frame is refused, or what the system says.
+    ///
+    /// # Safety
+    /// The memory of the vectors is valid; others may write it meanwhile.
+    unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool>;
+
+    /// All that was sent goes out.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
