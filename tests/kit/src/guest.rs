@@ -10,6 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::json;
 
 use crate::agent::Agent;
@@ -17,6 +19,7 @@ pub use crate::agent::Output;
 use crate::attachments::vfio_user_device;
 pub use crate::job::Job;
 use crate::kit::Kit;
+use crate::numa::{NvmeSubsystem, processors};
 use crate::process::{Process, Setup, describe, tail};
 use crate::qemu::{Accelerator, Boot, FARLANE_DEVICE, VmConfig, farlane_chardev, farlane_device};
 use crate::qmp::Qmp;
@@ -42,6 +45,7 @@ pub struct Guest {
     qemu_log: PathBuf,
     address: Option<&'static str>,
     plugged: AtomicU32,
+    pinned: bool,
 }
 
 impl Guest {
@@ -99,6 +103,7 @@ impl Guest {
             qemu_log,
             address: config.wire.map(|(_, end): (_, End)| end.address()),
             plugged: AtomicU32::new(0),
+            pinned: config.numa.is_some(),
         })
     }
 
@@ -118,6 +123,7 @@ impl Guest {
         let hello = self
             .qmp
             .start()
+            .and_then(|()| if self.pinned { self.pin() } else { Ok(()) })
             .and_then(|()| self.agent.wait_hello(timeout));
         match hello {
             Ok(Some(_)) => Ok(()),
@@ -130,6 +136,39 @@ impl Guest {
                 Err(self.failure(error.context(format!("QEMU ended with {}", describe(status)))))
             }
         }
+    }
+
+    /// Lets processor N of the guest run on processor N of this machine alone.
+    fn pin(&self) -> Result<()> {
+        let here = processors()?;
+        for (thread, cpu) in self
+            .processor_threads()?
+            .into_iter()
+            .zip(here.iter().cycle())
+        {
+            let mut set = CpuSet::new();
+            set.set(usize::try_from(*cpu)?);
+            let thread = Pid::from_raw(i32::try_from(thread)?);
+            sched_setaffinity(thread, &set).context("Cannot pin a processor of the guest")?;
+        }
+        Ok(())
+    }
+
+    /// The threads of QEMU that are the guest's processors, in their order.
+    ///
+    /// # Errors
+    /// When QEMU does not say.
+    pub fn processor_threads(&self) -> Result<Vec<u32>> {
+        let cpus = self.qmp.execute("query-cpus-fast", json!({}))?;
+        let cpus = cpus.as_array().context("QEMU lists no processors")?;
+        let mut threads = Vec::new();
+        for cpu in cpus {
+            let index = cpu["cpu-index"].as_u64().context("No cpu-index")?;
+            let thread = cpu["thread-id"].as_u64().context("No thread-id")?;
+            threads.push((index, u32::try_from(thread)?));
+        }
+        threads.sort_unstable();
+        Ok(threads.into_iter().map(|(_, thread)| thread).collect())
     }
 
     /// Waits until the guest has ended by itself.
@@ -314,6 +353,17 @@ impl Guest {
     pub fn plug_vfio_user(&self, id: &str, socket: &Path) -> Result<()> {
         self.qmp
             .device_add(vfio_user_device(id, socket)?)
+            .map_err(|error| self.failure(error))
+    }
+
+    /// Plugs a controller of an NVMe subsystem that was unplugged into its port again: see [`VmConfig::nvme_subsystem`]. The
+    /// guest's driver probes it some time after this returns.
+    ///
+    /// # Errors
+    /// When QEMU refuses: the port is taken.
+    pub fn plug_controller(&self, subsystem: &NvmeSubsystem, index: usize) -> Result<()> {
+        self.qmp
+            .device_add(subsystem.controller(index))
             .map_err(|error| self.failure(error))
     }
 

@@ -62,6 +62,7 @@ const STORAGE_PROGRAMS: &[&str] = &[
     "usr/bin/dd",
     "usr/bin/fio",
     "usr/bin/grep",
+    "usr/bin/numactl",
     "usr/bin/sha256sum",
     "usr/bin/sqlite3",
     "usr/sbin/dmsetup",

@@ -17,6 +17,7 @@ pub mod guest_root;
 mod job;
 pub mod kit;
 pub mod modules;
+pub mod numa;
 pub mod packages;
 pub mod process;
 pub mod progress;

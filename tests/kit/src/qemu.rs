@@ -14,6 +14,7 @@ use crate::attachments::{
     Disk, DiskKind, NvmeMemory, Ram, Switch, VfioUser, VhostUserDisk, Window, option_value,
 };
 use crate::guest_root::GuestFile;
+use crate::numa::{Numa, NvmeSubsystem, node_port};
 use crate::process::check_output;
 use crate::tree::Tree;
 use crate::wire::{End, Wire};
@@ -64,6 +65,12 @@ pub struct VmConfig<'a> {
     pub ram: Ram,
     /// How many processors it has.
     pub cpus: u32,
+    /// Its NUMA nodes; they have its processors and its memory.
+    pub numa: Option<Numa>,
+    /// Empty PCIe ports on its nodes: id and node.
+    pub node_ports: Vec<(String, u32)>,
+    /// Disks with a controller on each of several nodes.
+    pub nvme_subsystems: Vec<NvmeSubsystem>,
     /// The socket of the backend of its Farlane device; the backend listens already.
     pub farlane: Option<PathBuf>,
     /// The wire to another guest, and which end this one is on.
@@ -108,6 +115,9 @@ impl<'a> VmConfig<'a> {
             memory_mib: 1024,
             ram: Ram::default(),
             cpus: 1,
+            numa: None,
+            node_ports: Vec::new(),
+            nvme_subsystems: Vec::new(),
             farlane: None,
             wire: None,
             free_ports: 0,
@@ -138,6 +148,39 @@ impl<'a> VmConfig<'a> {
     #[must_use]
     pub fn wire(mut self, wire: &'a Wire, end: End) -> Self {
         self.wire = Some((wire, end));
+        self
+    }
+
+    /// With NUMA nodes, whose processors and memory are its own: shared memory, a file a node. When it is up, processor N runs
+    /// on processor N of this machine alone, as far as it has that many.
+    #[must_use]
+    pub fn numa(mut self, numa: Numa) -> Self {
+        self.cpus = numa.cpus();
+        self.memory_mib = numa.memory_mib();
+        self.numa = Some(numa);
+        self
+    }
+
+    /// With an empty PCIe port on a node, for [`VmConfig::nvme_on`] and for devices plugged in later.
+    #[must_use]
+    pub fn node_port(mut self, id: impl Into<String>, node: u32) -> Self {
+        self.node_ports.push((id.into(), node));
+        self
+    }
+
+    /// With an NVMe subsystem over a raw file: a controller on each of `nodes`, and one namespace behind all of them.
+    #[must_use]
+    pub fn nvme_subsystem(
+        mut self,
+        id: impl Into<String>,
+        file: impl Into<PathBuf>,
+        nodes: &[u32],
+    ) -> Self {
+        self.nvme_subsystems.push(NvmeSubsystem {
+            id: id.into(),
+            file: file.into(),
+            nodes: nodes.to_vec(),
+        });
         self
     }
 
@@ -360,19 +403,24 @@ impl Qemu {
             Accelerator::Tcg => ("tcg,thread=multi", "max"),
             Accelerator::Kvm => ("kvm", "host"),
         };
-        let machine = if config.iommu {
-            "q35,memory-backend=ram,kernel-irqchip=split"
-        } else {
-            "q35,memory-backend=ram"
-        };
-        command.args(["-accel", accelerator, "-cpu", cpu, "-machine", machine]);
+        let mut machine = "q35".to_owned();
+        if config.numa.is_none() {
+            machine += ",memory-backend=ram";
+        }
+        if config.iommu {
+            machine += ",kernel-irqchip=split";
+        }
+        command.args(["-accel", accelerator, "-cpu", cpu, "-machine", &machine]);
         command.args([
             "-smp",
             &config.cpus.to_string(),
             "-m",
             &format!("{}M", config.memory_mib),
         ]);
-        command.args(["-object", &config.ram.object(config.memory_mib)?]);
+        match &config.numa {
+            Some(numa) => command.args(numa.words()?),
+            None => command.args(["-object", &config.ram.object(config.memory_mib)?]),
+        };
         if config.iommu {
             // Before the devices behind it.
             command.args(["-device", "intel-iommu,caching-mode=on,intremap=on"]);
@@ -446,6 +494,15 @@ impl Qemu {
             command.args(["-device", &farlane_device(0).to_string()]);
         }
         let mut slots = FIRST_OWN_SLOT..;
+        if let Some(numa) = &config.numa {
+            command.args(numa.bridges());
+        }
+        for ((id, node), slot) in config.node_ports.iter().zip(&mut slots) {
+            command.args(node_port(id, *node, slot));
+        }
+        for subsystem in &config.nvme_subsystems {
+            command.args(subsystem.words(&mut slots)?);
+        }
         for (device, slot) in config.vfio_user.iter().zip(&mut slots) {
             command.args(device.words(slot)?);
         }
