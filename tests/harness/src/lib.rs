@@ -24,7 +24,7 @@ mod vmm;
 
 pub use driver::Answer;
 pub use link::VmLink;
-pub use memory::{GuestBuffer, GuestMemory};
+pub use memory::{GuestBuffer, GuestMemory, Half};
 pub use vmm::Vm;
 
 use farlane_link::LinkError;

@@ -27,10 +27,14 @@ pub struct GuestMemory {
 
 /// A part of the guest's memory that holds all of it below or above the hole.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Half {
+pub struct Half {
+    /// Its first guest-physical address.
     pub guest_address: u64,
+    /// Its bytes.
     pub bytes: u64,
+    /// Where it is mapped in this process.
     pub user_address: u64,
+    /// Where it begins in the file.
     pub offset: u64,
 }
 
@@ -44,7 +48,11 @@ fn to_usize(value: u64) -> usize {
 }
 
 impl GuestMemory {
-    pub(crate) fn new(bytes: u64) -> Result<Arc<Self>, Error> {
+    /// Memory of so many bytes, half of them above the hole.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn new(bytes: u64) -> Result<Arc<Self>, Error> {
         let bytes = bytes.next_multiple_of(2 * PAGE_BYTES);
         let file = memfd_create("guest", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, bytes)?;
@@ -58,15 +66,21 @@ impl GuestMemory {
         }))
     }
 
-    pub(crate) fn map(&self) -> &Map {
+    /// All of it, as this process has mapped it, by offset.
+    #[must_use]
+    pub fn map(&self) -> &Map {
         &self.map
     }
 
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+    /// The file that has the bytes.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    pub(crate) fn halves(&self) -> [Half; 2] {
+    /// What a VMM tells of it.
+    #[must_use]
+    pub fn halves(&self) -> [Half; 2] {
         let base = self.map.base().as_ptr().expose_provenance() as u64;
         let half = self.bytes / 2 / PAGE_BYTES * PAGE_BYTES;
         [(0, 0, half), (UPPER, half, self.bytes - half)].map(|(guest_address, offset, bytes)| {
@@ -90,12 +104,26 @@ impl GuestMemory {
     }
 
     /// The address in this process of the byte at `offset`.
-    pub(crate) fn user_address(&self, offset: u64) -> u64 {
+    #[must_use]
+    pub fn user_address(&self, offset: u64) -> u64 {
         self.map.base().as_ptr().expose_provenance() as u64 + offset
     }
 
     /// Takes `length` bytes in a run, zeroed and page-aligned, that the hole does not cut.
     pub(crate) fn take(&self, length: u64) -> Result<u64, Error> {
+        self.take_where(length, |_| true)
+    }
+
+    /// The same in the lower half (`half` is 0) or in the upper one.
+    ///
+    /// # Errors
+    /// When there is none left.
+    pub fn take_in(&self, half: usize, length: u64) -> Result<u64, Error> {
+        let [_, upper] = self.halves();
+        self.take_where(length, |at| usize::from(at >= upper.offset) == half)
+    }
+
+    fn take_where(&self, length: u64, wanted: impl Fn(u64) -> bool) -> Result<u64, Error> {
         let length = length.max(1).next_multiple_of(PAGE_BYTES);
         let [_, upper] = self.halves();
         let mut free = lock(&self.free);
@@ -105,7 +133,8 @@ impl GuestMemory {
                 .into_iter()
                 .find(|&at| {
                     let end = at + length;
-                    end <= offset + run && (end <= upper.offset || at >= upper.offset)
+                    let uncut = end <= upper.offset || at >= upper.offset;
+                    end <= offset + run && uncut && wanted(at)
                 })
                 .map(|at| (offset, run, at))
         });
@@ -129,7 +158,7 @@ impl GuestMemory {
     }
 
     /// Gives a run back.
-    pub(crate) fn give(&self, mut offset: u64, length: u64) {
+    pub fn give(&self, mut offset: u64, length: u64) {
         let mut length = length.max(1).next_multiple_of(PAGE_BYTES);
         let mut free = lock(&self.free);
         if let Some(next) = free.remove(&(offset + length)) {
