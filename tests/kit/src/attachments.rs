@@ -248,7 +248,7 @@ pub(crate) fn option_value(path: &Path) -> Result<String> {
 /// Room that a port keeps for the memory of a device that is plugged in later, such as a lent GPU.
 const PLUGGED_MEMORY: &str = "1G";
 
-fn port(id: &str, number: u32) -> Vec<String> {
+pub(crate) fn port(id: &str, number: u32) -> Vec<String> {
     vec![
         "-device".into(),
         format!(

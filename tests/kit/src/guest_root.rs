@@ -1,6 +1,6 @@
 //! The guests' root file system: an uncompressed archive (unpacking a compressed one is slow under emulation) with
 //! busybox, the RDMA programs and the kernel modules of the tree; where a guest wants it, a second one with the
-//! programs for disks, whose libraries are many; and, laid over them at every boot, this run's files.
+//! programs for disks, whose libraries are many, and one with those for networks; and, laid over them at every boot, this run's files.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +19,7 @@ use crate::cpio::Archive;
 use crate::modules::Modules;
 use crate::process::check_output;
 use crate::progress;
+use crate::qemu::VmConfig;
 use crate::tree::Tree;
 use crate::workspace::Workspace;
 
@@ -85,11 +86,42 @@ const STORAGE_LINKS: &[(&str, &str)] = &[
 /// Files that the programs of the storage archive read.
 const STORAGE_FILES: &[&str] = &["etc/mke2fs.conf"];
 
+/// The programs of guests that work with networks. Those that busybox has too are there because they are to be what people
+/// use, or because busybox's are slow.
+const NETWORK_PROGRAMS: &[&str] = &[
+    "usr/bin/curl",
+    "usr/bin/iperf3",
+    "usr/bin/nstat",
+    "usr/bin/numactl",
+    "usr/bin/ping",
+    "usr/bin/sha256sum",
+    "usr/bin/ss",
+    "usr/bin/ssh",
+    "usr/bin/ssh-keygen",
+    "usr/bin/taskset",
+    "usr/bin/tcpdump",
+    "usr/lib/openssh/sftp-server",
+    "usr/lib/openssh/sshd-auth",
+    "usr/lib/openssh/sshd-session",
+    "usr/sbin/ethtool",
+    "usr/sbin/sshd",
+];
+
+/// What `udhcpc` of busybox runs when it has an address.
+const DHCP_SCRIPT: &[u8] = b"#!/bin/sh\n[ \"$1\" = bound ] || [ \"$1\" = renew ] || exit 0\n\
+    ip address flush dev $interface scope global\n\
+    ip address add $ip/$mask broadcast + dev $interface\n\
+    [ -z \"$router\" ] || ip route replace default via ${router%% *}\n";
+
 /// Libraries that are not found by following what programs link: opened at run time, or needed by Rust programs.
 const LIBRARIES: &[&str] = &["libibverbs/librxe-rdmav34.so", "libgcc_s.so.1", "libm.so.6"];
 
 /// Kernel modules, to which those they depend on are added.
 const MODULES: &[&str] = &[
+    "8021q",
+    "bridge",
+    "tun",
+    "veth",
     "virtio_net",
     "dm_crypt",
     "dm_mod",
@@ -142,6 +174,7 @@ impl GuestFile {
 pub struct GuestRoot {
     base: PathBuf,
     storage: PathBuf,
+    network: PathBuf,
 }
 
 impl GuestRoot {
@@ -157,6 +190,7 @@ impl GuestRoot {
             &kernel,
             (PROGRAMS, LIBRARIES, MODULES),
             (STORAGE_PROGRAMS, STORAGE_LINKS, STORAGE_FILES),
+            (NETWORK_PROGRAMS, DHCP_SCRIPT),
             include_str!("guest-init.sh"),
         )
             .hash(&mut hash);
@@ -170,8 +204,10 @@ impl GuestRoot {
         let root = Self {
             base: archive(""),
             storage: archive("-storage"),
+            network: archive("-network"),
         };
-        let exists = || root.base.exists() && root.storage.exists();
+        let archives = [&root.base, &root.storage, &root.network];
+        let exists = || archives.iter().all(|archive| archive.exists());
         if !exists() {
             let _lock = workspace.lock_cache()?;
             if !exists() {
@@ -187,18 +223,25 @@ impl GuestRoot {
     fn make(&self, tree: &Tree, kernel: &str) -> Result<()> {
         let (base, libraries) = base_contents(tree, kernel)?;
         base.write_archive(&self.base)?;
-        storage_contents(tree, &libraries)?.write_archive(&self.storage)
+        storage_contents(tree, &libraries)?.write_archive(&self.storage)?;
+        network_contents(tree, &libraries)?.write_archive(&self.network)
     }
 
     /// Writes the first file system of one guest: the shared archives, then the files of this run.
     ///
     /// # Errors
     /// When a file cannot be read or written.
-    pub fn write_with(&self, with_storage: bool, files: &[GuestFile], path: &Path) -> Result<()> {
+    pub fn write_with(
+        &self,
+        config: &VmConfig<'_>,
+        files: &[GuestFile],
+        path: &Path,
+    ) -> Result<()> {
         let mut out =
             File::create(path).with_context(|| format!("Cannot create {}", path.display()))?;
-        let storage = with_storage.then_some(&self.storage);
-        for archive in iter::once(&self.base).chain(storage) {
+        let storage = config.storage.then_some(&self.storage);
+        let network = config.network_programs.then_some(&self.network);
+        for archive in iter::once(&self.base).chain(storage).chain(network) {
             let mut archive = File::open(archive)
                 .with_context(|| format!("Cannot open {}", archive.display()))?;
             io::copy(&mut archive, &mut out)
@@ -240,7 +283,7 @@ fn base_contents(tree: &Tree, kernel: &str) -> Result<(Contents, BTreeSet<PathBu
     contents.data(
         "etc/passwd",
         0o644,
-        b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n".to_vec(),
+        b"root:x:0:0:root:/root:/bin/sh\nsshd:x:100:65534:sshd:/run/sshd:/bin/false\nuser:x:1000:1000:user:/tmp:/bin/sh\n".to_vec(),
     );
     contents.data("etc/group", 0o644, b"root:x:0:\nuser:x:1000:\n".to_vec());
     contents.data("etc/hosts", 0o644, b"127.0.0.1 localhost\n".to_vec());
@@ -281,6 +324,15 @@ fn storage_contents(tree: &Tree, there_already: &BTreeSet<PathBuf>) -> Result<Co
             .links
             .insert((*name).to_owned(), (*target).to_owned());
     }
+    Ok(contents)
+}
+
+/// What guests that work with networks have besides.
+fn network_contents(tree: &Tree, there_already: &BTreeSet<PathBuf>) -> Result<Contents> {
+    let mut contents = Contents::default();
+    let libraries = add_programs(tree, NETWORK_PROGRAMS, &mut contents)?;
+    contents.copy_libraries(libraries.difference(there_already))?;
+    contents.data("etc/udhcpc/default.script", 0o755, DHCP_SCRIPT.to_vec());
     Ok(contents)
 }
 

@@ -90,7 +90,7 @@ impl Kit {
     pub(crate) fn write_initrd(&self, config: &VmConfig<'_>, path: &Path) -> Result<()> {
         let mut files = vec![GuestFile::new(&self.agent, "usr/sbin/farlane-vm-agent")];
         files.extend(config.files.iter().cloned());
-        self.root.write_with(config.storage, &files, path)
+        self.root.write_with(config, &files, path)
     }
 
     fn choose_accelerator(&self) -> Result<Accelerator> {

@@ -14,6 +14,8 @@ use crate::attachments::{
     Disk, DiskKind, NvmeMemory, Ram, Switch, VfioUser, VhostUserDisk, Window, option_value,
 };
 use crate::guest_root::GuestFile;
+use crate::interfaces::Interface;
+use crate::network::Network;
 use crate::numa::{Numa, NvmeSubsystem, node_port};
 use crate::process::check_output;
 use crate::tree::Tree;
@@ -83,6 +85,10 @@ pub struct VmConfig<'a> {
     pub disks: Vec<Disk>,
     /// Disks that other processes serve over vhost-user.
     pub vhost_user_disks: Vec<VhostUserDisk>,
+    /// Network interfaces besides the wire.
+    pub interfaces: Vec<Interface>,
+    /// The network of this machine that its QEMU runs in; this machine's own where there is none.
+    pub network: Option<&'a Network>,
     /// PCIe switches.
     pub switches: Vec<Switch>,
     /// Memory for peer-to-peer DMA.
@@ -97,6 +103,9 @@ pub struct VmConfig<'a> {
     /// Whether it has the programs for disks: fio, nvme, mkfs.ext4, fsck.ext4, mdadm, lvm, sqlite3, and coreutils that are not
     /// busybox's. They cost boot time.
     pub storage: bool,
+    /// Whether it has the programs for networks: curl, ethtool, iperf3, iputils' ping, nstat, numactl, sha256sum, ss, ssh, sshd,
+    /// taskset, tcpdump.
+    pub network_programs: bool,
     /// Files laid over its root.
     pub files: Vec<GuestFile>,
     /// Further words on QEMU's command line.
@@ -124,12 +133,15 @@ impl<'a> VmConfig<'a> {
             vfio_user: Vec::new(),
             disks: Vec::new(),
             vhost_user_disks: Vec::new(),
+            interfaces: Vec::new(),
+            network: None,
             switches: Vec::new(),
             nvme_memories: Vec::new(),
             windows: Vec::new(),
             iommu: false,
             forwarded_ports: Vec::new(),
             storage: false,
+            network_programs: false,
             files: Vec::new(),
             qemu_arguments: Vec::new(),
             kernel_arguments: Vec::new(),
@@ -263,6 +275,20 @@ impl<'a> VmConfig<'a> {
         self
     }
 
+    /// With a network interface.
+    #[must_use]
+    pub fn interface(mut self, interface: Interface) -> Self {
+        self.interfaces.push(interface);
+        self
+    }
+
+    /// With its QEMU in a network of this machine, so that it can have taps there.
+    #[must_use]
+    pub fn inside(mut self, network: &'a Network) -> Self {
+        self.network = Some(network);
+        self
+    }
+
     /// With a PCIe switch whose ports are called `<id>-port0` and so on.
     #[must_use]
     pub fn switch(mut self, id: impl Into<String>, ports: u32) -> Self {
@@ -329,6 +355,13 @@ impl<'a> VmConfig<'a> {
     #[must_use]
     pub fn storage(mut self) -> Self {
         self.storage = true;
+        self
+    }
+
+    /// With the programs for networks.
+    #[must_use]
+    pub fn network_programs(mut self) -> Self {
+        self.network_programs = true;
         self
     }
 
@@ -518,11 +551,17 @@ impl Qemu {
         for (disk, slot) in config.vhost_user_disks.iter().zip(&mut slots) {
             command.args(disk.words(slot)?);
         }
+        for (interface, slot) in config.interfaces.iter().zip(&mut slots) {
+            command.args(interface.words(slot)?);
+        }
         for window in &config.windows {
             command.args(window.words()?);
         }
         command.args(&config.qemu_arguments);
-        Ok(command)
+        Ok(match config.network {
+            Some(network) => network.within(&command),
+            None => command,
+        })
     }
 }
 
