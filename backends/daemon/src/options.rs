@@ -99,7 +99,8 @@ impl std::str::FromStr for MemoryNode {
 }
 
 /// A number of bytes: decimal or, after 0x, hexadecimal, with K, M or G after it.
-fn bytes(text: &str) -> Option<u64> {
+#[must_use]
+pub fn bytes(text: &str) -> Option<u64> {
     let (digits, shift) = match text.char_indices().last()? {
         (at, 'K') => (text.get(..at)?, 10),
         (at, 'M') => (text.get(..at)?, 20),

@@ -15,7 +15,7 @@ use crate::run::Context;
 use crate::scenarios;
 
 /// The packages with tests under loom, in modules whose names contain the word.
-const LOOM_PACKAGES: &[&str] = &["farlane-rdma-remoting"];
+const LOOM_PACKAGES: &[&str] = &["farlane-rdma-remoting", "farlane-daemon"];
 
 /// How long all tests of one call of cargo may take, builds included.
 const CARGO_TIMEOUT: Duration = Duration::from_secs(3600);
