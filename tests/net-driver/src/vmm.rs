@@ -160,6 +160,12 @@ impl Vmm {
         poll(&mut fds, Some(&Timespec::default())).is_ok() && !fds[0].revents().intersects(gone)
     }
 
+    /// Ends the connection, as a VMM does that dies.
+    pub fn disconnect(&mut self) {
+        // It may have ended already.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+
     pub(crate) fn add(&mut self, index: usize, place: &Arc<Place>) {
         self.queues.push((index, Arc::clone(place)));
     }
