@@ -25,6 +25,9 @@ use vmm_sys_util::event::{
 const PAIRS: u16 = 2;
 const LONG: Duration = Duration::from_secs(20);
 
+/// A chain: its head, what was to be read, address and length of what is to be written.
+type Taken = (u16, Vec<u8>, Vec<(u64, u32)>);
+
 struct Echo {
     memory: Option<GuestMemoryAtomic<GuestMemoryMmap>>,
     event_index: bool,
@@ -33,7 +36,7 @@ struct Echo {
 
 impl Echo {
     /// Takes a chain's bytes.
-    fn take(&self, vring: &VringRwLock) -> Option<(u16, Vec<u8>, Vec<(u64, u32)>)> {
+    fn take(&self, vring: &VringRwLock) -> Option<Taken> {
         let memory = self.memory.as_ref().unwrap().memory();
         let mut state = vring.get_mut();
         let mut chains = state.get_queue_mut().iter(memory.clone()).unwrap();
