@@ -1,18 +1,20 @@
 //! Which received flow belongs to which queue (IOctoRFS, ioctopus-asplos20, sections 3.3 and 4).
+//!
+//! * [`parse`](mod@parse): headers of frames.
+//! * [`table`]: the flow table, what the workers ask.
+//! * [`votes`]: where a flow's process runs, told from what the guest sends.
+//! * [`course`]: how a flow's frames stay in order while it moves.
+//! * [`shard`]: a bounded store of flows.
+//! * [`hash`]: keyed hashes, and Toeplitz.
 
-use std::net::IpAddr;
+pub mod course;
+pub mod hash;
+mod key;
+pub mod parse;
+pub mod shard;
+pub mod table;
+pub mod votes;
 
-/// A flow as its frames are received: its 5-tuple.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FlowKey {
-    /// Who sends to the guest.
-    pub source: IpAddr,
-    /// The guest.
-    pub destination: IpAddr,
-    /// The sender's port; zero for protocols without ports.
-    pub source_port: u16,
-    /// The guest's port.
-    pub destination_port: u16,
-    /// Protocol number of IP.
-    pub protocol: u8,
-}
+pub use key::FlowKey;
+pub use parse::{PARSE_BYTES, Parsed, Signal, parse};
+pub use table::{FlowTable, Placement, Route, Settings, Steering, Task, Ticket};

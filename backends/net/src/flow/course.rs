@@ -1,0 +1,321 @@
+//! The way of one flow's frames to a queue, in order, also while it changes (ioctopus-asplos20, 4.2: a flow moves "only after
+//! the network stack has dequeued incoming packets on the old CPU's Rx queue").
+//!
+//! Frames reach the workers through the queues of a port, which may begin to come from another queue at any time. Two things
+//! could reorder a flow: frames that wait in two *port queues*, and frames that wait in two *receive queues* of the guest.
+//!
+//! * **Sequencer.** One worker decides the flow's order: frames go on in the order in which it takes them. Who reads one from
+//!   another port queue forwards it there, and the sequencer takes it after it has seen its own port queue empty: so whatever had
+//!   come there earlier goes first. When nothing is under way any more, the worker that reads the frames becomes the sequencer.
+//!   This holds as long as a port changes a flow's queue once, not twice, before its old one is read: the table asks it for a
+//!   change only when the one before has been seen.
+//! * **Home.** The receive queue that gets the frames. To change it, the sequencer *holds* the frames that come until the old home
+//!   has drained: all frames that were forwarded have been put into the queue, the driver has consumed the last, and what it does
+//!   with them is done: the guest has acknowledged the last segment, or a stated time has passed (a driver returns buffers before
+//!   its network stack has seen the last frames: Linux collects them until its poll ends). A hold has a bound in time; then the
+//!   flow stays, and in order.
+
+/// No worker yet.
+const NOBODY: u16 = u16::MAX;
+
+/// How a flow may be held while it moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// Microseconds from when the driver is seen to have consumed a flow's last frame until the next may go elsewhere, unless the
+    /// guest acknowledges it.
+    pub settle_us: u64,
+    /// Microseconds that frames are held at most.
+    pub hold_us: u64,
+    /// Frames of a flow that are held at most.
+    pub held: u16,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            settle_us: 3_000,
+            hold_us: 20_000,
+            held: 512,
+        }
+    }
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Into the worker's own receive queue.
+    Deliver,
+    /// To the worker of the home.
+    Forward(u16),
+    /// To the sequencer.
+    Sequence(u16),
+    /// Nowhere yet: until this queue has drained.
+    Hold(u16),
+}
+
+/// State of a flow's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Course {
+    sequencer: u16,
+    /// From whom the sequencer last took a forwarded frame, with its own port queue empty.
+    heard: u16,
+    home: u16,
+    target: u16,
+    /// Frames under way to the sequencer.
+    via: u16,
+    /// Frames under way from it to the home.
+    pending: u16,
+    /// Frames that the sequencer holds.
+    held: u16,
+    /// Position of the flow's last frame in the home.
+    position: u64,
+    /// When the position was first seen consumed.
+    drained_at: Option<u64>,
+    /// When the hold began.
+    held_since: Option<u64>,
+    /// End of the last segment that went to the home.
+    last: Option<u32>,
+    /// The guest is done with what went to the home: nothing has, or it has acknowledged the last segment.
+    done: bool,
+}
+
+/// What the worker knows that takes a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// Who it is.
+    pub worker: u16,
+    /// Position that the frame will have in its own queue.
+    pub next: u64,
+    /// Microseconds.
+    pub now: u64,
+}
+
+impl Course {
+    /// A flow of which no frame has come, that is to have this home.
+    #[must_use]
+    pub fn new(target: u16) -> Self {
+        Self {
+            sequencer: NOBODY,
+            heard: NOBODY,
+            home: NOBODY,
+            target,
+            via: 0,
+            pending: 0,
+            held: 0,
+            position: 0,
+            drained_at: None,
+            held_since: None,
+            last: None,
+            done: true,
+        }
+    }
+
+    /// The same, and no frame of it went to another queue before.
+    #[must_use]
+    pub fn placed(target: u16) -> Self {
+        Self {
+            home: target,
+            ..Self::new(target)
+        }
+    }
+
+    /// The queue that gets the frames now, once one has come.
+    #[must_use]
+    pub fn home(&self) -> Option<u16> {
+        (self.home != NOBODY).then_some(self.home)
+    }
+
+    /// The queue that is to get them.
+    #[must_use]
+    pub fn target(&self) -> u16 {
+        self.target
+    }
+
+    /// The worker that decides the order, once a frame has come.
+    #[must_use]
+    pub fn sequencer(&self) -> Option<u16> {
+        (self.sequencer != NOBODY).then_some(self.sequencer)
+    }
+
+    /// Sets the queue that is to get the frames.
+    pub fn aim(&mut self, target: u16) {
+        if self.target != target {
+            self.target = target;
+            self.held_since = None;
+            self.drained_at = None;
+        }
+    }
+
+    /// Whether the flow is on its way to another queue.
+    #[must_use]
+    pub fn is_moving(&self) -> bool {
+        self.home != NOBODY && self.home != self.target
+    }
+
+    /// Whether nothing of the flow is in anybody's hands and its last frame is consumed: it may be forgotten.
+    #[must_use]
+    pub fn is_idle(&self, consumed: impl Fn(u16) -> u64) -> bool {
+        self.home == NOBODY
+            || (self.via == 0
+                && self.pending == 0
+                && self.held == 0
+                && consumed(self.home) >= self.position)
+    }
+
+    /// A frame that a worker has read from its port queue. `end`: of its segment.
+    pub fn received(
+        &mut self,
+        at: Moment,
+        end: Option<u32>,
+        patience: &Patience,
+        consumed: impl Fn(u16) -> u64,
+    ) -> Step {
+        if self.sequencer == NOBODY {
+            // What came before the flow was known went into the queue of whoever read it.
+            self.sequencer = at.worker;
+            if self.home == NOBODY {
+                self.home = at.worker;
+                self.position = at.next.saturating_sub(1);
+            }
+        }
+        if at.worker != self.sequencer {
+            let quiet = self.via == 0 && self.pending == 0 && self.held == 0;
+            if !(quiet && self.heard == at.worker) {
+                self.via = self.via.saturating_add(1);
+                return Step::Sequence(self.sequencer);
+            }
+            self.sequencer = at.worker;
+        }
+        self.heard = NOBODY;
+        self.order(at, end, patience, consumed)
+    }
+
+    /// A frame that was forwarded to the sequencer, which has seen its port queue empty since. `from`: who has read it.
+    pub fn sequenced(
+        &mut self,
+        at: Moment,
+        from: u16,
+        end: Option<u32>,
+        patience: &Patience,
+        consumed: impl Fn(u16) -> u64,
+    ) -> Step {
+        self.via = self.via.saturating_sub(1);
+        self.heard = from;
+        self.order(at, end, patience, consumed)
+    }
+
+    /// A held frame, the oldest: may it go?
+    pub fn retried(
+        &mut self,
+        at: Moment,
+        end: Option<u32>,
+        patience: &Patience,
+        consumed: impl Fn(u16) -> u64,
+    ) -> Step {
+        self.settle(at.now, patience, consumed);
+        if self.is_moving() {
+            return Step::Hold(self.home);
+        }
+        self.held = self.held.saturating_sub(1);
+        self.go(at, end)
+    }
+
+    /// The home's worker has put a forwarded frame into its queue, or has thrown it away; its position.
+    pub fn delivered(&mut self, position: u64) {
+        self.pending = self.pending.saturating_sub(1);
+        self.position = self.position.max(position);
+        self.drained_at = None;
+    }
+
+    /// A forwarded frame was thrown away before its home's worker had it.
+    pub fn dropped(&mut self, step: Dropped) {
+        match step {
+            Dropped::Forwarded => self.pending = self.pending.saturating_sub(1),
+            Dropped::Sequenced => self.via = self.via.saturating_sub(1),
+            Dropped::Held => self.held = self.held.saturating_sub(1),
+        }
+    }
+
+    /// The guest has acknowledged this number.
+    pub fn acknowledged(&mut self, number: u32) {
+        if self
+            .last
+            .is_some_and(|last| number.wrapping_sub(last) < 1 << 31)
+        {
+            self.done = true;
+        }
+    }
+
+    /// The next frame in order.
+    fn order(
+        &mut self,
+        at: Moment,
+        end: Option<u32>,
+        patience: &Patience,
+        consumed: impl Fn(u16) -> u64,
+    ) -> Step {
+        if self.held > 0 || self.is_moving() {
+            if self.held == 0 {
+                self.settle(at.now, patience, consumed);
+            }
+            if self.held > 0 || self.is_moving() {
+                if self.held >= patience.held {
+                    self.target = self.home;
+                }
+                self.held = self.held.saturating_add(1);
+                return Step::Hold(self.home);
+            }
+        }
+        self.go(at, end)
+    }
+
+    /// To the home.
+    fn go(&mut self, at: Moment, end: Option<u32>) -> Step {
+        self.drained_at = None;
+        self.last = end;
+        self.done = false;
+        if self.home == at.worker {
+            self.position = self.position.max(at.next);
+            return Step::Deliver;
+        }
+        self.pending = self.pending.saturating_add(1);
+        Step::Forward(self.home)
+    }
+
+    /// Ends the move when the old home has drained, or when it has taken too long.
+    fn settle(&mut self, now: u64, patience: &Patience, consumed: impl Fn(u16) -> u64) {
+        if !self.is_moving() {
+            return;
+        }
+        let since = *self.held_since.get_or_insert(now);
+        if self.pending == 0 && consumed(self.home) >= self.position {
+            let at = *self.drained_at.get_or_insert(now);
+            if self.done || now.saturating_sub(at) >= patience.settle_us {
+                self.home = self.target;
+                // Positions of one queue say nothing about another.
+                self.position = 0;
+                self.drained_at = None;
+                self.held_since = None;
+                return;
+            }
+        }
+        if now.saturating_sub(since) >= patience.hold_us {
+            self.target = self.home;
+            self.held_since = None;
+        }
+    }
+}
+
+/// Where a frame was thrown away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dropped {
+    /// On its way to its home.
+    Forwarded,
+    /// On its way to the sequencer.
+    Sequenced,
+    /// While it was held.
+    Held,
+}
+
+#[cfg(test)]
+mod tests;
