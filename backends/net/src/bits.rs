@@ -1,6 +1,6 @@
 //! Wire layout of virtio-net (virtio 1.2, 5.1).
 
-use zerocopy::little_endian::U16;
+use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Feature bits (5.1.3).
@@ -101,7 +101,44 @@ pub mod gso {
     pub const ECN: u8 = 0x80;
 }
 
+/// The configuration space, `struct virtio_net_config` (5.1.4).
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Config {
+    /// The address.
+    pub mac: [u8; 6],
+    /// [`status`].
+    pub status: U16,
+    /// Queue pairs.
+    pub pairs: U16,
+    /// Bytes of payload of the largest frame.
+    pub mtu: U16,
+    /// In Mbit/s, or [`SPEED_UNKNOWN`].
+    pub speed: U32,
+    /// One of 0 (half), 1 (full), 255 (unknown).
+    pub duplex: u8,
+    /// Most bytes of a key of receive-side scaling.
+    pub rss_key_bytes: u8,
+    /// Most entries of its table.
+    pub rss_table_entries: U16,
+    /// Its kinds of hashes.
+    pub hash_types: U32,
+}
+
+/// Bits of `status`.
+pub mod status {
+    /// There is a link.
+    pub const LINK_UP: u16 = 1;
+    /// The driver is to announce itself.
+    pub const ANNOUNCE: u16 = 2;
+}
+
+/// There is no such thing as a speed.
+pub const SPEED_UNKNOWN: u32 = u32::MAX;
+/// Nor as a duplex mode.
+pub const DUPLEX_UNKNOWN: u8 = 255;
+
 /// Bytes of [`FrameHeader`].
 pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
 
-const _: () = assert!(HEADER_BYTES == 12);
+const _: () = assert!(HEADER_BYTES == 12 && size_of::<Config>() == 24);

@@ -1,13 +1,52 @@
 //! A network interface of a virtual machine over vhost-user, with a limb on every NUMA node.
 //!
-//! * [`bits`]: wire layouts (virtio 1.2, 5.1).
+//! * [`options`]: the command line.
 //! * [`port`]: where frames come from and go to on the host.
+//! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it; [`watch`]: links.
+//! * [`worker`]: the thread of a queue pair, which moves frames; [`header`]: what a guest's frames ask for.
 //! * [`flow`]: which received flow belongs to which queue.
 //! * [`control`]: the control queue.
 //! * [`ebpf`]: small programs that the kernel runs for a port.
+//! * [`bits`]: wire layouts (virtio 1.2, 5.1).
 
 pub mod bits;
 pub mod control;
+pub mod counters;
 pub mod ebpf;
 pub mod flow;
+pub mod header;
+pub mod interface;
+pub mod options;
 pub mod port;
+pub mod session;
+pub mod watch;
+pub mod worker;
+
+use farlane_daemon::metrics::write_labelled;
+use interface::Interface;
+use std::sync::Arc;
+
+/// Type of this backend, and what of QEMU's conventions for it is there.
+pub const CAPABILITIES: farlane_daemon::options::Capabilities =
+    farlane_daemon::options::Capabilities {
+        kind: "net",
+        features: &[],
+    };
+
+/// What the kernel is asked for besides what every daemon asks: queues of taps that come and go.
+pub const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_ioctl];
+
+/// The counters of all interfaces, as Prometheus text.
+#[must_use]
+pub fn metrics_text(interfaces: &[Arc<Interface>]) -> String {
+    let counted: Vec<_> = interfaces
+        .iter()
+        .map(|interface| (interface.name.clone(), interface.counters.samples()))
+        .collect();
+    let mut text = String::new();
+    write_labelled(&mut text, "farlane_net", "net", &counted);
+    for interface in interfaces {
+        interface.write_locality(&mut text);
+    }
+    text
+}

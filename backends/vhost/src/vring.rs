@@ -277,20 +277,36 @@ impl Progress {
     /// # Errors
     /// The driver's words make no sense.
     pub fn take(&mut self, rings: &Rings) -> Result<Option<u16>, RingError> {
+        let head = self.peek(rings, 0)?;
+        if head.is_some() {
+            self.skip(1);
+        }
+        Ok(head)
+    }
+
+    /// The first descriptor of the buffer that is `ahead` buffers after the next one; it is not taken.
+    ///
+    /// # Errors
+    /// The driver's words make no sense.
+    pub fn peek(&self, rings: &Rings, ahead: u16) -> Result<Option<u16>, RingError> {
         let available = rings.available_index().wrapping_sub(self.next_available);
         let size = rings.size();
-        if available == 0 {
-            return Ok(None);
-        }
         if available > size {
             return Err(RingError::Overrun { available, size });
         }
-        let head = rings.available_head(self.next_available);
+        if ahead >= available {
+            return Ok(None);
+        }
+        let head = rings.available_head(self.next_available.wrapping_add(ahead));
         if head >= size {
             return Err(RingError::Head { head, size });
         }
-        self.next_available = self.next_available.wrapping_add(1);
         Ok(Some(head))
+    }
+
+    /// Takes as many buffers, which were all seen by [`peek`](Self::peek).
+    pub fn skip(&mut self, count: u16) {
+        self.next_available = self.next_available.wrapping_add(count);
     }
 
     /// Whether there is another buffer.
@@ -336,8 +352,13 @@ impl Progress {
 
     /// Asks the driver to tell of the next buffer. Look once more before sleeping.
     pub fn ask_to_be_told(&self, rings: &Rings) {
+        self.ask_to_be_told_after(rings, 0);
+    }
+
+    /// Asks the driver to tell of the buffer that is `ahead` buffers after the next one. Look once more before sleeping.
+    pub fn ask_to_be_told_after(&self, rings: &Rings, ahead: u16) {
         if self.event_index {
-            rings.set_available_event(self.next_available);
+            rings.set_available_event(self.next_available.wrapping_add(ahead));
         } else {
             rings.set_notify(true);
         }

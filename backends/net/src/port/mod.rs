@@ -1,5 +1,7 @@
 //! Where frames come from and go to on the host: a tap, or queues of a NIC.
 
+pub mod tap;
+
 use crate::flow::FlowKey;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -40,7 +42,13 @@ pub trait Port: Send + Sync {
     /// What the system says.
     fn set_guest_offloads(&self, offloads: Offloads) -> io::Result<()>;
 
-    /// Opens a queue, for one thread.
+    /// The host's own address of the interface, where it has one.
+    fn hardware_address(&self) -> Option<[u8; 6]> {
+        None
+    }
+
+    /// Opens a queue, for one thread at a time. Frames that came before are thrown away. When it is dropped, no frame comes its
+    /// way any more.
     ///
     /// # Errors
     /// What the system says.

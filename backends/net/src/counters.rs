@@ -1,0 +1,49 @@
+//! What an interface counts.
+
+use farlane_daemon::metrics::Sample;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($name:ident: $help:literal,)*) => {
+        /// Counters of one interface. The guest's view: what it receives comes from the port.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $(#[doc = $help] pub $name: AtomicU64,)*
+        }
+
+        impl Counters {
+            /// All of them, as they are now.
+            #[must_use]
+            pub fn samples(&self) -> Vec<Sample<'static>> {
+                vec![$(Sample {
+                    name: stringify!($name),
+                    help: $help,
+                    value: self.$name.load(Ordering::Relaxed),
+                }),*]
+            }
+        }
+    };
+}
+
+counters! {
+    connections: "Connections of VMMs.",
+    rx_frames: "Frames that the guest received.",
+    rx_bytes: "Bytes of these frames.",
+    tx_frames: "Frames that the guest sent.",
+    tx_bytes: "Bytes of these frames.",
+    rx_dropped: "Frames for the guest that were dropped because a queue had no room, or was stopped.",
+    rx_too_large: "Frames for the guest that were dropped because its buffers were too small.",
+    rx_filtered: "Frames for the guest that its receive filter did not want.",
+    tx_dropped: "Frames of the guest that the port did not take.",
+    tx_invalid: "Frames of the guest that were dropped because they or their headers made no sense.",
+    handed_over: "Frames that one queue pair's worker took and another's delivered.",
+    rehomed: "Times that a queue pair's worker followed its memory to another node.",
+    kicks: "Notifications of drivers.",
+    interrupts: "Notifications to drivers.",
+    broken_queues: "Queues that stopped because their driver wrote nonsense.",
+}
+
+/// Adds to a counter.
+pub fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}

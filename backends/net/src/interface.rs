@@ -1,0 +1,208 @@
+//! A network interface: its port on the host, what guests see of it, and what it counts.
+
+use crate::bits::{Config, DUPLEX_UNKNOWN, SPEED_UNKNOWN, feature, status};
+use crate::counters::Counters;
+use crate::port::Port;
+use farlane_daemon::limb::Limbs;
+use farlane_daemon::locality::Locality;
+use farlane_daemon::log_limit::LogLimit;
+use farlane_vhost::bits::feature as common;
+use farlane_zero_copy::AddressSpace;
+use farlane_zero_copy::placement::{Given, Placement};
+use std::fmt::Write as _;
+use std::hash::{Hash as _, Hasher as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// Whoever is to be told of a change.
+pub trait Watcher: Send + Sync {
+    /// The configuration space is another.
+    fn changed(&self);
+}
+
+/// What moved where, by direction.
+#[derive(Debug)]
+pub struct Directions {
+    /// To the guest.
+    pub receive: Locality,
+    /// From the guest.
+    pub transmit: Locality,
+}
+
+/// A network interface.
+pub struct Interface {
+    /// What it is called in messages and counters.
+    pub name: String,
+    /// Where its frames come from and go to.
+    pub port: Box<dyn Port>,
+    /// What it counts.
+    pub counters: Counters,
+    /// What moved where.
+    pub locality: Directions,
+    /// Its log lines that a guest can cause.
+    pub limit: LogLimit,
+    /// The machine.
+    pub limbs: Limbs,
+    given: Vec<Given>,
+    mac: [u8; 6],
+    link: AtomicBool,
+    watcher: Mutex<Option<Weak<dyn Watcher>>>,
+    placement: Mutex<Weak<Placement>>,
+}
+
+impl std::fmt::Debug for Interface {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Interface")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Interface {
+    /// An interface over a port.
+    #[must_use]
+    pub fn new(
+        name: String,
+        port: Box<dyn Port>,
+        mac: Option<[u8; 6]>,
+        limbs: Limbs,
+        given: Vec<Given>,
+    ) -> Self {
+        let nodes: Vec<_> = limbs.all().iter().map(|limb| limb.node()).collect();
+        let locality = || Locality::new(nodes.clone(), vec![port.name()]);
+        Self {
+            locality: Directions {
+                receive: locality(),
+                transmit: locality(),
+            },
+            counters: Counters::default(),
+            limit: LogLimit::new(),
+            mac: mac.unwrap_or_else(|| address_for(&*port)),
+            link: AtomicBool::new(port.link_is_up()),
+            watcher: Mutex::new(None),
+            placement: Mutex::new(Weak::new()),
+            name,
+            port,
+            limbs,
+            given,
+        }
+    }
+
+    /// Queue pairs.
+    #[must_use]
+    pub fn pairs(&self) -> u16 {
+        self.port.queues()
+    }
+
+    /// The features that it offers.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        let offloads = self.port.offloads();
+        let mut features = common::INDIRECT_DESC
+            | common::EVENT_IDX
+            | common::PROTOCOL_FEATURES
+            | common::VERSION_1
+            | feature::MRG_RXBUF
+            | feature::MAC
+            | feature::STATUS
+            | feature::MTU
+            | feature::SPEED_DUPLEX;
+        let both = [
+            (offloads.checksum, feature::CSUM | feature::GUEST_CSUM),
+            (offloads.tso4, feature::HOST_TSO4 | feature::GUEST_TSO4),
+            (offloads.tso6, feature::HOST_TSO6 | feature::GUEST_TSO6),
+            (offloads.ecn, feature::HOST_ECN | feature::GUEST_ECN),
+            (self.pairs() > 1, feature::MQ),
+        ];
+        for (there, bits) in both {
+            if there {
+                features |= bits;
+            }
+        }
+        features
+    }
+
+    /// Its configuration space.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        let link = self.link.load(Ordering::Relaxed);
+        let status = if link { status::LINK_UP } else { 0 };
+        Config {
+            mac: self.mac,
+            status: status.into(),
+            pairs: self.pairs().into(),
+            mtu: self.port.mtu().into(),
+            speed: SPEED_UNKNOWN.into(),
+            duplex: DUPLEX_UNKNOWN,
+            ..Config::default()
+        }
+    }
+
+    /// From now on this one is told of changes.
+    pub fn watch(&self, watcher: Weak<dyn Watcher>) {
+        *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(watcher);
+    }
+
+    /// The nodes of a VM's memory, looked after from now on.
+    #[must_use]
+    pub fn place(&self, space: &Arc<AddressSpace>) -> Arc<Placement> {
+        let topology = self.limbs.topology().clone();
+        let placement = Placement::new(Arc::clone(space), topology, self.given.clone());
+        let mut current = self
+            .placement
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *current = Arc::downgrade(&placement);
+        placement
+    }
+
+    /// Looks whether there is a link, and where memory lies.
+    pub fn look(&self) {
+        let up = self.port.link_is_up();
+        if self.link.swap(up, Ordering::Relaxed) != up {
+            log::info!(
+                "Interface {}: the link is {}",
+                self.name,
+                if up { "up" } else { "down" }
+            );
+            let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(watcher) = watcher.as_ref().and_then(Weak::upgrade) {
+                watcher.changed();
+            }
+        }
+        if self.limbs.all().len() > 1 {
+            let current = self
+                .placement
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let placement = current.upgrade();
+            drop(current);
+            if let Some(placement) = placement {
+                placement.refresh();
+            }
+        }
+    }
+
+    /// Its locality counters, as Prometheus text.
+    pub fn write_locality(&self, out: &mut String) {
+        for (direction, locality) in [
+            ("rx", &self.locality.receive),
+            ("tx", &self.locality.transmit),
+        ] {
+            let mut labels = String::new();
+            let _ = write!(labels, "net=\"{}\",direction=\"{direction}\",", self.name);
+            locality.write(out, "farlane_net", &labels);
+        }
+    }
+}
+
+/// An address for an interface that was given none: the same whenever it is over the same port. Locally administered.
+fn address_for(port: &dyn Port) -> [u8; 6] {
+    // Not keyed: the same in each process.
+    #[allow(deprecated)]
+    let mut hasher = std::hash::SipHasher::new();
+    port.name().hash(&mut hasher);
+    port.hardware_address().hash(&mut hasher);
+    let [a, b, c, d, e, ..] = hasher.finish().to_le_bytes();
+    [0x52, a, b, c, d, e]
+}

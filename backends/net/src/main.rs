@@ -1,0 +1,110 @@
+//! `farlane-net`: serves network interfaces to a VM.
+
+use anyhow::Context as _;
+use clap::Parser as _;
+use farlane_daemon::lifecycle::{Ending, Lifecycle};
+use farlane_daemon::limb::{self, Limbs};
+use farlane_daemon::listener::{Kind, Listener};
+use farlane_daemon::{metrics, privileges, seccomp};
+use farlane_net::interface::Interface;
+use farlane_net::options::{NetOptions, Options, SocketOption};
+use farlane_net::port::tap::Tap;
+use farlane_net::session::NetDevice;
+use farlane_net::watch;
+use farlane_vhost::serve::serve;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("farlane-net: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<ExitCode> {
+    let lifecycle = Lifecycle::begin().context("Cannot block signals")?;
+    let options = Options::parse();
+    if options.daemon.print_capabilities {
+        farlane_net::CAPABILITIES.print()?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    options.daemon.start_logging();
+    let given = options.all_nets()?;
+    // Inherited sockets first: as long as nothing else is open, a wrong number is noticed.
+    let inherited = inherit(&given)?;
+    // The ports before the sockets: whoever finds a socket finds an interface behind it.
+    let limbs = Limbs::new(options.locality.topology());
+    let mut interfaces = Vec::new();
+    for net in &given {
+        let tap = Tap::open(&net.tap, net.queues, net.mtu)?;
+        interfaces.push(Arc::new(Interface::new(
+            net.id.clone(),
+            Box::new(tap),
+            net.mac.map(|mac| mac.0),
+            limbs.clone(),
+            options.locality.given(),
+        )));
+    }
+    let listeners = listen(&given, inherited)?;
+    let metrics_socket = match &options.daemon.metrics {
+        Some(path) => Some(Listener::bind(path, Kind::Stream)?),
+        None => None,
+    };
+    privileges::give_up(privileges::Needs::default())?;
+    watch::watch(interfaces.clone())?;
+    for ((interface, listener), given) in interfaces.iter().zip(&listeners).zip(&given) {
+        let (interface, socket) = (Arc::clone(interface), listener.try_clone()?);
+        log::info!("Interface {}: waiting at {}", interface.name, given.socket);
+        std::thread::Builder::new()
+            .name(interface.name.clone())
+            .spawn(move || {
+                let name = format!("Interface {}", interface.name);
+                serve(&name, socket, |channel| {
+                    NetDevice::new(Arc::clone(&interface), channel)
+                })
+            })?;
+    }
+    if let Some(listener) = &metrics_socket {
+        metrics::serve(listener.try_clone()?, move || {
+            farlane_net::metrics_text(&interfaces)
+        })?;
+    }
+    let calls = [farlane_net::SYSTEM_CALLS, limb::SYSTEM_CALLS].concat();
+    seccomp::confine(options.daemon.seccomp, &calls)?;
+    log::info!("Ready");
+
+    let ending = lifecycle.wait();
+    // Their files go.
+    drop((listeners, metrics_socket));
+    std::process::exit(match ending {
+        Ending::Asked => 0,
+        Ending::Failed => 1,
+    });
+}
+
+fn inherit(given: &[NetOptions]) -> anyhow::Result<Vec<Option<Listener>>> {
+    let mut listeners = Vec::new();
+    for net in given {
+        listeners.push(match net.socket {
+            SocketOption::Descriptor(fd) => Some(Listener::inherit(fd, Kind::Stream)?),
+            SocketOption::Path(_) => None,
+        });
+    }
+    Ok(listeners)
+}
+
+fn listen(given: &[NetOptions], inherited: Vec<Option<Listener>>) -> anyhow::Result<Vec<Listener>> {
+    let mut listeners = Vec::new();
+    for (net, inherited) in given.iter().zip(inherited) {
+        listeners.push(match (inherited, &net.socket) {
+            (Some(listener), _) => listener,
+            (None, SocketOption::Path(path)) => Listener::bind(path, Kind::Stream)?,
+            (None, SocketOption::Descriptor(_)) => anyhow::bail!("A socket is missing"),
+        });
+    }
+    Ok(listeners)
+}

@@ -1,0 +1,433 @@
+//! A tap interface of the host: one queue of it for each queue pair.
+
+use super::{Offloads, Port, PortQueue};
+use crate::bits::HEADER_BYTES;
+use crate::flow::FlowKey;
+use rustix::fs::{Mode, OFlags};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use thiserror::Error;
+
+/// What taps are made with.
+const DEVICE: &str = "/dev/net/tun";
+/// `TUNSETOFFLOAD`'s bits (`linux/if_tun.h`).
+const OFFLOAD_CSUM: libc::c_ulong = 1;
+const OFFLOAD_TSO4: libc::c_ulong = 2;
+const OFFLOAD_TSO6: libc::c_ulong = 4;
+const OFFLOAD_ECN: libc::c_ulong = 8;
+/// Requests of `linux/if_tun.h` by their numbers, where libc has none.
+const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
+const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
+const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
+const TUNSETQUEUE: libc::c_ulong = 0x4004_54d9;
+/// Flags of `TUNSETIFF` and `TUNSETQUEUE`.
+const TAP: i32 = 0x0002;
+const NO_PACKET_INFORMATION: i32 = 0x1000;
+const HEADER: i32 = 0x4000;
+const SEVERAL_QUEUES: i32 = 0x0100;
+const PERSISTENT: i32 = 0x0800;
+const ATTACH: i32 = 0x0200;
+const DETACH: i32 = 0x0400;
+/// Most queues of a tap (`MAX_TAP_QUEUES`).
+pub const MAX_QUEUES: u16 = 256;
+/// Frames that are thrown away, at most, when a queue is opened: more than a tap keeps.
+const STALE: usize = 4096;
+
+/// Why there is no tap.
+#[derive(Debug, Error)]
+pub enum TapError {
+    /// A name that no interface can have.
+    #[error("{0:?} is no name of an interface")]
+    Name(String),
+    /// The system says no.
+    #[error("Tap {name}: cannot {what}")]
+    System {
+        /// Its name.
+        name: String,
+        /// What was tried.
+        what: &'static str,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// `struct ifreq` with the member that is used.
+#[repr(C)]
+struct Request {
+    name: [u8; libc::IFNAMSIZ],
+    /// Flags or a number in the first bytes, or an address.
+    value: [u8; 24],
+}
+
+impl Request {
+    fn new(name: &str) -> Option<Self> {
+        let mut request = Self {
+            name: [0; libc::IFNAMSIZ],
+            value: [0; 24],
+        };
+        // The last byte stays zero.
+        let fits = !name.is_empty() && name.len() < libc::IFNAMSIZ;
+        let plain = name
+            .bytes()
+            .all(|b| b.is_ascii_graphic() && b != b'/' && b != b'%');
+        if !fits || !plain {
+            return None;
+        }
+        request
+            .name
+            .get_mut(..name.len())?
+            .copy_from_slice(name.as_bytes());
+        Some(request)
+    }
+
+    fn with_flags(mut self, flags: i32) -> Self {
+        let [low, high, ..] = flags.to_ne_bytes();
+        self.value[..2].copy_from_slice(&[low, high]);
+        self
+    }
+
+    fn flags(&self) -> i32 {
+        i32::from(u16::from_ne_bytes([self.value[0], self.value[1]]))
+    }
+
+    fn number(&self) -> i32 {
+        let [a, b, c, d, ..] = self.value;
+        i32::from_ne_bytes([a, b, c, d])
+    }
+}
+
+fn system_call(
+    fd: BorrowedFd<'_>,
+    request: libc::c_ulong,
+    argument: libc::c_ulong,
+) -> io::Result<()> {
+    // SAFETY: the callers give each request the argument that it takes: a number, or the address of a structure of its type
+    // that lives throughout the call.
+    if unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// The address of something, as an argument of `ioctl`.
+fn address<T>(of: &mut T) -> libc::c_ulong {
+    let address = std::ptr::from_mut(of).expose_provenance();
+    libc::c_ulong::try_from(address).unwrap_or_default()
+}
+
+/// A tap.
+#[derive(Debug)]
+pub struct Tap {
+    name: String,
+    queues: Vec<Arc<OwnedFd>>,
+    /// Whether queues can come and go.
+    several: bool,
+    /// Asks for the interface's state.
+    socket: OwnedFd,
+    mtu: u16,
+    hardware: [u8; 6],
+    in_use: Vec<Arc<AtomicBool>>,
+}
+
+impl Tap {
+    /// Opens a tap with this many queues: one that is there, or a new one, which goes when this does and is up.
+    ///
+    /// # Errors
+    /// See [`TapError`].
+    pub fn open(name: &str, queues: u16, mtu: Option<u16>) -> Result<Self, TapError> {
+        let request = || Request::new(name).ok_or_else(|| TapError::Name(name.to_owned()));
+        let failed = |what| {
+            move |source: io::Error| TapError::System {
+                name: name.to_owned(),
+                what,
+                source,
+            }
+        };
+        let mut opened: Vec<Arc<OwnedFd>> = Vec::new();
+        // A tap that was made for one queue takes no further flag.
+        let mut several = queues > 1;
+        while opened.len() < usize::from(queues) {
+            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let fd = rustix::fs::open(DEVICE, flags, Mode::empty())
+                .map_err(|e| failed("open /dev/net/tun for it")(e.into()))?;
+            let base = TAP | NO_PACKET_INFORMATION | HEADER;
+            let with = |several| if several { base | SEVERAL_QUEUES } else { base };
+            let mut one = request()?.with_flags(with(several));
+            let mut result = system_call(fd.as_fd(), TUNSETIFF, address(&mut one));
+            if queues == 1
+                && result
+                    .as_ref()
+                    .is_err_and(|e| e.kind() == io::ErrorKind::InvalidInput)
+            {
+                several = true;
+                one = request()?.with_flags(with(several));
+                result = system_call(fd.as_fd(), TUNSETIFF, address(&mut one));
+            }
+            result.map_err(failed("take a queue of it"))?;
+            let mut header = i32::try_from(HEADER_BYTES).unwrap_or(0);
+            system_call(fd.as_fd(), TUNSETVNETHDRSZ, address(&mut header))
+                .map_err(failed("set its header's size"))?;
+            opened.push(Arc::new(fd));
+        }
+        let socket = rustix::net::socket_with(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::DGRAM,
+            rustix::net::SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|e| failed("ask for its state")(e.into()))?;
+        let ask = |number: libc::Ioctl, what| -> Result<Request, TapError> {
+            let mut answer = request()?;
+            system_call(socket.as_fd(), number_of(number), address(&mut answer))
+                .map_err(failed(what))?;
+            Ok(answer)
+        };
+        if let Some(mtu) = mtu {
+            let mut wish = request()?;
+            wish.value[..4].copy_from_slice(&i32::from(mtu).to_ne_bytes());
+            system_call(
+                socket.as_fd(),
+                number_of(libc::SIOCSIFMTU),
+                address(&mut wish),
+            )
+            .map_err(failed("set its MTU"))?;
+        }
+        let asked = ask(libc::SIOCGIFMTU, "ask for its MTU")?;
+        let mtu = u16::try_from(asked.number()).unwrap_or(u16::MAX);
+        let asked = ask(libc::SIOCGIFHWADDR, "ask for its address")?;
+        let mut hardware = [0; 6];
+        hardware.copy_from_slice(&asked.value[2..8]);
+        let tap = Self {
+            name: name.to_owned(),
+            several,
+            socket,
+            mtu,
+            hardware,
+            in_use: opened.iter().map(|_| Arc::default()).collect(),
+            queues: opened,
+        };
+        if !tap.is_persistent().map_err(failed("ask for its flags"))? {
+            tap.bring_up().map_err(failed("bring it up"))?;
+        }
+        tap.take_all_out()
+            .map_err(failed("take a queue out of it"))?;
+        Ok(tap)
+    }
+
+    fn request(&self) -> io::Result<Request> {
+        Request::new(&self.name).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    fn is_persistent(&self) -> io::Result<bool> {
+        let mut answer = self.request()?;
+        let first = self.queues.first().ok_or(io::ErrorKind::NotFound)?;
+        system_call(first.as_fd(), TUNGETIFF, address(&mut answer))?;
+        Ok(answer.flags() & PERSISTENT != 0)
+    }
+
+    fn flags(&self) -> io::Result<i32> {
+        let mut answer = self.request()?;
+        system_call(
+            self.socket.as_fd(),
+            number_of(libc::SIOCGIFFLAGS),
+            address(&mut answer),
+        )?;
+        Ok(answer.flags())
+    }
+
+    fn bring_up(&self) -> io::Result<()> {
+        let mut wish = self.request()?.with_flags(self.flags()? | libc::IFF_UP);
+        system_call(
+            self.socket.as_fd(),
+            number_of(libc::SIOCSIFFLAGS),
+            address(&mut wish),
+        )
+    }
+
+    /// No frame is for anybody until a queue is opened.
+    fn take_all_out(&self) -> io::Result<()> {
+        if self.several {
+            for queue in &self.queues {
+                switch(queue, DETACH)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Numbers of requests have a type of their own on some systems.
+fn number_of(request: libc::Ioctl) -> libc::c_ulong {
+    request
+}
+
+/// Takes a queue in or out.
+fn switch(queue: &OwnedFd, flag: i32) -> io::Result<()> {
+    let mut request = Request {
+        name: [0; libc::IFNAMSIZ],
+        value: [0; 24],
+    }
+    .with_flags(flag);
+    system_call(queue.as_fd(), TUNSETQUEUE, address(&mut request))
+}
+
+impl Port for Tap {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn queues(&self) -> u16 {
+        u16::try_from(self.queues.len()).unwrap_or(MAX_QUEUES)
+    }
+
+    fn offloads(&self) -> Offloads {
+        Offloads {
+            checksum: true,
+            tso4: true,
+            tso6: true,
+            ecn: true,
+        }
+    }
+
+    fn mtu(&self) -> u16 {
+        self.mtu
+    }
+
+    fn hardware_address(&self) -> Option<[u8; 6]> {
+        Some(self.hardware)
+    }
+
+    fn link_is_up(&self) -> bool {
+        // A carrier is there as long as somebody holds a queue; what changes is whether the interface is up.
+        self.flags().is_ok_and(|flags| flags & libc::IFF_UP != 0)
+    }
+
+    fn set_guest_offloads(&self, offloads: Offloads) -> io::Result<()> {
+        let mut bits = 0;
+        let wishes = [
+            (offloads.checksum, OFFLOAD_CSUM),
+            (offloads.tso4, OFFLOAD_TSO4),
+            (offloads.tso6, OFFLOAD_TSO6),
+            // A kernel takes this with one of the two before it.
+            (
+                offloads.ecn && (offloads.tso4 || offloads.tso6),
+                OFFLOAD_ECN,
+            ),
+        ];
+        // And segmentation with checksums only.
+        if offloads.checksum {
+            for (wish, bit) in wishes {
+                bits |= if wish { bit } else { 0 };
+            }
+        }
+        let first = self.queues.first().ok_or(io::ErrorKind::NotFound)?;
+        system_call(first.as_fd(), TUNSETOFFLOAD, bits)
+    }
+
+    fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>> {
+        let at = usize::from(queue);
+        let (Some(fd), Some(in_use)) = (self.queues.get(at), self.in_use.get(at)) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        if in_use.swap(true, Ordering::AcqRel) {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        let mut queue = TapQueue {
+            fd: Arc::clone(fd),
+            in_use: Arc::clone(in_use),
+            several: self.several,
+        };
+        queue.discard();
+        if self.several {
+            switch(&queue.fd, ATTACH)?;
+        }
+        Ok(Box::new(queue))
+    }
+
+    fn steer(&self, _flow: &FlowKey, _queue: Option<u16>) -> io::Result<bool> {
+        Ok(false)
+    }
+}
+
+/// A queue of a tap.
+#[derive(Debug)]
+struct TapQueue {
+    fd: Arc<OwnedFd>,
+    in_use: Arc<AtomicBool>,
+    several: bool,
+}
+
+impl TapQueue {
+    /// Throws away what has waited for somebody else.
+    fn discard(&mut self) {
+        let mut byte = [0; 1];
+        for _ in 0..STALE {
+            if rustix::io::read(&*self.fd, &mut byte).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for TapQueue {
+    fn drop(&mut self) {
+        if self.several
+            && let Err(e) = switch(&self.fd, DETACH)
+        {
+            log::debug!("A queue of a tap stays in it: {e}");
+        }
+        self.in_use.store(false, Ordering::Release);
+    }
+}
+
+fn length(vectors: &[libc::iovec]) -> libc::c_int {
+    libc::c_int::try_from(vectors.len()).unwrap_or(libc::c_int::MAX)
+}
+
+impl PortQueue for TapQueue {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
+        // SAFETY: the caller vouches for the memory of the vectors.
+        let got = unsafe { libc::readv(self.fd.as_raw_fd(), into.as_ptr(), length(into)) };
+        match usize::try_from(got) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(_) => nothing(io::Error::last_os_error()).map(|()| None),
+        }
+    }
+
+    unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool> {
+        // SAFETY: the caller vouches for the memory of the vectors.
+        let sent = unsafe { libc::writev(self.fd.as_raw_fd(), from.as_ptr(), length(from)) };
+        if sent >= 0 {
+            return Ok(true);
+        }
+        nothing(io::Error::last_os_error()).map(|()| false)
+    }
+}
+
+/// Whether an error only says that there is nothing to be done now.
+fn nothing(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        assert!(Request::new("tap0").is_some());
+        for name in ["", "a-name-that-is-too-long", "a b", "tap%d", "../x"] {
+            assert!(Request::new(name).is_none(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! An interface as its front-end sees it.
+
+use crate::bits::{HEADER_BYTES, feature};
+use crate::counters::count;
+use crate::interface::{Interface, Watcher};
+use crate::port::Offloads;
+use crate::worker::{Pair, Side, Terms, Worker};
+use farlane_vhost::bits::feature as common;
+use farlane_vhost::channel::Channel;
+use farlane_vhost::session::{Device, Setup};
+use farlane_zero_copy::placement::Placement;
+use std::io;
+use std::sync::Arc;
+use vhost::vhost_user::{Error, Result};
+use zerocopy::IntoBytes as _;
+
+/// Bytes of the header of a legacy device without mergeable buffers: `buffers` is not there (virtio 1.2, 5.1.6.1).
+const LEGACY_HEADER_BYTES: usize = HEADER_BYTES - 2;
+
+/// The front-end is told of a change.
+struct Changed(Arc<Channel>);
+
+impl Watcher for Changed {
+    fn changed(&self) {
+        self.0.config_changed();
+    }
+}
+
+/// A queue pair of a VM.
+#[derive(Debug)]
+struct Used {
+    pair: Arc<Pair>,
+    worker: Option<Worker>,
+    /// Whether its receive and its transmit queue are served.
+    serves: [bool; 2],
+}
+
+/// A queue that is served.
+#[derive(Debug)]
+pub struct Served(u16);
+
+/// An interface in the hands of a VMM.
+pub struct NetDevice {
+    interface: Arc<Interface>,
+    features: u64,
+    pairs: Vec<Used>,
+    placement: Option<Arc<Placement>>,
+    /// Kept for as long as it is to be told.
+    _watcher: Arc<dyn Watcher>,
+}
+
+impl std::fmt::Debug for NetDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NetDevice")
+            .field("interface", &self.interface)
+            .finish_non_exhaustive()
+    }
+}
+
+fn side_of(index: u16) -> Side {
+    if index.is_multiple_of(2) {
+        Side::Receive
+    } else {
+        Side::Transmit
+    }
+}
+
+impl NetDevice {
+    /// A VMM has just connected.
+    ///
+    /// # Errors
+    /// Too many open files.
+    pub fn new(interface: Arc<Interface>, channel: &Arc<Channel>) -> io::Result<Self> {
+        interface.look();
+        let watcher: Arc<dyn Watcher> = Arc::new(Changed(Arc::clone(channel)));
+        interface.watch(Arc::downgrade(&watcher));
+        count(&interface.counters.connections, 1);
+        let pairs = (0..interface.pairs()).map(|index| {
+            Ok(Used {
+                pair: Arc::new(Pair::new(index)?),
+                worker: None,
+                serves: [false; 2],
+            })
+        });
+        Ok(Self {
+            pairs: pairs.collect::<io::Result<_>>()?,
+            features: 0,
+            placement: None,
+            _watcher: watcher,
+            interface,
+        })
+    }
+
+    fn has(&self, bit: u64) -> bool {
+        self.features & bit != 0
+    }
+
+    fn offloads(&self, checksum: u64, tso4: u64, tso6: u64, ecn: u64) -> Offloads {
+        Offloads {
+            checksum: self.has(checksum),
+            tso4: self.has(tso4),
+            tso6: self.has(tso6),
+            ecn: self.has(ecn),
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        let mergeable = self.has(feature::MRG_RXBUF);
+        let long = mergeable || self.has(common::VERSION_1);
+        Terms {
+            header_bytes: if long {
+                HEADER_BYTES
+            } else {
+                LEGACY_HEADER_BYTES
+            },
+            mergeable,
+            sends: self.offloads(
+                feature::CSUM,
+                feature::HOST_TSO4,
+                feature::HOST_TSO6,
+                feature::HOST_ECN,
+            ),
+            takes: self.takes(),
+        }
+    }
+
+    fn takes(&self) -> Offloads {
+        self.offloads(
+            feature::GUEST_CSUM,
+            feature::GUEST_TSO4,
+            feature::GUEST_TSO6,
+            feature::GUEST_ECN,
+        )
+    }
+}
+
+impl Device for NetDevice {
+    type Worker = Served;
+
+    fn name(&self) -> String {
+        format!("Interface {}", self.interface.name)
+    }
+
+    fn queues(&self) -> u16 {
+        2 * self.interface.pairs()
+    }
+
+    fn queue_number(&self) -> u64 {
+        self.interface.pairs().into()
+    }
+
+    fn features(&self) -> u64 {
+        self.interface.features()
+    }
+
+    fn negotiated(&mut self, features: u64) {
+        self.features = features;
+        if let Err(e) = self.interface.port.set_guest_offloads(self.takes()) {
+            log::warn!(
+                "Interface {}: offloads are not set: {e}",
+                self.interface.name
+            );
+        }
+    }
+
+    fn config(&self) -> Vec<u8> {
+        self.interface.config().as_bytes().to_vec()
+    }
+
+    fn set_config(&mut self, _offset: u32, _bytes: &[u8]) -> Result<()> {
+        Err(Error::InvalidParam)
+    }
+
+    fn start(&mut self, queue: Setup) -> io::Result<Served> {
+        let (index, side) = (queue.index, side_of(queue.index));
+        let terms = self.terms();
+        let interface = Arc::clone(&self.interface);
+        let placement = self
+            .placement
+            .get_or_insert_with(|| interface.place(&queue.space));
+        // A queue starts after memory has come.
+        placement.refresh();
+        let used = self
+            .pairs
+            .get_mut(usize::from(index / 2))
+            .ok_or(io::ErrorKind::NotFound)?;
+        let worker = match &used.worker {
+            Some(worker) => worker,
+            None => {
+                let node = placement.map().node_of(queue.layout.available);
+                let limbs = &interface.limbs;
+                let limb = limbs.all().get(limbs.index_of(node));
+                let limb = limb.ok_or(io::ErrorKind::NotFound)?;
+                let worker = Worker::start(&interface, &used.pair, limb, placement)?;
+                used.worker.insert(worker)
+            }
+        };
+        worker.begin(side, queue, terms);
+        used.serves[usize::from(index % 2)] = true;
+        Ok(Served(index))
+    }
+
+    fn stop(&mut self, served: Served) -> u16 {
+        let index = served.0;
+        let Some(used) = self.pairs.get_mut(usize::from(index / 2)) else {
+            return 0;
+        };
+        let next = used
+            .worker
+            .as_ref()
+            .map_or(0, |worker| worker.end(side_of(index)));
+        used.serves[usize::from(index % 2)] = false;
+        if used.serves == [false; 2]
+            && let Some(worker) = used.worker.take()
+        {
+            worker.leave();
+        }
+        next
+    }
+}

@@ -1,0 +1,258 @@
+//! Buffers of a receive queue: found in guest memory a little ahead, filled and used in order.
+
+use super::Broken;
+use super::end::End;
+use farlane_vhost::chain::Chain;
+use farlane_vhost::vring::Rings;
+use farlane_zero_copy::placement::NodeMap;
+use farlane_zero_copy::topology::Node;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Most pieces that a frame is received into: below the kernel's limit of vectors, with room for what is around them.
+pub(super) const MAX_PIECES: usize = 960;
+
+/// Guest memory that is one run in the backend's memory, and on one node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub base: *mut u8,
+    pub bytes: usize,
+    pub node: Node,
+}
+
+// SAFETY: a piece is an address; whoever touches what is there says why it may.
+unsafe impl Send for Piece {}
+
+/// Adds the pieces that guest memory is made of.
+pub(super) fn resolve(
+    rings: &Rings,
+    segments: &[farlane_vhost::segment::Segment],
+    writable: bool,
+    places: &Places,
+    pieces: &mut Vec<Piece>,
+) -> Result<(), Broken> {
+    for segment in segments {
+        let mut at = segment.address;
+        rings
+            .view()
+            .resolve(segment.address, segment.bytes, writable, |base, run| {
+                let length = u64::try_from(run).unwrap_or(u64::MAX);
+                if let Some(node) = places.only {
+                    pieces.push(Piece {
+                        base,
+                        bytes: run,
+                        node,
+                    });
+                } else {
+                    let mut done = 0;
+                    places.map.cut(at, length, |node, _, bytes| {
+                        let bytes = usize::try_from(bytes).unwrap_or(0);
+                        pieces.push(Piece {
+                            base: base.wrapping_add(done),
+                            bytes,
+                            node,
+                        });
+                        done += bytes;
+                    });
+                }
+                at = at.wrapping_add(length);
+            })?;
+    }
+    Ok(())
+}
+
+/// Where memory lies.
+#[derive(Clone, Debug)]
+pub(super) struct Places {
+    pub map: Arc<NodeMap>,
+    /// All of it is here.
+    pub only: Option<Node>,
+}
+
+impl Places {
+    pub fn new(map: Arc<NodeMap>) -> Self {
+        let only = map.is_uniform().then(|| map.node_of(0));
+        Self { map, only }
+    }
+}
+
+#[derive(Debug)]
+struct Buffer {
+    head: u16,
+    bytes: usize,
+    pieces: Vec<Piece>,
+}
+
+/// Buffers that were found and are not used.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    found: VecDeque<Buffer>,
+    bytes: usize,
+    pieces: usize,
+    spare: Vec<Vec<Piece>>,
+    chain: Chain,
+}
+
+impl Buffers {
+    /// Forgets them: they are found again.
+    pub fn forget(&mut self) {
+        while let Some(buffer) = self.found.pop_front() {
+            self.recycle(buffer.pieces);
+        }
+        self.bytes = 0;
+        self.pieces = 0;
+    }
+
+    fn recycle(&mut self, mut pieces: Vec<Piece>) {
+        pieces.clear();
+        self.spare.push(pieces);
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+
+    pub fn len(&self) -> u16 {
+        u16::try_from(self.found.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Finds further ones until they have so many bytes, or only one where a frame may have only one.
+    pub fn find(
+        &mut self,
+        end: &mut End,
+        bytes: usize,
+        several: bool,
+        places: &Places,
+    ) -> Result<(), Broken> {
+        if self.bytes >= bytes || (!several && !self.found.is_empty()) {
+            return Ok(());
+        }
+        let rings = end.rings()?;
+        while self.bytes < bytes && (several || self.found.is_empty()) && self.pieces < MAX_PIECES {
+            let Some(head) = end.progress.peek(&rings, self.len())? else {
+                return Ok(());
+            };
+            self.chain.follow(&rings, head)?;
+            let mut pieces = self.spare.pop().unwrap_or_default();
+            resolve(&rings, &self.chain.writable, true, places, &mut pieces)?;
+            let room: usize = pieces.iter().map(|piece| piece.bytes).sum();
+            if room == 0 || pieces.len() > MAX_PIECES {
+                let pieces = pieces.len();
+                return Err(Broken::Buffer { pieces, room });
+            }
+            if self.pieces + pieces.len() > MAX_PIECES {
+                self.recycle(pieces);
+                return Ok(());
+            }
+            self.bytes += room;
+            self.pieces += pieces.len();
+            self.found.push_back(Buffer {
+                head,
+                bytes: room,
+                pieces,
+            });
+        }
+        Ok(())
+    }
+
+    /// Their memory, from byte `skip` on.
+    pub fn pieces(&self, skip: usize) -> impl Iterator<Item = Piece> {
+        let mut skip = skip;
+        let all = self.found.iter().flat_map(|buffer| &buffer.pieces);
+        all.filter_map(move |piece| {
+            let less = skip.min(piece.bytes);
+            skip -= less;
+            (less < piece.bytes).then(|| Piece {
+                base: piece.base.wrapping_add(less),
+                bytes: piece.bytes - less,
+                node: piece.node,
+            })
+        })
+    }
+
+    /// How many of them a frame of so many bytes takes; they have as many.
+    pub fn count_for(&self, bytes: usize) -> u16 {
+        let mut left = bytes;
+        let mut count = 0;
+        for buffer in &self.found {
+            count += 1;
+            left = left.saturating_sub(buffer.bytes);
+            if left == 0 {
+                break;
+            }
+        }
+        count
+    }
+
+    /// Uses the first ones for a frame of so many bytes; tells of what lies on which node.
+    pub fn use_up(
+        &mut self,
+        end: &mut End,
+        bytes: usize,
+        mut each: impl FnMut(Node, usize),
+    ) -> Result<u16, Broken> {
+        let rings = end.rings()?;
+        let mut left = bytes;
+        let mut count = 0;
+        while left > 0 {
+            let Some(buffer) = self.found.pop_front() else {
+                break;
+            };
+            let used = left.min(buffer.bytes);
+            let mut here = used;
+            for piece in &buffer.pieces {
+                let part = here.min(piece.bytes);
+                if part > 0 {
+                    each(piece.node, part);
+                }
+                here -= part;
+            }
+            let written = u32::try_from(used).unwrap_or(u32::MAX);
+            end.progress.put(&rings, buffer.head, written);
+            end.progress.skip(1);
+            count += 1;
+            left -= used;
+            self.bytes -= buffer.bytes;
+            self.pieces -= buffer.pieces.len();
+            self.recycle(buffer.pieces);
+        }
+        Ok(count)
+    }
+}
+
+/// Copies bytes into pieces, one after the other, as far as both go.
+pub(super) fn copy_in(pieces: impl Iterator<Item = Piece>, bytes: &[u8]) {
+    let mut rest = bytes;
+    for piece in pieces {
+        let (part, after) = rest.split_at(piece.bytes.min(rest.len()));
+        if part.is_empty() {
+            return;
+        }
+        // SAFETY: pieces come from `resolve` as writable memory of a view that whoever has them keeps; the guest may write
+        // it meanwhile, so that no reference to it is made.
+        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.base, part.len()) };
+        rest = after;
+    }
+}
+
+/// Copies bytes out of pieces. Returns how many there were.
+pub(super) fn copy_out(pieces: impl Iterator<Item = Piece>, bytes: &mut [u8]) -> usize {
+    let length = bytes.len();
+    let mut rest = bytes;
+    for piece in pieces {
+        let fit = piece.bytes.min(rest.len());
+        if fit == 0 {
+            break;
+        }
+        let (part, after) = std::mem::take(&mut rest).split_at_mut(fit);
+        // SAFETY: as above; what is read is whatever is there.
+        unsafe { std::ptr::copy_nonoverlapping(piece.base, part.as_mut_ptr(), fit) };
+        rest = after;
+    }
+    length - rest.len()
+}

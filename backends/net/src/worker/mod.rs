@@ -1,0 +1,361 @@
+//! A queue pair in use: a thread of the node that its memory lies on, which moves frames between port and guest.
+//!
+//! A turn takes a bounded number of frames each way, shows the driver all that it used in one step, and tells it at most once a
+//! queue. Without work it polls for a short while, giving way, and then sleeps until a driver, the port or another worker has
+//! something.
+
+mod buffers;
+mod end;
+pub mod mailbox;
+mod pair;
+mod receive;
+mod transmit;
+
+use crate::counters::count;
+use crate::interface::Interface;
+use crate::port::{Offloads, PortQueue};
+use buffers::Places;
+use end::End;
+use farlane_daemon::limb::Limb;
+use farlane_daemon::warn_limited;
+use farlane_file_io::idle::{Idle, Rest};
+use farlane_vhost::chain::ChainError;
+use farlane_vhost::vring::RingError;
+use farlane_zero_copy::placement::Placement;
+use farlane_zero_copy::{AddressSpaceError, chain, timeslice};
+use receive::Receive;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use thiserror::Error;
+use transmit::Transmit;
+
+pub use pair::{Command, Handed, Pair, Side, Worker};
+
+/// Most frames that are moved one way in one turn.
+const AT_ONCE: usize = 64;
+/// How often a queue is looked at whose driver never tells.
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 1_000_000,
+};
+/// A worker shares its CPU in slices as short as this.
+const SLICE: Duration = Duration::from_micros(100);
+
+/// What a driver has accepted, as far as frames show it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terms {
+    /// Bytes of the header before a frame: 12, or 10 for a legacy device without mergeable buffers.
+    pub header_bytes: usize,
+    /// A received frame may take several buffers.
+    pub mergeable: bool,
+    /// What frames of the guest may ask for.
+    pub sends: Offloads,
+    /// What frames for the guest may ask of it.
+    pub takes: Offloads,
+}
+
+/// Why a queue cannot go on.
+#[derive(Debug, Error)]
+enum Broken {
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    #[error(transparent)]
+    Memory(#[from] AddressSpaceError),
+    #[error("A receive buffer of {room} bytes in {pieces} pieces")]
+    Buffer { pieces: usize, room: usize },
+}
+
+/// What a worker is made of.
+pub(super) struct Parts {
+    pub interface: Arc<Interface>,
+    pub pair: Arc<Pair>,
+    pub limb: Limb,
+    pub placement: Arc<Placement>,
+    pub port: Box<dyn PortQueue>,
+}
+
+/// The worker's side of a queue pair.
+struct Engine {
+    interface: Arc<Interface>,
+    pair: Arc<Pair>,
+    limb: Limb,
+    placement: Arc<Placement>,
+    generation: u64,
+    places: Places,
+    port: Box<dyn PortQueue>,
+    receive: Option<Receive>,
+    transmit: Option<Transmit>,
+    idle: Idle,
+}
+
+/// What a turn came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    worked: bool,
+}
+
+pub(super) fn work(parts: Parts) {
+    // Naps are meant as they are said, and a woken worker is not to wait for the end of others' time slices. What works without
+    // is slower, no more.
+    let _ = farlane_file_io::timing::set_timer_slack();
+    if let Err(e) = timeslice::request(SLICE) {
+        log::debug!("No short time slices: {e}");
+    }
+    let generation = parts.placement.generation();
+    Engine {
+        places: Places::new(parts.placement.map()),
+        interface: parts.interface,
+        pair: parts.pair,
+        limb: parts.limb,
+        placement: parts.placement,
+        generation,
+        port: parts.port,
+        receive: None,
+        transmit: None,
+        idle: Idle::new(true),
+    }
+    .run();
+}
+
+impl Engine {
+    fn run(&mut self) {
+        loop {
+            while let Some(command) = self.pair.commands.take() {
+                match command {
+                    Command::Begin(Side::Receive, setup, terms) => {
+                        let mut end = End::new(*setup);
+                        let result = end.begin();
+                        self.receive = Some(Receive::new(end, terms));
+                        self.pair.set_served(true);
+                        self.after(Side::Receive, result);
+                    }
+                    Command::Begin(Side::Transmit, setup, terms) => {
+                        let mut end = End::new(*setup);
+                        let result = end.begin();
+                        self.transmit = Some(Transmit::new(end, terms));
+                        self.after(Side::Transmit, result);
+                    }
+                    Command::End(side, reply) => {
+                        // Whoever asked may have gone.
+                        let _ = reply.send(self.end(side));
+                    }
+                    Command::Leave => return,
+                }
+            }
+            self.look_at_places();
+            let turn = self.turn();
+            if turn.worked {
+                self.idle.worked();
+            } else {
+                self.rest();
+            }
+        }
+    }
+
+    /// Stops one side; returns where the next worker begins.
+    fn end(&mut self, side: Side) -> u16 {
+        match side {
+            Side::Receive => {
+                self.pair.set_served(false);
+                let Some(mut receive) = self.receive.take() else {
+                    return 0;
+                };
+                let lost = receive.pending() + self.pair.throw_away();
+                count(&self.interface.counters.rx_dropped, lost);
+                show(&self.interface, &mut receive.end);
+                receive.end.progress.next_available
+            }
+            Side::Transmit => self.transmit.take().map_or(0, |mut transmit| {
+                show(&self.interface, &mut transmit.end);
+                transmit.end.progress.next_available
+            }),
+        }
+    }
+
+    /// The VM's memory may have moved.
+    fn look_at_places(&mut self) {
+        let generation = self.placement.generation();
+        if generation != self.generation {
+            self.generation = generation;
+            self.places = Places::new(self.placement.map());
+            if let Some(receive) = &mut self.receive {
+                receive.forget();
+            }
+        }
+    }
+
+    fn after(&mut self, side: Side, result: Result<(), Broken>) {
+        let Err(why) = result else {
+            return;
+        };
+        let end = match side {
+            Side::Receive => self.receive.as_mut().map(|receive| {
+                receive.forget();
+                &mut receive.end
+            }),
+            Side::Transmit => self.transmit.as_mut().map(|transmit| &mut transmit.end),
+        };
+        if let Some(end) = end
+            && end.breaks()
+        {
+            count(&self.interface.counters.broken_queues, 1);
+            let (name, index) = (&self.interface.name, end.index());
+            warn_limited!(
+                self.interface.limit,
+                "Interface {name}, queue {index}: {}",
+                chain(&why)
+            );
+        }
+    }
+
+    fn turn(&mut self) -> Turn {
+        let mut turn = Turn::default();
+        let result = self.transmit_frames();
+        turn.worked |= matches!(result, Ok(true));
+        self.after(Side::Transmit, result.map(drop));
+        let result = self.receive_frames();
+        turn.worked |= matches!(result, Ok(true));
+        self.after(Side::Receive, result.map(drop));
+        if let Some(transmit) = &mut self.transmit {
+            show(&self.interface, &mut transmit.end);
+            if turn.worked && transmit.end.turned() {
+                transmit.end.forget();
+            }
+        }
+        if let Some(receive) = &mut self.receive {
+            show(&self.interface, &mut receive.end);
+            if turn.worked && receive.end.turned() {
+                receive.forget();
+                receive.end.forget();
+            }
+        }
+        turn
+    }
+
+    /// There was nothing to do.
+    fn rest(&mut self) {
+        match self.idle.idle() {
+            Rest::Look => (),
+            // Drivers and ports tell: that costs less than looking again and again, and wakes at once.
+            Rest::Nap(_) | Rest::Sleep => match self.sleep() {
+                Ok(()) => (),
+                Err((side, why)) => self.after(side, Err(why)),
+            },
+        }
+    }
+
+    /// Waits for a driver, for the port, or for another thread.
+    fn sleep(&mut self) -> Result<(), (Side, Broken)> {
+        let receives = |e: RingError| (Side::Receive, e.into());
+        let transmits = |e: RingError| (Side::Transmit, e.into());
+        let mut wanted = PollFlags::empty();
+        let mut never_tells = false;
+        if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.end.broken) {
+            if transmit.blocked {
+                wanted |= PollFlags::OUT;
+            } else if transmit.end.arm(0).map_err(transmits)? {
+                return Ok(());
+            }
+            never_tells |= transmit.end.kick().is_none();
+        }
+        if let Some(receive) = self.receive.as_mut().filter(|r| !r.end.broken) {
+            if receive.starves() {
+                if receive.end.arm(receive.seen()).map_err(receives)? {
+                    return Ok(());
+                }
+                never_tells |= receive.end.kick().is_none();
+            } else {
+                wanted |= PollFlags::IN;
+            }
+        }
+        self.pair.bell.about_to_sleep();
+        let mail = !self.pair.commands.is_empty()
+            || (!self.pair.frames.is_empty()
+                && self.receive.as_ref().is_some_and(|r| !r.starves()));
+        if !mail {
+            if let Some(transmit) = &mut self.transmit {
+                transmit.end.forget();
+            }
+            if let Some(receive) = &mut self.receive {
+                receive.forget();
+                receive.end.forget();
+            }
+            self.wait(wanted, never_tells);
+        }
+        self.pair.bell.awake();
+        if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.end.broken) {
+            transmit.end.disarm().map_err(transmits)?;
+        }
+        if let Some(receive) = self.receive.as_mut().filter(|r| !r.end.broken) {
+            receive.end.disarm().map_err(receives)?;
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, wanted: PollFlags, never_tells: bool) {
+        let port = self.port.fd();
+        let mut fds = Vec::with_capacity(4);
+        fds.push(PollFd::from_borrowed_fd(self.pair.bell.fd(), PollFlags::IN));
+        let ends = [
+            self.transmit.as_ref().map(|t| &t.end),
+            self.receive.as_ref().map(|r| &r.end),
+        ];
+        for end in ends.into_iter().flatten() {
+            if let Some(kick) = end.kick() {
+                fds.push(PollFd::from_borrowed_fd(kick, PollFlags::IN));
+            }
+        }
+        // A port that has failed is readable for ever.
+        if !wanted.is_empty() {
+            fds.push(PollFd::from_borrowed_fd(port, wanted));
+        }
+        let _ = poll(&mut fds, never_tells.then_some(&LOOK));
+        for end in ends.into_iter().flatten() {
+            if end.take_kick() {
+                count(&self.interface.counters.kicks, 1);
+            }
+        }
+    }
+}
+
+/// Shows the driver what was used.
+fn show(interface: &Interface, end: &mut End) {
+    if end.broken {
+        return;
+    }
+    match end.show() {
+        Ok(true) => count(&interface.counters.interrupts, 1),
+        Ok(false) => (),
+        Err(e) => {
+            end.breaks();
+            warn_limited!(
+                interface.limit,
+                "Interface {}, queue {}: {}",
+                interface.name,
+                end.index(),
+                chain(&e)
+            );
+        }
+    }
+}
+
+/// A vector of guest memory, or of ours.
+fn vector(base: *mut u8, bytes: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: base.cast(),
+        iov_len: bytes,
+    }
+}
+
+/// An error of a port, for the log.
+fn port_failed(interface: &Interface, what: &str, error: &io::Error) {
+    warn_limited!(
+        interface.limit,
+        "Interface {}: cannot {what} a frame: {error}",
+        interface.name
+    );
+}
