@@ -1,7 +1,7 @@
 //! The memory of one VM as its backend sees it.
 
 use crate::region::Inner;
-use crate::topology::{Node, Topology};
+use crate::topology::{Node, Topology, majority};
 use crate::view::{View, Views};
 use crate::{Mapping, MappingError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -70,6 +70,26 @@ pub enum AddressSpaceError {
     /// The system failed.
     #[error("Cannot examine the file of a guest memory range")]
     Io(#[from] std::io::Error),
+}
+
+/// Pages by which the node of a granule is told.
+const SAMPLES: u8 = 4;
+/// Granules that are looked at between two moments at which memory can go away.
+const GRANULES_AT_ONCE: usize = 1024;
+
+/// On which node a part of the memory lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// First address of the range that it belongs to.
+    pub range: u64,
+    /// First address.
+    pub start: u64,
+    /// Address after the last.
+    pub end: u64,
+    /// The node; none where no sampled page has memory yet.
+    pub node: Option<Node>,
+    /// The node from which memory will come, as far as the range's policy says.
+    pub preferred: Option<Node>,
 }
 
 /// What lies behind a range.
@@ -469,33 +489,65 @@ impl AddressSpace {
         Some((range.kind, node))
     }
 
-    /// Calls `each(first address, address after the last, node)` for all memory, in order: a range that is bound to a node at
-    /// once, others in parts of `granule` bytes, each by the node of its first page that has memory.
-    pub fn place(
+    /// Calls `each` for all memory, in order: for a range that is bound to a node at once, for others in parts of up to `granule`
+    /// bytes, each by the node of most of its sampled pages.
+    pub fn place(&self, topology: &Topology, granule: u64, mut each: impl FnMut(Placed)) {
+        let mut at = Some(0);
+        while let Some(from) = at {
+            at = self.place_some(topology, granule, from, &mut each);
+        }
+    }
+
+    /// As [`place`](Self::place), for some of the memory from an address on; returns where it goes on. So whoever takes memory
+    /// away does not wait for all of it to be looked at.
+    fn place_some(
         &self,
         topology: &Topology,
         granule: u64,
-        mut each: impl FnMut(u64, u64, Option<Node>),
-    ) {
+        from: u64,
+        each: &mut impl FnMut(Placed),
+    ) -> Option<u64> {
         // The view keeps what is looked at mapped.
         let view = self.view();
-        for range in &view.state().ranges {
-            let (start, end) = (range.start, range.start + range.length);
-            let base = range.mapping.base();
-            if let Some(node) = topology.binding(base) {
-                each(start, end, Some(node));
-                continue;
-            }
-            let mut at = start;
-            while at < end {
-                let until = (at / granule + 1).saturating_mul(granule).min(end);
-                let offset = usize::try_from(at - start).unwrap_or(0);
-                let length = usize::try_from(until - at).unwrap_or(0);
-                let node = topology.node_of_range(base.wrapping_add(offset), length);
-                each(at, until, node);
-                at = until;
-            }
+        let ranges = &view.state().ranges;
+        let range = ranges.get(ranges.partition_point(|r| r.end() < from))?;
+        let (base, end) = (range.mapping.base(), range.start + range.length);
+        if let Some(node) = topology.binding(base) {
+            each(Placed {
+                range: range.start,
+                start: range.start,
+                end,
+                node: Some(node),
+                preferred: None,
+            });
+            return Some(end);
         }
+        let address_of = |guest: u64| {
+            let offset = usize::try_from(guest - range.start).unwrap_or(0);
+            base.wrapping_add(offset).cast_const()
+        };
+        let mut parts = Vec::with_capacity(GRANULES_AT_ONCE);
+        let mut pages = Vec::with_capacity(GRANULES_AT_ONCE * usize::from(SAMPLES));
+        let mut at = from.max(range.start);
+        while at < end && parts.len() < GRANULES_AT_ONCE {
+            let until = (at / granule + 1).saturating_mul(granule).min(end);
+            parts.push((at, until));
+            let step = (until - at) / u64::from(SAMPLES);
+            pages.extend((0..SAMPLES).map(|n| address_of(at + step * u64::from(n))));
+            at = until;
+        }
+        let preferred = topology.preference(base);
+        let nodes = topology.nodes_of_pages(&pages);
+        for ((start, end), nodes) in parts.into_iter().zip(nodes.chunks(usize::from(SAMPLES))) {
+            each(Placed {
+                range: range.start,
+                start,
+                end,
+                node: majority(nodes),
+                preferred,
+            });
+        }
+        Some(at)
     }
 
     /// Ranges there are: (address, length in bytes, kind), in order.

@@ -30,7 +30,7 @@ pub mod tokens;
 pub mod topology;
 mod view;
 
-pub use address_space::{AddressSpace, AddressSpaceError, RangeKind};
+pub use address_space::{AddressSpace, AddressSpaceError, Placed, RangeKind};
 pub use chain::chain;
 pub use copy::{CopyError, copy, copy_from_slice, copy_to_slice};
 pub use mapping::{Mapping, MappingError};

@@ -1,12 +1,19 @@
 //! On which node each part of a VM's memory lies.
 
-use crate::AddressSpace;
 use crate::topology::{Node, Topology};
+use crate::{AddressSpace, Placed};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// Bytes whose node is found by one sample where memory is not bound.
+/// Bytes that are taken to lie on one node where memory is not bound.
 const GRANULE: u64 = 2 << 20;
+/// How much longer than it takes to look at the memory is waited at least before the next look.
+const SHARE: u32 = 100;
+
+/// First address, address after the last, node.
+type Run = (u64, u64, Node);
 
 /// Guest-physical memory that somebody has said the node of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +29,7 @@ pub struct Given {
 /// The nodes of a VM's memory at one moment: runs of guest-physical addresses, in order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct NodeMap {
-    /// First address, address after the last, node.
-    runs: Vec<(u64, u64, Node)>,
+    runs: Vec<Run>,
     /// Where nothing is known.
     other: Node,
 }
@@ -68,10 +74,16 @@ impl NodeMap {
 }
 
 /// The nodes of a VM's memory, followed as it moves.
+///
+/// Memory that is bound to a node is on that node. Other memory is on the node of most of its sampled pages, in parts of 2 MiB. Parts
+/// that have no pages yet are where their range's policy will take them from; without one, on the node of the part before, of
+/// the part after, or the machine's first: the guess matters little, because the device that touches them first decides.
 #[derive(Debug)]
 pub struct Placement {
     space: Arc<AddressSpace>,
     topology: Topology,
+    /// Nodes of the machine, as they were at the beginning.
+    nodes: Vec<Node>,
     given: Vec<Given>,
     map: RwLock<Arc<NodeMap>>,
     generation: AtomicU64,
@@ -83,6 +95,7 @@ impl Placement {
     pub fn new(space: Arc<AddressSpace>, topology: Topology, given: Vec<Given>) -> Arc<Self> {
         let placement = Arc::new(Self {
             space,
+            nodes: topology.nodes(),
             topology,
             given,
             map: RwLock::default(),
@@ -106,18 +119,15 @@ impl Placement {
 
     /// Looks at the memory again: after it has come or gone, and now and then, because pages migrate.
     pub fn refresh(&self) {
-        let other = self.topology.nodes().first().copied().unwrap_or_default();
-        let mut runs: Vec<(u64, u64, Node)> = Vec::new();
-        self.space
-            .place(&self.topology, GRANULE, |start, end, node| {
-                let node = node.unwrap_or(other);
-                match runs.last_mut() {
-                    Some((_, last_end, last)) if *last_end == start && *last == node => {
-                        *last_end = end
-                    }
-                    _ => runs.push((start, end, node)),
-                }
-            });
+        let other = self.nodes.first().copied().unwrap_or_default();
+        let mut runs = Vec::new();
+        // On a machine with one node there is nothing to look at.
+        if self.nodes.len() > 1 {
+            let mut parts = Vec::new();
+            self.space
+                .place(&self.topology, GRANULE, |part| parts.push(part));
+            runs = runs_of(&parts, other);
+        }
         for given in &self.given {
             runs = overlaid(&runs, given);
         }
@@ -128,10 +138,77 @@ impl Placement {
             self.generation.fetch_add(1, Ordering::Release);
         }
     }
+
+    /// Looks at the memory again every so often from a thread of its own, until what is returned is dropped; more rarely where
+    /// that would take more than a hundredth of a processor. None where there is nothing to follow: the machine has one node.
+    ///
+    /// # Errors
+    /// There are no more threads.
+    pub fn watch(self: &Arc<Self>, every: Duration) -> std::io::Result<Option<Watch>> {
+        if self.nodes.len() < 2 {
+            return Ok(None);
+        }
+        Watch::start(Arc::clone(self), every).map(Some)
+    }
+}
+
+/// A thread that follows the memory of a VM; ends when this is dropped.
+#[derive(Debug)]
+pub struct Watch {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    fn start(placement: Arc<Placement>, every: Duration) -> std::io::Result<Self> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let thread = std::thread::Builder::new()
+            .name("placement".to_owned())
+            .spawn(move || {
+                let mut pause = every;
+                while stopped.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    let begun = Instant::now();
+                    placement.refresh();
+                    pause = every.max(begun.elapsed().saturating_mul(SHARE));
+                }
+            })?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("Who follows a VM's memory has panicked");
+        }
+    }
+}
+
+/// Parts joined to runs; those whose node is not known have been given one.
+fn runs_of(parts: &[Placed], other: Node) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for of_range in parts.chunk_by(|a, b| a.range == b.range) {
+        let mut known = of_range.iter().find_map(|part| part.node).unwrap_or(other);
+        for part in of_range {
+            known = part.node.unwrap_or(known);
+            let node = part.node.or(part.preferred).unwrap_or(known);
+            match runs.last_mut() {
+                Some(last) if last.1 == part.start && last.2 == node => last.1 = part.end,
+                _ => runs.push((part.start, part.end, node)),
+            }
+        }
+    }
+    runs
 }
 
 /// `runs` with what is given over them.
-fn overlaid(runs: &[(u64, u64, Node)], given: &Given) -> Vec<(u64, u64, Node)> {
+fn overlaid(runs: &[Run], given: &Given) -> Vec<Run> {
     let (first, end) = (given.start, given.start.saturating_add(given.length));
     let mut result = Vec::with_capacity(runs.len() + 2);
     for &(start, until, node) in runs {
@@ -151,6 +228,7 @@ fn overlaid(runs: &[(u64, u64, Node)], given: &Given) -> Vec<(u64, u64, Node)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::Described;
 
     #[test]
     fn requests_are_cut_where_the_node_changes() {
@@ -200,5 +278,188 @@ mod tests {
         let generation = placement.generation();
         placement.refresh();
         assert_eq!(placement.generation(), generation);
+    }
+
+    /// 16 MiB at address 0 and 2 MiB at 16 MiB + 4 KiB, on a machine that is described.
+    fn machine() -> (Described, Arc<AddressSpace>, [*const u8; 2]) {
+        let space = AddressSpace::new();
+        let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 18 << 20).unwrap();
+        let fd = std::os::fd::AsFd::as_fd(&fd);
+        space.map(0, 16 << 20, fd, 0, true).unwrap();
+        let start = (16 << 20) + 0x1000;
+        space.map(start, 2 << 20, fd, 16 << 20, true).unwrap();
+        let view = space.view();
+        let base = |address| {
+            let mut base = std::ptr::null();
+            let found = view.state().resolve(address, 1, |range, _, _| {
+                base = range.mapping.base().cast_const();
+            });
+            found.unwrap();
+            base
+        };
+        (
+            Described::pair(),
+            Arc::clone(&space),
+            [base(0), base(start)],
+        )
+    }
+
+    fn nodes(placement: &Placement, addresses: &[u64]) -> Vec<u32> {
+        let map = placement.map();
+        addresses.iter().map(|at| map.node_of(*at).0).collect()
+    }
+
+    #[test]
+    fn memory_is_followed_as_it_moves() {
+        let (machine, space, [low, _]) = machine();
+        machine.move_pages(low, 4 << 20, Some(Node(0)));
+        machine.move_pages(low.wrapping_add(4 << 20), 4 << 20, Some(Node(1)));
+        let topology = Topology::of(machine.clone());
+        let placement = Placement::new(space, topology, Vec::new());
+        let at = [0, (4 << 20) - 1, 4 << 20, (8 << 20) - 1];
+        assert_eq!(nodes(&placement, &at), [0, 0, 1, 1]);
+        let watch = placement
+            .watch(Duration::from_micros(100))
+            .unwrap()
+            .unwrap();
+        let before = placement.generation();
+        machine.move_pages(low, 4 << 20, Some(Node(1)));
+        while placement.generation() == before {
+            std::thread::yield_now();
+        }
+        drop(watch);
+        assert_eq!(nodes(&placement, &at), [1, 1, 1, 1]);
+        // Nobody looks any more.
+        assert_eq!(Arc::strong_count(&placement), 1);
+        let (asked, before) = (machine.asked(), placement.generation());
+        placement.refresh();
+        assert!(machine.asked() > asked && placement.generation() == before);
+    }
+
+    #[test]
+    fn memory_without_pages_is_where_its_neighbour_is_or_its_policy_says() {
+        let (machine, space, [low, high]) = machine();
+        let topology = Topology::of(machine.clone());
+        let placement = Placement::new(space, topology, Vec::new());
+        let all = [0, 6 << 20, 15 << 20, 17 << 20];
+        assert_eq!(nodes(&placement, &all), [0, 0, 0, 0]);
+        // Before the first and after the last that is known; not across ranges.
+        machine.move_pages(low.wrapping_add(6 << 20), 2 << 20, Some(Node(1)));
+        placement.refresh();
+        assert_eq!(nodes(&placement, &all), [1, 1, 1, 0]);
+        machine.move_pages(low.wrapping_add(8 << 20), 2 << 20, Some(Node(0)));
+        placement.refresh();
+        assert_eq!(nodes(&placement, &all), [1, 1, 0, 0]);
+        machine.bind(high, 2 << 20, Some(Node(1)));
+        placement.refresh();
+        assert_eq!(nodes(&placement, &all), [1, 1, 0, 1]);
+        machine.bind(high, 2 << 20, None);
+        let part = |node, preferred| Placed {
+            range: 0,
+            start: 0,
+            end: 1,
+            node,
+            preferred,
+        };
+        let first = |node, preferred| runs_of(&[part(node, preferred)], Node(0))[0].2;
+        assert_eq!(first(None, Some(Node(1))), Node(1));
+        assert_eq!(first(Some(Node(0)), Some(Node(1))), Node(0));
+    }
+
+    #[test]
+    fn a_machine_with_one_node_is_not_looked_at() {
+        let (_, space, _) = machine();
+        let machine = Described::new(&[&[0, 1]]);
+        let placement = Placement::new(space, Topology::of(machine.clone()), Vec::new());
+        assert!(placement.map().is_uniform());
+        assert!(placement.watch(Duration::ZERO).unwrap().is_none());
+        assert_eq!(machine.asked(), 0);
+    }
+
+    #[test]
+    fn memory_that_goes_is_forgotten() {
+        let (machine, space, [low, _]) = machine();
+        machine.bind(low, 16 << 20, Some(Node(1)));
+        let topology = Topology::of(machine);
+        let placement = Placement::new(Arc::clone(&space), topology, Vec::new());
+        assert_eq!(nodes(&placement, &[1 << 20]), [1]);
+        space.unmap(0, 16 << 20).unwrap();
+        placement.refresh();
+        assert_eq!(nodes(&placement, &[1 << 20]), [0]);
+    }
+
+    /// Runs in order and disjoint, with gaps or without.
+    fn maps() -> impl proptest::strategy::Strategy<Value = NodeMap> {
+        use proptest::prelude::*;
+        let parts = proptest::collection::vec((0_u64..4, 1_u64..9, 0_u32..3), 0..9);
+        (parts, 0_u32..3).prop_map(|(parts, other)| {
+            let mut runs = Vec::new();
+            let mut at = 0;
+            for (gap, bytes, node) in parts {
+                runs.push((at + gap, at + gap + bytes, Node(node)));
+                at += gap + bytes;
+            }
+            NodeMap {
+                runs,
+                other: Node(other),
+            }
+        })
+    }
+
+    fn said(map: &NodeMap, address: u64) -> Node {
+        let mut runs = map.runs.iter();
+        let found = runs.find(|(start, end, _)| (*start..*end).contains(&address));
+        found.map_or(map.other, |run| run.2)
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn every_byte_is_where_the_runs_say(map in maps(), address in 0_u64..120) {
+            proptest::prop_assert_eq!(map.node_of(address), said(&map, address));
+        }
+
+        #[test]
+        fn parts_cover_a_request_are_uniform_and_as_long_as_possible(
+            map in maps(), address in 0_u64..100, bytes in 0_u64..120
+        ) {
+            let mut parts = Vec::new();
+            map.cut(address, bytes, |node, at, bytes| parts.push((node, at, bytes)));
+            let mut at = address;
+            for &(node, start, bytes) in &parts {
+                proptest::prop_assert!(start == at && bytes > 0);
+                for byte in start..start + bytes {
+                    proptest::prop_assert_eq!(said(&map, byte), node);
+                }
+                at += bytes;
+            }
+            proptest::prop_assert_eq!(at, address + bytes);
+            for pair in parts.windows(2) {
+                proptest::prop_assert!(pair[0].0 != pair[1].0);
+            }
+            if map.is_uniform() && bytes > 0 {
+                proptest::prop_assert_eq!(parts.len(), 1);
+            }
+        }
+
+        #[test]
+        fn what_is_given_lies_over_what_is_seen(
+            map in maps(), start in 0_u64..100, length in 0_u64..30, node in 0_u32..3, address in 0_u64..150
+        ) {
+            let given = Given { start, length, node: Node(node) };
+            let over = NodeMap { runs: overlaid(&map.runs, &given), other: map.other };
+            let expected = match (start..start + length).contains(&address) {
+                true => Node(node),
+                false => said(&map, address),
+            };
+            proptest::prop_assert_eq!(over.node_of(address), expected);
+        }
+
+        #[test]
+        fn the_end_of_all_addresses_is_reached(map in maps(), back in 0_u64..9, more in 0_u64..9) {
+            let mut bytes = 0;
+            map.cut(u64::MAX - back, more, |_, _, part| bytes += part);
+            proptest::prop_assert_eq!(bytes, back.min(more));
+        }
     }
 }

@@ -1,11 +1,17 @@
 //! Which NUMA nodes a machine has, and what is on which: processors, memory, PCI functions, threads.
 //!
-//! A [`Machine`] tells; [`Sysfs`] asks the kernel, below any root folder. Whoever steers asks a [`Topology`].
+//! A [`Machine`] tells; [`Sysfs`] asks the kernel, below any root folder; a [`Described`] one is what somebody says. Whoever steers
+//! asks a [`Topology`].
 
+mod described;
+mod functions;
+mod memory;
 mod sysfs;
 
 use std::sync::Arc;
 
+pub use described::Described;
+pub use functions::{Class, Function};
 pub use sysfs::Sysfs;
 
 /// A NUMA node.
@@ -26,20 +32,28 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     /// The processors of a node, in order.
     fn cpus(&self, node: Node) -> Vec<u32>;
 
+    /// The bytes of memory that a node has; zero where it has none or nobody says.
+    fn memory_bytes(&self, node: Node) -> u64;
+
     /// How far memory of `to` is from processors of `from`, as the firmware has it (10 is near).
     fn distance(&self, from: Node, to: Node) -> Option<u32>;
 
     /// The node of a PCI function, such as `0000:01:00.0`.
     fn node_of_function(&self, function: &str) -> Option<Node>;
 
-    /// The node of the processor on which a thread last ran.
+    /// The node of a thread: that of the processors to which it is pinned, else of the one on which it last ran.
     fn node_of_thread(&self, process: u32, thread: u32) -> Option<Node>;
 
-    /// The nodes of pages of this process; `None` for those that have no memory yet.
+    /// The nodes of pages of this process; `None` for those that have no memory yet, and they get none by being asked about.
     fn nodes_of_pages(&self, pages: &[*const u8]) -> Vec<Option<Node>>;
 
     /// The one node to which the memory at an address of this process is bound by its policy.
     fn binding(&self, address: *const u8) -> Option<Node>;
+
+    /// The one node from which memory at an address of this process will come, as far as its policy says.
+    fn preference(&self, address: *const u8) -> Option<Node> {
+        self.binding(address)
+    }
 }
 
 /// A machine, shared.
@@ -81,13 +95,43 @@ impl Topology {
         let sampled: Vec<_> = (0..count)
             .map(|i| address.wrapping_add(i * (pages / count) * 4096))
             .collect();
-        let mut votes = std::collections::BTreeMap::new();
-        for node in self.nodes_of_pages(&sampled).into_iter().flatten() {
-            *votes.entry(node).or_insert(0_u32) += 1;
-        }
-        votes
-            .into_iter()
-            .max_by_key(|&(_, count)| count)
-            .map(|(node, _)| node)
+        majority(&self.nodes_of_pages(&sampled))
+    }
+}
+
+/// The node that most are on, the lowest of several; `None` where none is known.
+pub(crate) fn majority(nodes: &[Option<Node>]) -> Option<Node> {
+    let count = |node: Node| nodes.iter().filter(|n| **n == Some(node)).count();
+    let known = nodes.iter().flatten().copied();
+    known.max_by_key(|&node| (count(node), std::cmp::Reverse(node)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn most_pages_decide() {
+        let nodes = |numbers: &[i64]| {
+            let node = |n: &i64| u32::try_from(*n).ok().map(Node);
+            majority(&numbers.iter().map(node).collect::<Vec<_>>())
+        };
+        assert_eq!(nodes(&[]), None);
+        assert_eq!(nodes(&[-1, -1, 2]), Some(Node(2)));
+        assert_eq!(nodes(&[1, 0, 1, -1]), Some(Node(1)));
+        assert_eq!(nodes(&[1, 0]), Some(Node(0)));
+    }
+
+    #[test]
+    fn a_range_is_where_most_of_it_lies() {
+        let machine = Described::pair();
+        let memory = vec![0_u8; 64 << 12];
+        let base = memory.as_ptr();
+        machine.move_pages(base, 64 << 12, Some(Node(1)));
+        machine.move_pages(base, 16 << 12, Some(Node(0)));
+        let topology = Topology::of(machine);
+        assert_eq!(topology.node_of_range(base, 64 << 12), Some(Node(1)));
+        assert_eq!(topology.node_of_range(base, 16 << 12), Some(Node(0)));
+        assert_eq!(topology.node_of_range(base, 0), None);
     }
 }
