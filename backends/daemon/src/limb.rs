@@ -1,22 +1,27 @@
 //! Limbs: the threads of a device that belong to a NUMA node (ioctopus-asplos20, section 3.3).
 //!
-//! A limb's thread runs on the node's processors, and memory that it touches first is the node's. On a machine with one
-//! node nothing is pinned.
+//! A limb's thread runs on the node's processors, and memory that it touches first is the node's. A node without processors has a
+//! limb, too, which runs on those of the nearest node that has some. On a machine with one node nothing is pinned.
 
 use farlane_zero_copy::topology::{Node, Topology};
 use std::io;
 use std::thread::JoinHandle;
 
-/// What limbs ask of the kernel besides what every daemon does.
+/// What limbs, and those who follow a VM's memory for them, ask of the kernel besides what every daemon does.
 pub const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_get_mempolicy,
+    libc::SYS_madvise,
+    libc::SYS_mincore,
     libc::SYS_move_pages,
+    libc::SYS_sched_getaffinity,
     libc::SYS_sched_setaffinity,
     libc::SYS_set_mempolicy,
 ];
 
 /// `set_mempolicy`: of this node, where it has room (`MPOL_PREFERRED`).
 const PREFERRED: i32 = 1;
+/// Nodes of a mask: the most that Linux can be built for.
+const MASK_BITS: usize = 1024;
 
 /// A node of the machine, as a place for threads.
 #[derive(Clone, Debug)]
@@ -65,25 +70,25 @@ impl Limb {
         if let Err(e) = rustix::thread::sched_setaffinity(None, &set) {
             log::warn!("Node {}: its threads are not pinned: {e}", self.node);
         }
-        let Some(mask) = 1_u64.checked_shl(self.node.0) else {
-            return;
-        };
-        // SAFETY: the mask has 64 bits and is only read.
-        let rc = unsafe {
-            libc::syscall(
-                libc::SYS_set_mempolicy,
-                PREFERRED,
-                &raw const mask,
-                64_usize,
-            )
-        };
-        if rc != 0 {
-            log::debug!(
-                "Node {}: no memory policy: {}",
-                self.node,
-                io::Error::last_os_error()
-            );
+        if let Err(e) = prefer(self.node) {
+            log::debug!("Node {}: no memory policy: {e}", self.node);
         }
+    }
+}
+
+/// The calling thread's memory comes from `node`, where it has room.
+fn prefer(node: Node) -> io::Result<()> {
+    let mut mask = [0_u64; MASK_BITS / 64];
+    let word = usize::try_from(node.0 / 64).map_err(io::Error::other)?;
+    *mask.get_mut(word).ok_or(io::ErrorKind::InvalidInput)? |= 1 << (node.0 % 64);
+    // The kernel counts one more than it reads.
+    let bits = MASK_BITS + 1;
+    // SAFETY: the mask has as many bits as the kernel reads, and is only read.
+    let rc = unsafe { libc::syscall(libc::SYS_set_mempolicy, PREFERRED, mask.as_ptr(), bits) };
+    if rc == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
     }
 }
 
@@ -103,7 +108,7 @@ impl Limbs {
         let limbs = nodes.iter().map(|&node| Limb {
             node,
             cpus: if pins {
-                topology.cpus(node)
+                nearest_cpus(&topology, node)
             } else {
                 Vec::new()
             },
@@ -126,19 +131,88 @@ impl Limbs {
         &self.limbs
     }
 
-    /// That of a node; for a node without processors, or one that is not there, the nearest one's index.
+    /// The index of a node's; the first's for a node that is not there.
     #[must_use]
     pub fn index_of(&self, node: Node) -> usize {
-        let exact = self.limbs.iter().position(|limb| limb.node == node);
-        exact.unwrap_or_else(|| {
-            let distance =
-                |limb: &Limb| self.topology.distance(limb.node, node).unwrap_or(u32::MAX);
-            let nearest = self
-                .limbs
-                .iter()
-                .enumerate()
-                .min_by_key(|(_, limb)| distance(limb));
-            nearest.map_or(0, |(index, _)| index)
-        })
+        let mut limbs = self.limbs.iter();
+        limbs.position(|limb| limb.node == node).unwrap_or(0)
+    }
+}
+
+/// The processors of a node, or of the nearest that has some.
+fn nearest_cpus(topology: &Topology, node: Node) -> Vec<u32> {
+    let mut nodes = topology.nodes();
+    // What is as near keeps its order.
+    nodes.sort_by_key(|&other| match other == node {
+        true => 0,
+        false => topology.distance(node, other).unwrap_or(u32::MAX),
+    });
+    let mut cpus = nodes.into_iter().map(|node| topology.cpus(node));
+    cpus.find(|cpus| !cpus.is_empty()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farlane_zero_copy::topology::Described;
+
+    /// Where the calling thread may run.
+    fn affinity() -> Vec<u32> {
+        let set = rustix::thread::sched_getaffinity(None).unwrap();
+        (0..1024_u32)
+            .filter(|cpu| set.is_set(usize::try_from(*cpu).unwrap()))
+            .collect()
+    }
+
+    fn limbs(cpus: &[&[u32]]) -> Limbs {
+        Limbs::new(Topology::of(Described::new(cpus)))
+    }
+
+    #[test]
+    fn threads_run_on_the_processors_of_their_node() {
+        let here = affinity();
+        let (first, last) = (here[0], *here.last().unwrap());
+        let limbs = limbs(&[&[first], &[last]]);
+        let threads: Vec<_> = limbs
+            .all()
+            .iter()
+            .map(|limb| limb.spawn("limb".to_owned(), affinity).unwrap())
+            .collect();
+        let seen: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
+        assert_eq!(seen, [[first], [last]]);
+        assert_eq!(affinity(), here);
+    }
+
+    #[test]
+    fn a_machine_with_one_node_pins_nothing() {
+        let here = affinity();
+        let limbs = limbs(&[&[here[0]]]);
+        let thread = limbs.all()[0].spawn("limb".to_owned(), affinity).unwrap();
+        assert_eq!(thread.join().unwrap(), here);
+    }
+
+    #[test]
+    fn a_node_without_processors_borrows_the_nearest_ones() {
+        let limbs = limbs(&[&[0, 1], &[], &[], &[7]]);
+        let cpus: Vec<_> = limbs.all().iter().map(|limb| limb.cpus.clone()).collect();
+        assert_eq!(cpus, [vec![0, 1], vec![0, 1], vec![7], vec![7]]);
+        let index = |node| limbs.index_of(Node(node));
+        assert_eq!((index(0), index(2), index(9)), (0, 2, 0));
+        assert_eq!(limbs.all()[1].node(), Node(1));
+    }
+
+    #[test]
+    fn processors_that_are_not_there_stop_nobody() {
+        let limbs = limbs(&[&[1_000_000], &[900]]);
+        for limb in limbs.all() {
+            let thread = limb.spawn("limb".to_owned(), || 7).unwrap();
+            assert_eq!(thread.join().unwrap(), 7);
+        }
+    }
+
+    #[test]
+    fn memory_of_a_node_that_no_kernel_has_is_refused() {
+        assert!(prefer(Node(1 << 20)).is_err());
+        assert!(prefer(Node(1023)).is_err());
     }
 }

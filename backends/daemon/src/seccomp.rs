@@ -263,6 +263,48 @@ mod tests {
         assert_eq!(confined("program").signal(), Some(libc::SIGSYS));
     }
 
+    /// All that limbs and those who follow a VM's memory do.
+    fn limbs() {
+        use crate::limb::{Limbs, SYSTEM_CALLS};
+        use farlane_zero_copy::AddressSpace;
+        use farlane_zero_copy::placement::Placement;
+        use farlane_zero_copy::topology::{Sysfs, Topology};
+        use std::os::fd::AsFd as _;
+        use std::time::Duration;
+
+        let folder = tempfile::tempdir().unwrap();
+        let nodes = folder.path().join("devices/system/node");
+        for node in ["node0", "node1"] {
+            std::fs::create_dir_all(nodes.join(node)).unwrap();
+            std::fs::write(nodes.join(node).join("cpulist"), "0").unwrap();
+        }
+        std::fs::write(nodes.join("online"), "0-1").unwrap();
+        let topology = Topology::of(Sysfs::new(folder.path()));
+        folder.close().unwrap();
+        confine(SeccompMode::Kill, SYSTEM_CALLS).unwrap();
+
+        let limbs = Limbs::new(topology.clone());
+        for limb in limbs.all() {
+            let thread = limb.spawn("limb".to_owned(), || vec![7; 32 << 20]);
+            assert_eq!(thread.unwrap().join().unwrap().len(), 32 << 20);
+        }
+        let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 16 << 20).unwrap();
+        rustix::io::write(&fd, &[1; 4096]).unwrap();
+        let space = AddressSpace::new();
+        space.map(0, 16 << 20, fd.as_fd(), 0, true).unwrap();
+        let placement = Placement::new(space, topology.clone(), Vec::new());
+        drop(placement.watch(Duration::ZERO).unwrap().unwrap());
+        placement.refresh();
+        let this = std::process::id();
+        assert!(topology.node_of_thread(this, this).is_none_or(|n| n.0 < 2));
+    }
+
+    #[test]
+    fn limbs_work_in_a_confined_process() {
+        assert!(confined("limbs").success());
+    }
+
     #[test]
     fn a_panic_in_a_confined_process_is_not_a_kill() {
         // The code of a test harness that has seen an ordinary panic.
@@ -275,6 +317,9 @@ mod tests {
         let Ok(act) = std::env::var(ACT) else {
             return;
         };
+        if act == "limbs" {
+            return limbs();
+        }
         confine(SeccompMode::Kill, &[]).unwrap();
         match act.as_str() {
             "work" => {
