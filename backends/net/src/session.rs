@@ -145,10 +145,6 @@ impl Device for NetDevice {
         2 * self.interface.pairs()
     }
 
-    fn queue_number(&self) -> u64 {
-        self.interface.pairs().into()
-    }
-
     fn features(&self) -> u64 {
         self.interface.features()
     }

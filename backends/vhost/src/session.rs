@@ -60,11 +60,6 @@ pub trait Device: Send + 'static {
     /// Most queues.
     fn queues(&self) -> u16;
 
-    /// What GET_QUEUE_NUM answers: queues of most devices, queue pairs of a network device.
-    fn queue_number(&self) -> u64 {
-        self.queues().into()
-    }
-
     /// The features that it offers.
     fn features(&self) -> u64;
 
@@ -179,9 +174,12 @@ impl<D: Device> Session<D> {
     }
 
     fn queue(&mut self, index: impl TryInto<usize>) -> Result<&mut Queue<D::Worker>> {
-        self.queues
-            .get_mut(index_of(index))
-            .ok_or(Error::InvalidParam)
+        let (index, count) = (index_of(index), self.queues.len());
+        if index >= count {
+            let name = self.device.name();
+            warn_limited!(self.limit, "{name}: the VMM wants queue {index} of {count}");
+        }
+        self.queues.get_mut(index).ok_or(Error::InvalidParam)
     }
 
     fn refuse(&self, why: &dyn std::error::Error) -> Error {
@@ -401,7 +399,9 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(self.device.queue_number())
+        // Front-ends compare it with a number of queues (the vhost crate, Cloud Hypervisor) or of queue pairs (QEMU for network
+        // devices): queues suit all.
+        Ok(self.device.queues().into())
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {

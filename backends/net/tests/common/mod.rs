@@ -1,0 +1,219 @@
+//! A backend over a tap in a network of its own, whose other end is this machine's network stack.
+
+#![allow(dead_code)]
+
+use farlane_net_driver::frame::{End, udp};
+use farlane_net_driver::{Nic, Options, Received};
+use std::io::Read as _;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long anything may take.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// The tap.
+pub const TAP: &str = "tap0";
+/// This machine's end.
+pub const HOST: End = End {
+    mac: [2, 0, 0, 0, 0, 1],
+    ip: Ipv4Addr::new(10, 9, 0, 1),
+    port: 7000,
+};
+/// The guest's end.
+pub const GUEST: End = End {
+    mac: [2, 0, 0, 0, 0, 2],
+    ip: Ipv4Addr::new(10, 9, 0, 2),
+    port: 7001,
+};
+
+/// A network namespace for the calling thread, and for what it starts: it goes with them.
+fn enter_own_network() {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "these tests make taps in a network namespace: run them as root"
+    );
+    // SAFETY: unshare changes where this thread's sockets are, and no memory.
+    let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+    assert_eq!(
+        rc,
+        0,
+        "no network namespace: {}",
+        std::io::Error::last_os_error()
+    );
+}
+
+fn ip(words: &str) {
+    let status = Command::new("ip").args(words.split(' ')).status();
+    assert!(status.expect("iproute2 is needed").success(), "ip {words}");
+}
+
+/// A backend with one interface, ended when it is dropped.
+pub struct Backend {
+    child: Child,
+    folder: TempDir,
+    words: Vec<String>,
+}
+
+impl Backend {
+    /// Starts one in a network of its own, with these queue pairs and further words. To be called once in a test: the test's
+    /// thread is in that network then.
+    pub fn start(queues: u16, words: &[&str]) -> Self {
+        enter_own_network();
+        let folder = tempfile::tempdir().unwrap();
+        ip("link set lo up");
+        ip(&format!("tuntap add dev {TAP} mode tap multi_queue"));
+        ip(&format!("link set {TAP} address 02:00:00:00:00:01 up"));
+        ip(&format!("address add {}/24 dev {TAP}", HOST.ip));
+        ip(&format!(
+            "neighbor add {} lladdr 02:00:00:00:00:02 dev {TAP}",
+            GUEST.ip
+        ));
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let own = [
+            "--socket-path".to_owned(),
+            path("socket"),
+            "--tap".to_owned(),
+            TAP.to_owned(),
+            "--queues".to_owned(),
+            queues.to_string(),
+            "--metrics".to_owned(),
+            path("metrics"),
+            "--log-level".to_owned(),
+            "info".to_owned(),
+        ];
+        let words: Vec<_> = own
+            .into_iter()
+            .chain(words.iter().map(|&word| word.to_owned()))
+            .collect();
+        let backend = Self {
+            child: spawn(&words),
+            folder,
+            words,
+        };
+        backend.is_ready();
+        backend
+    }
+
+    fn is_ready(&self) {
+        // Metrics come last.
+        wait_until(|| UnixStream::connect(self.folder.path().join("metrics")).is_ok());
+    }
+
+    /// Where a VMM connects.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// Kills it, and starts another.
+    pub fn kill_and_start(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = spawn(&self.words);
+        self.is_ready();
+    }
+
+    /// A VM.
+    pub fn connect(&self, pairs: u16, features: u64) -> Nic {
+        let options = Options {
+            pairs,
+            features,
+            ..Options::default()
+        };
+        Nic::connect(&self.socket(), &options).unwrap()
+    }
+
+    /// All counters.
+    pub fn metrics(&self) -> String {
+        let mut text = String::new();
+        UnixStream::connect(self.folder.path().join("metrics"))
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        text
+    }
+
+    /// A counter.
+    pub fn metric(&self, name: &str) -> u64 {
+        let name = format!("farlane_net_{name}{{");
+        let text = self.metrics();
+        let line = text.lines().find(|l| l.starts_with(&name)).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has it end, and returns with which code.
+    pub fn terminate(&mut self) -> Option<i32> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+fn spawn(words: &[String]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_farlane-net"))
+        .args(words)
+        .spawn()
+        .unwrap()
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn wait_until(mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is() {
+        assert!(Instant::now() < end, "waited in vain");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A socket at this machine's end.
+pub fn host_socket() -> UdpSocket {
+    let socket = UdpSocket::bind((HOST.ip, HOST.port)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket
+}
+
+/// A datagram of the guest.
+pub fn datagram(payload: &[u8]) -> Vec<u8> {
+    udp(&GUEST, &HOST, payload)
+}
+
+/// The next datagram for the guest; what else this machine sends by itself is left out. With the queue pair it came on, and
+/// its payload.
+pub fn next_datagram(nic: &mut Nic) -> (usize, Received, Vec<u8>) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let (queue, frame) = nic.receive(left).unwrap().expect("no datagram came");
+        let bytes = &frame.bytes;
+        let is_ours = bytes.get(12..14) == Some(&[8, 0])
+            && bytes.get(23) == Some(&17)
+            && bytes.get(30..34) == Some(&GUEST.ip.octets());
+        if is_ours {
+            let payload = bytes[42..].to_vec();
+            return (queue, frame, payload);
+        }
+    }
+}
+
+/// A datagram there, and one back.
+pub fn echo(nic: &mut Nic, socket: &UdpSocket, queue: usize, payload: &[u8]) {
+    nic.send(queue, &datagram(payload)).unwrap();
+    let mut bytes = vec![0; 70_000];
+    let (length, from) = socket.recv_from(&mut bytes).unwrap();
+    assert_eq!(&bytes[..length], payload);
+    socket.send_to(payload, from).unwrap();
+    assert_eq!(next_datagram(nic).2, payload);
+}

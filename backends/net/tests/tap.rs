@@ -1,0 +1,151 @@
+//! The backend over a tap, with a driver at native speed.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use common::{Backend, GUEST, HOST, datagram, echo, host_socket, next_datagram, wait_until};
+use farlane_net_driver::{Header, Nic, Options, feature};
+
+#[test]
+fn datagrams_go_both_ways() {
+    let backend = Backend::start(1, &[]);
+    let socket = host_socket();
+    let mut nic = backend.connect(1, feature::PLAIN);
+    for size in [1, 18, 512, 1472] {
+        echo(&mut nic, &socket, 0, &vec![7; size]);
+    }
+    assert_eq!(backend.metric("tx_frames"), 4);
+    assert!(backend.metric("rx_frames") >= 4);
+}
+
+#[test]
+fn large_datagrams_take_several_buffers() {
+    let backend = Backend::start(1, &["--mtu", "9000"]);
+    let socket = host_socket();
+    let options = Options {
+        features: feature::LINUX & !feature::CTRL_VQ,
+        receive_buffer_bytes: Some(1024),
+        ..Options::default()
+    };
+    let mut nic = Nic::connect(&backend.socket(), &options).unwrap();
+    assert_eq!(nic.config().unwrap().unwrap().mtu, 9000);
+    let payload: Vec<u8> = (0..8000_u32).map(|n| n.to_le_bytes()[0]).collect();
+    socket.send_to(&payload, (GUEST.ip, GUEST.port)).unwrap();
+    let (_, frame, got) = next_datagram(&mut nic);
+    assert!(got == payload);
+    assert_eq!(frame.header.num_buffers.get(), 8);
+}
+
+#[test]
+fn the_host_completes_checksums() {
+    let backend = Backend::start(1, &[]);
+    let socket = host_socket();
+    let mut nic = backend.connect(1, feature::PLAIN | feature::CSUM);
+    let mut frame = datagram(b"sum");
+    // What the network stack would put there: the sum of the pseudo header.
+    frame[40..42].copy_from_slice(&[0, 0]);
+    let header = Header {
+        flags: 1,
+        csum_start: 34.into(),
+        csum_offset: 6.into(),
+        ..Header::default()
+    };
+    let words = |bytes: &[u8]| -> u32 {
+        let pairs = bytes
+            .chunks(2)
+            .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+        pairs.sum()
+    };
+    let length = u32::try_from(frame.len() - 34).unwrap();
+    let sum = words(&GUEST.ip.octets()) + words(&HOST.ip.octets()) + 17 + length;
+    let folded = u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
+    frame[40..42].copy_from_slice(&folded.to_be_bytes());
+    nic.send_as(0, &header, &frame).unwrap();
+    let mut bytes = [0; 100];
+    let length = socket.recv(&mut bytes).unwrap();
+    assert_eq!(&bytes[..length], b"sum");
+}
+
+#[test]
+fn frames_that_lie_are_dropped_and_the_next_ones_go() {
+    let backend = Backend::start(1, &[]);
+    let socket = host_socket();
+    let mut nic = backend.connect(1, feature::LINUX & !feature::CTRL_VQ);
+    let frame = datagram(b"lie");
+    let outside = Header {
+        flags: 1,
+        csum_start: 0xfff0.into(),
+        csum_offset: 0xfff0.into(),
+        ..Header::default()
+    };
+    let nothing = Header {
+        flags: 1,
+        gso_type: 1,
+        ..Header::default()
+    };
+    let unknown = Header {
+        gso_type: 0x7f,
+        ..Header::default()
+    };
+    for header in [outside, nothing, unknown] {
+        nic.send_as(0, &header, &frame).unwrap();
+    }
+    nic.send(0, &frame[..10]).unwrap();
+    nic.send(0, &vec![0; 70_000]).unwrap();
+    echo(&mut nic, &socket, 0, b"truth");
+    wait_until(|| backend.metric("tx_invalid") == 5);
+    assert_eq!(backend.metric("broken_queues"), 0);
+}
+
+#[test]
+fn queues_stop_and_go_on() {
+    let backend = Backend::start(2, &[]);
+    let socket = host_socket();
+    let mut nic = backend.connect(2, feature::PLAIN);
+    for round in 0..5_u8 {
+        for queue in 0..2 {
+            echo(&mut nic, &socket, queue, &[round; 100]);
+        }
+        let bases = nic.vmm.stop().unwrap();
+        nic.vmm.start(&bases).unwrap();
+    }
+    // A driver that goes back to one pair.
+    nic.vmm.enable(2, false).unwrap();
+    nic.vmm.enable(3, false).unwrap();
+    for _ in 0..20 {
+        echo(&mut nic, &socket, 0, b"one");
+    }
+    nic.vmm.enable(2, true).unwrap();
+    nic.vmm.enable(3, true).unwrap();
+    echo(&mut nic, &socket, 1, b"two");
+    nic.reset().unwrap();
+    echo(&mut nic, &socket, 1, b"again");
+}
+
+#[test]
+fn another_backend_goes_on_where_one_was_killed() {
+    let mut backend = Backend::start(2, &[]);
+    let socket = host_socket();
+    let mut nic = backend.connect(2, feature::PLAIN);
+    for round in 0..3_u8 {
+        for queue in 0..2 {
+            echo(&mut nic, &socket, queue, &[round; 1000]);
+        }
+        backend.kill_and_start();
+        nic.reconnect(&backend.socket()).unwrap();
+    }
+    echo(&mut nic, &socket, 1, b"still here");
+}
+
+#[test]
+fn one_vm_comes_after_the_other() {
+    let mut backend = Backend::start(2, &[]);
+    let socket = host_socket();
+    for pairs in [1, 2, 1] {
+        let mut nic = backend.connect(pairs, feature::PLAIN);
+        echo(&mut nic, &socket, usize::from(pairs - 1), b"hello");
+    }
+    assert_eq!(backend.metric("connections"), 3);
+    assert_eq!(backend.terminate(), Some(0));
+}
