@@ -206,7 +206,13 @@ impl NvmeSubsystem {
         ];
         for ((index, node), number) in nodes.iter().enumerate().zip(numbers) {
             words.extend(node_port(&self.port(index), *node, number));
-            words.extend(["-device".into(), self.controller(index).to_string()]);
+            // Not in JSON: QEMU makes those devices after all others, and the namespace needs this one.
+            let controller = self.controller_id(index);
+            words.push("-device".into());
+            words.push(format!(
+                "nvme,id={controller},serial={id},subsys={id},bus={}",
+                self.port(index)
+            ));
         }
         words.push("-device".into());
         words.push(format!(
@@ -226,7 +232,7 @@ impl NvmeSubsystem {
         format!("{}-port", self.controller_id(index))
     }
 
-    /// A controller for `-device` and `device_add`.
+    /// A controller for `device_add`.
     pub(crate) fn controller(&self, index: usize) -> Value {
         json!({
             "driver": "nvme",
@@ -346,6 +352,29 @@ mod tests {
     fn memory_that_would_be_cut_is_refused() {
         assert!(Numa::pair(1024).words().is_ok());
         assert!(Numa::pair(1025).words().is_err());
+    }
+
+    #[test]
+    fn a_namespace_comes_after_its_controllers() {
+        let subsystem = NvmeSubsystem {
+            id: "ss".into(),
+            file: "/blocks".into(),
+            nodes: vec![0, 1],
+        };
+        let words = subsystem.words(&mut (7..)).unwrap();
+        let devices: Vec<&str> = words.chunks(2).map(|pair| pair[1].as_str()).collect();
+        assert_eq!(
+            devices,
+            [
+                "if=none,id=ss-drive,format=raw,file=/blocks",
+                "nvme-subsys,id=ss",
+                "pcie-root-port,id=ss-c0-port,bus=node0-bridge,chassis=7,slot=7",
+                "nvme,id=ss-c0,serial=ss,subsys=ss,bus=ss-c0-port",
+                "pcie-root-port,id=ss-c1-port,bus=node1-bridge,chassis=8,slot=8",
+                "nvme,id=ss-c1,serial=ss,subsys=ss,bus=ss-c1-port",
+                "nvme-ns,id=ss-ns,drive=ss-drive,bus=ss-c0,nsid=1,shared=on",
+            ]
+        );
     }
 
     #[test]
