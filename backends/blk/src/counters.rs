@@ -40,6 +40,10 @@ counters! {
     errors: "Requests that were answered with an error.",
     copied: "Requests whose data was copied because memory was not aligned for direct I/O.",
     resubmitted: "Requests taken over from a backend that had ended.",
+    handed: "Requests and parts that were handed to another limb.",
+    split: "Requests that were split because their data lies on several nodes.",
+    redone: "Requests and parts that were done again over another path.",
+    waited: "Requests and parts that waited for a path.",
     kicks: "Notifications of drivers.",
     interrupts: "Notifications to drivers.",
 }

@@ -2,12 +2,18 @@
 
 use crate::bits::{Config, ID_BYTES, SECTOR, feature};
 use crate::counters::Counters;
+use crate::limb::executor::Executor;
+use crate::paths::open::{Manner, PathError};
+use crate::paths::{PathConfig, Paths, prober};
 use crate::request::{Limits, MAX_RANGE_SECTORS, MAX_RANGES};
+use crate::surroundings::Surroundings;
+use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
-use farlane_file_io::storage::{Alignment, Storage, StorageError, size};
+use farlane_file_io::storage::Alignment;
 use farlane_vhost::bits::feature as common;
+use farlane_zero_copy::placement::Placement;
 use farlane_zero_copy::tokens::Tokens;
-use std::os::fd::OwnedFd;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -28,7 +34,7 @@ const OPTIMAL_BYTES: u32 = 256 << 10;
 pub enum DiskError {
     /// What is to hold it cannot.
     #[error(transparent)]
-    Storage(#[from] StorageError),
+    Path(#[from] PathError),
     /// Less than a block.
     #[error("{bytes} bytes of {} are less than a block", path.display())]
     TooSmall {
@@ -56,9 +62,11 @@ pub enum Cache {
 /// What a disk is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
-    /// The file or block device.
-    pub path: PathBuf,
-    /// Serial number; where there is none, one is made of the path.
+    /// The file or block device, or several ways to it.
+    pub paths: Vec<PathConfig>,
+    /// Whether further ways are looked for.
+    pub discovers: bool,
+    /// Serial number; where there is none, one is made of the first path.
     pub serial: Option<String>,
     /// Whether it cannot be written.
     pub read_only: bool,
@@ -80,9 +88,13 @@ pub trait Watcher: Send + Sync {
 pub struct Disk {
     config: DiskConfig,
     serial: String,
-    storage: Storage,
-    /// What direct I/O demands; none with the page cache and in memory.
-    alignment: Option<Alignment>,
+    paths: Arc<Paths>,
+    around: Surroundings,
+    /// A thread for each limb, where there is something to steer.
+    executors: OnceLock<Vec<Executor>>,
+    locality: Locality,
+    /// Where the memory of VMs lies, to be looked at now and then.
+    placements: Mutex<Vec<Weak<Placement>>>,
     sectors: AtomicU64,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
     tokens: OnceLock<Arc<Tokens>>,
@@ -106,42 +118,48 @@ impl Disk {
     ///
     /// # Errors
     /// See [`DiskError`].
-    pub fn open(config: DiskConfig) -> Result<Arc<Self>, DiskError> {
-        let path = &config.path;
+    pub fn open(config: DiskConfig, around: &Surroundings) -> Result<Arc<Self>, DiskError> {
+        let device = config.paths.first().map(|path| path.device.clone());
+        let device = device.ok_or(PathError::Number(0))?;
         let serial = match &config.serial {
             Some(serial) => serial.clone(),
-            None => serial_of(path),
+            None => serial_of(&device),
         };
         let printable = |c: char| c.is_ascii_graphic() || c == ' ';
         if serial.is_empty() || serial.len() > ID_BYTES || !serial.chars().all(printable) {
             return Err(DiskError::Serial(serial));
         }
-        let storage = Storage::open(path, config.read_only)?;
-        let alignment = match config.cache {
-            Cache::Direct if !storage.in_memory => {
-                let alignment = storage.go_direct(config.block.into());
-                if alignment.is_none() {
-                    log::warn!(
-                        "{}: no direct I/O in blocks of {} bytes, so it goes through the page cache",
-                        path.display(),
-                        config.block
-                    );
-                }
-                alignment
-            }
-            Cache::Direct | Cache::Buffered => None,
+        let manner = Manner {
+            read_only: config.read_only,
+            cache: config.cache,
+            block: config.block,
+            discovers: config.discovers,
         };
-        let sectors = sectors(storage.bytes, config.block);
+        let paths = Paths::open(&config.paths, manner, around)?;
+        if config.cache == Cache::Direct && !paths.in_memory() && paths.alignment().is_none() {
+            log::warn!(
+                "{}: no direct I/O in blocks of {} bytes, so it goes through the page cache",
+                device.display(),
+                config.block
+            );
+        }
+        let bytes = paths.size().unwrap_or(0);
+        let sectors = sectors(bytes, config.block);
         if sectors == 0 {
             return Err(DiskError::TooSmall {
-                path: path.clone(),
-                bytes: storage.bytes,
+                path: device,
+                bytes,
             });
         }
+        let names = paths.all().iter().map(|path| path.name().to_owned());
+        let nodes = around.limbs.all().iter().map(|limb| limb.node());
         Ok(Arc::new(Self {
             serial,
-            storage,
-            alignment,
+            locality: Locality::new(nodes.collect(), names.collect()),
+            paths: Arc::new(paths),
+            around: around.clone(),
+            executors: OnceLock::new(),
+            placements: Mutex::default(),
             sectors: AtomicU64::new(sectors),
             watchers: Mutex::default(),
             tokens: OnceLock::new(),
@@ -150,6 +168,68 @@ impl Disk {
             limit: LogLimit::new(),
             config,
         }))
+    }
+
+    /// Starts its limbs, where there are several nodes and several paths to steer to, and looks after its paths from now on.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn start(&self) -> io::Result<()> {
+        prober::start(&self.paths)?;
+        let limbs = self.around.limbs.all();
+        if limbs.len() > 1 && self.paths.several() && self.around.steers {
+            let start = |limb| Executor::start(limb, Arc::clone(&self.paths));
+            let executors = limbs.iter().map(start).collect::<io::Result<_>>()?;
+            let _ = self.executors.set(executors);
+        }
+        Ok(())
+    }
+
+    /// The threads of its limbs; none where nothing is steered.
+    #[must_use]
+    pub fn executors(&self) -> &[Executor] {
+        self.executors.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// The ways to its blocks.
+    #[must_use]
+    pub fn paths(&self) -> &Arc<Paths> {
+        &self.paths
+    }
+
+    /// What it is served in.
+    #[must_use]
+    pub fn around(&self) -> &Surroundings {
+        &self.around
+    }
+
+    /// What was moved where.
+    #[must_use]
+    pub fn locality(&self) -> &Locality {
+        &self.locality
+    }
+
+    /// Keeps looking where a VM's memory lies, as long as somebody wants to know.
+    pub fn follow(&self, placement: &Arc<Placement>) {
+        let mut placements = self
+            .placements
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        placements.retain(|placement| placement.strong_count() > 0);
+        placements.push(Arc::downgrade(placement));
+    }
+
+    /// Looks where the memory of VMs lies now.
+    pub fn look_at_placements(&self) {
+        let placements = self
+            .placements
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let all: Vec<_> = placements.iter().filter_map(Weak::upgrade).collect();
+        drop(placements);
+        for placement in all {
+            placement.refresh();
+        }
     }
 
     /// Has its requests open tokens from now on. The first call counts.
@@ -185,22 +265,16 @@ impl Disk {
         id
     }
 
-    /// Its file.
-    #[must_use]
-    pub fn file(&self) -> &OwnedFd {
-        &self.storage.file
-    }
-
-    /// Whether transfers are over when their system call is, see [`Storage::in_memory`].
+    /// Whether transfers are over when their system call is, see [`Storage`](farlane_file_io::storage::Storage).
     #[must_use]
     pub fn in_memory(&self) -> bool {
-        self.storage.in_memory
+        self.paths.in_memory()
     }
 
     /// What direct I/O demands, where it is used.
     #[must_use]
     pub fn alignment(&self) -> Option<Alignment> {
-        self.alignment
+        self.paths.alignment()
     }
 
     /// What requests are judged by.
@@ -237,7 +311,7 @@ impl Disk {
 
     /// Looks at the size of its file, and tells all watchers if it is another one.
     pub fn look_at_size(&self) {
-        let Ok(bytes) = size(&self.storage.file) else {
+        let Some(bytes) = self.paths.size() else {
             return;
         };
         let now = sectors(bytes, self.config.block);
@@ -310,6 +384,12 @@ impl Disk {
     }
 }
 
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.paths.end();
+    }
+}
+
 /// Whole blocks of a file, in sectors; no more than an `off_t` can address.
 fn sectors(bytes: u64, block: u32) -> u64 {
     let bytes = bytes.min(1 << 62);
@@ -338,13 +418,18 @@ mod tests {
 
     fn config(path: &Path) -> DiskConfig {
         DiskConfig {
-            path: path.to_owned(),
+            paths: vec![PathConfig::new(path.to_owned())],
+            discovers: false,
             serial: None,
             read_only: false,
             queues: 4,
             cache: Cache::Direct,
             block: 512,
         }
+    }
+
+    fn open(config: DiskConfig) -> Result<Arc<Disk>, DiskError> {
+        Disk::open(config, &Surroundings::default())
     }
 
     #[derive(Default)]
@@ -361,7 +446,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         std::fs::write(&path, [0; 1100]).unwrap();
-        let disk = Disk::open(config(&path)).unwrap();
+        let disk = open(config(&path)).unwrap();
         assert_eq!(disk.config_space(true).capacity.get(), 2);
         let told = Arc::new(Told::default());
         let watcher: Arc<dyn Watcher> = told.clone();
@@ -379,8 +464,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         std::fs::write(&path, [0; 4096]).unwrap();
-        let first = Disk::open(config(&path)).unwrap().serial().to_owned();
-        let again = Disk::open(config(&folder.path().join(".").join("disk"))).unwrap();
+        let first = open(config(&path)).unwrap().serial().to_owned();
+        let again = open(config(&folder.path().join(".").join("disk"))).unwrap();
         assert_eq!(first, again.serial());
         assert_eq!(first.len(), 18);
         assert_eq!(again.id()[18..], [0, 0]);
@@ -390,7 +475,7 @@ mod tests {
                 serial: Some(serial.to_owned()),
                 ..config(&path)
             };
-            assert!(matches!(Disk::open(config), Err(DiskError::Serial(_))));
+            assert!(matches!(open(config), Err(DiskError::Serial(_))));
         }
     }
 
@@ -399,7 +484,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         std::fs::write(&path, [0; 4096]).unwrap();
-        let disk = Disk::open(DiskConfig {
+        let disk = open(DiskConfig {
             read_only: true,
             ..config(&path)
         })
@@ -410,7 +495,7 @@ mod tests {
         let crumb = folder.path().join("crumb");
         std::fs::write(&crumb, [0; 511]).unwrap();
         assert!(matches!(
-            Disk::open(config(&crumb)),
+            open(config(&crumb)),
             Err(DiskError::TooSmall { bytes: 511, .. })
         ));
     }

@@ -5,11 +5,11 @@ use clap::Parser as _;
 use farlane_blk::disk::Disk;
 use farlane_blk::options::{DiskOptions, Options, SocketOption};
 use farlane_blk::session::DiskDevice;
-use farlane_blk::sizes;
 use farlane_blk::tunnel::{self, Tunnel};
+use farlane_blk::{paths, sizes};
 use farlane_daemon::lifecycle::{Ending, Lifecycle};
 use farlane_daemon::listener::{Kind, Listener};
-use farlane_daemon::{metrics, privileges, seccomp};
+use farlane_daemon::{limb, metrics, privileges, seccomp};
 use farlane_guest_device::control::RequestCounters;
 use farlane_vhost::serve::serve;
 use farlane_zero_copy::broker;
@@ -38,7 +38,10 @@ fn run() -> anyhow::Result<ExitCode> {
     // Inherited sockets first: as long as nothing else is open, a wrong number is noticed.
     let inherited = inherit(&given)?;
     // The disks before their sockets: whoever finds a socket finds a disk behind it.
-    let disks = given.iter().map(|given| Disk::open(given.disk.clone()));
+    let around = options.surroundings();
+    let disks = given
+        .iter()
+        .map(|given| Disk::open(given.disk.clone(), &around));
     let disks: Vec<Arc<Disk>> = disks.collect::<Result<_, _>>()?;
     let listeners = listen(&given, inherited)?;
     let tunnel_socket = match &options.tunnel {
@@ -50,6 +53,9 @@ fn run() -> anyhow::Result<ExitCode> {
         None => None,
     };
     privileges::give_up(privileges::Needs::default())?;
+    for disk in &disks {
+        disk.start()?;
+    }
     sizes::watch(disks.clone())?;
     let requests = Arc::new(RequestCounters::default());
     let tunnel = match &tunnel_socket {
@@ -76,12 +82,17 @@ fn run() -> anyhow::Result<ExitCode> {
                 })
             })?;
     }
+    let fails_over = disks.iter().any(|disk| disk.paths().fails_over());
     if let Some(listener) = &metrics_socket {
         metrics::serve(listener.try_clone()?, move || {
             farlane_blk::metrics_text(&disks, &requests)
         })?;
     }
-    let calls = [farlane_file_io::SYSTEM_CALLS, broker::SYSTEM_CALLS].concat();
+    let mut calls = [farlane_file_io::SYSTEM_CALLS, broker::SYSTEM_CALLS].concat();
+    calls.extend(limb::SYSTEM_CALLS);
+    if fails_over {
+        calls.extend(paths::SYSTEM_CALLS);
+    }
     seccomp::confine(options.daemon.seccomp, &calls)?;
     log::info!("Ready");
 

@@ -2,10 +2,15 @@
 
 use crate::bits::ID_BYTES;
 use crate::disk::{Cache, DiskConfig};
-use farlane_daemon::options::DaemonOptions;
+use crate::paths::PathConfig;
+use crate::surroundings::{SPLIT, Surroundings};
+use farlane_daemon::limb::Limbs;
+use farlane_daemon::options::{DaemonOptions, LocalityOptions, bytes};
+use farlane_zero_copy::topology::Node;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 use thiserror::Error;
 
 /// Most queues of a disk where nothing else is said: VMMs take as many as the VM has processors, and
@@ -18,35 +23,56 @@ const MAX_QUEUES: u16 = 256;
 #[command(name = "farlane-blk", version)]
 pub struct Options {
     /// A disk: where its VMM finds it (a vhost-user socket to make, or an inherited listening one),
-    /// and what holds it, a file or block device. serial=S is what the guest sees (otherwise made of
-    /// the path); cache=direct|buffered, block=512|4096, queues=N at most
+    /// and what holds it, a file or block device, unless --path says that. serial=S is what the guest sees
+    /// (otherwise made of the path); cache=direct|buffered, block=512|4096, queues=N at most; paths=auto finds
+    /// the other paths to a multi-ported NVMe namespace
     #[arg(
         long = "disk",
         value_name = "socket=PATH|fd=N,path=PATH[,KEY=VALUE]...",
-        required_unless_present_any = ["blk_file", "print_capabilities"]
+        required_unless_present_any = ["blk_file", "paths", "print_capabilities"]
     )]
     pub disks: Vec<DiskOptions>,
 
     /// One disk by itself: what holds it
-    #[arg(long, visible_alias = "path", value_name = "PATH")]
+    #[arg(long, value_name = "PATH")]
     pub blk_file: Option<PathBuf>,
 
+    /// The same; or, with dev=, one of several paths to a disk: the file or block device, the NUMA node that it is attached to
+    /// (asked of the kernel where it is not given), and a name for the counters. disk=SERIAL says whose path it is where there
+    /// are several disks
+    #[arg(
+        long = "path",
+        value_name = "PATH|dev=PATH[,node=N][,disk=SERIAL][,name=NAME]"
+    )]
+    pub paths: Vec<PathOption>,
+
     /// The vhost-user socket of that disk
-    #[arg(long, value_name = "PATH", requires = "blk_file")]
+    #[arg(long, value_name = "PATH")]
     pub socket_path: Option<PathBuf>,
 
     /// A listening vhost-user socket of that disk, as an inherited descriptor
-    #[arg(
-        long,
-        value_name = "N",
-        requires = "blk_file",
-        conflicts_with = "socket_path"
-    )]
+    #[arg(long, value_name = "N", conflicts_with = "socket_path")]
     pub fd: Option<RawFd>,
 
     /// That disk cannot be written
-    #[arg(long, requires = "blk_file")]
+    #[arg(long)]
     pub read_only: bool,
+
+    /// Whether requests of disks with several paths are done on the node where their data lies; otherwise on that of the queue
+    #[arg(long, value_name = "on|off", value_parser = switch, default_value = "on", action = clap::ArgAction::Set)]
+    pub steer: bool,
+
+    /// Split requests whose data lies on several nodes into parts of at least so many bytes; K, M or G may follow
+    #[arg(long, value_name = "BYTES", value_parser = split, default_value_t = SPLIT)]
+    pub split: u64,
+
+    /// How long requests wait for a path to come back after all of a disk's have failed
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub path_wait: u32,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub locality: LocalityOptions,
 
     /// A vhost-user socket to make for a farlane device: through it processes of the VM register
     /// device memory, which their direct I/O on these disks then reads and writes
@@ -70,15 +96,54 @@ impl Options {
     /// See [`OptionsError`].
     pub fn all_disks(&self) -> Result<Vec<DiskOptions>, OptionsError> {
         let mut disks = self.disks.clone();
-        if let Some(path) = &self.blk_file {
+        let mut single = Vec::new();
+        single.extend(self.blk_file.clone().map(PathConfig::new));
+        let mut others = Vec::new();
+        let alone = self.socket_path.is_some() || self.fd.is_some();
+        for given in &self.paths {
+            match (given, alone) {
+                (PathOption::File(file), _) => single.push(PathConfig::new(file.clone())),
+                (PathOption::Path { disk: None, path }, true) => single.push(path.clone()),
+                (PathOption::Path { disk, path }, _) => others.push((disk, path)),
+            }
+        }
+        let files = self
+            .paths
+            .iter()
+            .filter(|p| matches!(p, PathOption::File(_)));
+        if files.count() + usize::from(self.blk_file.is_some()) > 1 {
+            return Err(OptionsError::Twice("What holds the disk".to_owned()));
+        }
+        if single.is_empty() {
+            if alone {
+                return Err(OptionsError::Missing("--blk-file or --path"));
+            }
+            if self.read_only {
+                return Err(OptionsError::Missing("--socket-path or --fd"));
+            }
+        } else {
             let socket = match (&self.socket_path, self.fd) {
                 (Some(path), _) => SocketOption::Path(path.clone()),
                 (None, Some(fd)) => SocketOption::Descriptor(fd),
                 (None, None) => return Err(OptionsError::Missing("--socket-path or --fd")),
             };
-            let mut disk = DiskOptions::new(socket, path.clone());
+            let mut disk = DiskOptions::new(socket, single);
             disk.disk.read_only = self.read_only;
             disks.push(disk);
+        }
+        for (serial, path) in others {
+            let disk = match (serial, &mut disks[..]) {
+                (None, [disk]) => disk,
+                (None, _) => return Err(OptionsError::Missing("disk=SERIAL of a --path")),
+                (Some(serial), disks) => disks
+                    .iter_mut()
+                    .find(|disk| disk.disk.serial.as_ref() == Some(serial))
+                    .ok_or_else(|| OptionsError::NoDisk(serial.clone()))?,
+            };
+            disk.disk.paths.push(path.clone());
+        }
+        if disks.iter().any(|disk| disk.disk.paths.is_empty()) {
+            return Err(OptionsError::Missing("path"));
         }
         let mut sockets: Vec<_> = disks.iter().map(|d| d.socket.to_string()).collect();
         let others = self.daemon.metrics.iter().chain(&self.tunnel);
@@ -94,12 +159,88 @@ impl Options {
     }
 }
 
+impl Options {
+    /// The machine, and what is wanted on it.
+    #[must_use]
+    pub fn surroundings(&self) -> Surroundings {
+        Surroundings {
+            limbs: Limbs::new(self.locality.topology()),
+            sysfs: self.locality.sysfs.clone(),
+            given: self.locality.given(),
+            steers: self.steer,
+            split: self.split,
+            patience: Duration::from_secs(self.path_wait.into()),
+        }
+    }
+}
+
+fn switch(text: &str) -> Result<bool, OptionsError> {
+    let switch = match text {
+        "on" => Some(true),
+        "off" => Some(false),
+        _ => None,
+    };
+    value(text, "on or off", switch)
+}
+
+fn split(text: &str) -> Result<u64, OptionsError> {
+    let most = 1 << 30;
+    let fits = bytes(text).filter(|bytes| (512..=most).contains(bytes));
+    value(text, "a number of bytes from 512 to 1G", fits)
+}
+
+/// What holds a disk: all of it, or one of several ways to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PathOption {
+    /// A file or block device.
+    File(PathBuf),
+    /// One way of several.
+    Path {
+        /// The serial number of the disk.
+        disk: Option<String>,
+        /// The way.
+        path: PathConfig,
+    },
+}
+
+impl FromStr for PathOption {
+    type Err = OptionsError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if !text.split(',').any(|word| word.starts_with("dev=")) {
+            return Ok(Self::File(text.into()));
+        }
+        let mut path = PathConfig::default();
+        let mut disk = None;
+        let mut seen = Vec::new();
+        for word in text.split(',') {
+            let unknown = || OptionsError::Unknown(word.to_owned());
+            let (key, given) = word.split_once('=').ok_or_else(unknown)?;
+            if given.is_empty() || seen.contains(&key) {
+                return Err(unknown());
+            }
+            seen.push(key);
+            match key {
+                "dev" => path.device = given.into(),
+                "node" => path.node = Some(Node(value(given, "a node", given.parse().ok())?)),
+                "name" => path.name = Some(given.to_owned()),
+                "disk" => disk = Some(given.to_owned()),
+                _ => return Err(unknown()),
+            }
+        }
+        Ok(Self::Path { disk, path })
+    }
+}
+
 /// Why the command line cannot be followed.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum OptionsError {
     /// A socket or serial number for two disks.
     #[error("{0} is given twice")]
     Twice(String),
+    /// A path of no disk.
+    #[error("There is no disk with the serial number {0:?}")]
+    NoDisk(String),
     /// A key is missing.
     #[error("{0} is missing")]
     Missing(&'static str),
@@ -146,11 +287,12 @@ pub struct DiskOptions {
 impl DiskOptions {
     /// A disk of which nothing else is said.
     #[must_use]
-    pub fn new(socket: SocketOption, path: PathBuf) -> Self {
+    pub fn new(socket: SocketOption, paths: Vec<PathConfig>) -> Self {
         Self {
             socket,
             disk: DiskConfig {
-                path,
+                paths,
+                discovers: false,
                 serial: None,
                 read_only: false,
                 queues: DEFAULT_QUEUES,
@@ -173,8 +315,7 @@ impl FromStr for DiskOptions {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut socket = None;
-        let mut path = None;
-        let mut options = Self::new(SocketOption::Descriptor(-1), PathBuf::new());
+        let mut options = Self::new(SocketOption::Descriptor(-1), Vec::new());
         let disk = &mut options.disk;
         let mut seen = Vec::new();
         for word in text.split(',') {
@@ -192,20 +333,16 @@ impl FromStr for DiskOptions {
                     let fd = value(given, "a descriptor", given.parse().ok())?;
                     socket = Some(SocketOption::Descriptor(fd));
                 }
-                "path" => path = Some(given.into()),
+                "path" => disk.paths.push(PathConfig::new(given.into())),
+                "paths" => {
+                    disk.discovers = value(given, "auto", (given == "auto").then_some(true))?;
+                }
                 "serial" => {
                     let fits = given.len() <= ID_BYTES;
                     let serial = fits.then(|| given.to_owned());
                     disk.serial = Some(value(given, "a serial number of 20 characters", serial)?);
                 }
-                "read-only" => {
-                    let switch = match given {
-                        "on" => Some(true),
-                        "off" => Some(false),
-                        _ => None,
-                    };
-                    disk.read_only = value(given, "on or off", switch)?;
-                }
+                "read-only" => disk.read_only = switch(given)?,
                 "cache" => {
                     let cache = match given {
                         "direct" => Some(Cache::Direct),
@@ -227,7 +364,6 @@ impl FromStr for DiskOptions {
             }
         }
         options.socket = socket.ok_or(OptionsError::Missing("socket or fd"))?;
-        options.disk.path = path.ok_or(OptionsError::Missing("path"))?;
         Ok(options)
     }
 }
@@ -256,7 +392,8 @@ mod tests {
         assert_eq!(
             disk.disk,
             DiskConfig {
-                path: "/f".into(),
+                paths: vec![PathConfig::new("/f".into())],
+                discovers: false,
                 serial: Some("a b".to_owned()),
                 read_only: true,
                 queues: 2,
@@ -266,8 +403,8 @@ mod tests {
         );
         for text in [
             "",
-            "socket=/s",
             "path=/f",
+            "socket=/s,path=/f,paths=all",
             "socket=/s,path=/f,path=/g",
             "socket=/s,fd=3,path=/f",
             "socket=/s,path=/f,queues=0",
@@ -291,6 +428,79 @@ mod tests {
         assert!(parse(&["--blk-file", "/f"]).all_disks().is_err());
         assert!(Options::try_parse_from(["farlane-blk"]).is_err());
         assert!(Options::try_parse_from(["farlane-blk", "--fd", "3"]).is_err());
+        let disk = ["--disk", "socket=/s,path=/f"];
+        assert!(
+            parse(&[&disk[..], &["--fd", "3"]].concat())
+                .all_disks()
+                .is_err()
+        );
+        assert!(
+            parse(&[&disk[..], &["--read-only"]].concat())
+                .all_disks()
+                .is_err()
+        );
+    }
+
+    #[test]
+    fn paths_are_given_to_their_disks() {
+        let paths = |words: &[&str]| -> Vec<Vec<(u32, String)>> {
+            let disks = parse(words).all_disks().unwrap();
+            let told = |p: &PathConfig| (p.node.map_or(9, |n| n.0), p.device.display().to_string());
+            let of = |disk: &DiskOptions| disk.disk.paths.iter().map(told).collect();
+            disks.iter().map(of).collect()
+        };
+        let pair = ["--path", "node=0,dev=/a", "--path", "dev=/b,node=1"];
+        let both = vec![(0, "/a".to_owned()), (1, "/b".to_owned())];
+        assert_eq!(
+            paths(&[&["--socket-path", "/s"][..], &pair].concat()),
+            std::slice::from_ref(&both)
+        );
+        assert_eq!(
+            paths(&[&["--disk", "socket=/s,serial=x"][..], &pair].concat()),
+            [both]
+        );
+        let two = [
+            "--disk",
+            "socket=/s,serial=x",
+            "--disk",
+            "socket=/t,serial=y,path=/c",
+        ];
+        let of = |x: &str, y: &str| {
+            let (x, y) = (
+                format!("dev=/a,disk={x}"),
+                format!("dev=/b,disk={y},name=n"),
+            );
+            let words = [&two[..], &["--path", &x, "--path", &y]].concat();
+            parse(&words).all_disks()
+        };
+        let disks = of("x", "y").unwrap();
+        assert_eq!(disks[1].disk.paths[1].name.as_deref(), Some("n"));
+        assert!(of("y", "y").is_err() && of("x", "z").is_err());
+        for words in [
+            &["--path", "node=0,dev=/a"][..],
+            &["--path", "/a", "--blk-file", "/b", "--socket-path", "/s"],
+            &["--disk", "socket=/s,serial=x"],
+        ] {
+            assert!(parse(words).all_disks().is_err(), "{words:?}");
+        }
+        for path in [
+            "dev=",
+            "dev=/a,node=x",
+            "dev=/a,dev=/b",
+            "dev=/a,colour=blue",
+        ] {
+            assert!(path.parse::<PathOption>().is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn how_requests_are_steered_is_said_once_for_all_disks() {
+        let around =
+            |words: &[&str]| parse(&[&["--print-capabilities"], words].concat()).surroundings();
+        let usual = around(&[]);
+        assert!(usual.steers && usual.split == SPLIT && usual.patience.as_secs() == 30);
+        let other = around(&["--steer", "off", "--split", "1M", "--path-wait", "2"]);
+        assert!(!other.steers && other.split == 1 << 20 && other.patience.as_secs() == 2);
     }
 
     #[test]

@@ -6,6 +6,8 @@ use crate::disk::{Disk, Watcher};
 use crate::worker::Worker;
 use farlane_vhost::channel::Channel;
 use farlane_vhost::session::{Device, Setup};
+use farlane_zero_copy::AddressSpace;
+use farlane_zero_copy::placement::Placement;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +33,8 @@ pub struct DiskDevice {
     /// Whether there is a write cache, as workers see it; and as the driver has set it.
     writeback: Arc<AtomicBool>,
     wants_writeback: bool,
+    /// Where the VM's memory lies; none on a machine with one node.
+    placement: Option<Arc<Placement>>,
     /// Kept for as long as it is to be told.
     _watcher: Arc<dyn Watcher>,
 }
@@ -55,6 +59,7 @@ impl DiskDevice {
             features: 0,
             writeback: Arc::new(AtomicBool::new(false)),
             wants_writeback: true,
+            placement: None,
             _watcher: watcher,
             disk,
         }
@@ -62,6 +67,23 @@ impl DiskDevice {
 
     fn has(&self, bit: u64) -> bool {
         self.features & bit != 0
+    }
+
+    /// Where the memory of the VM lies, as it is now.
+    fn placement(&mut self, space: &Arc<AddressSpace>) -> Option<Arc<Placement>> {
+        let around = self.disk.around();
+        if around.limbs.all().len() < 2 {
+            return None;
+        }
+        if let Some(placement) = &self.placement {
+            placement.refresh();
+            return Some(Arc::clone(placement));
+        }
+        let topology = around.limbs.topology().clone();
+        let placement = Placement::new(Arc::clone(space), topology, around.given.clone());
+        self.disk.follow(&placement);
+        self.placement = Some(Arc::clone(&placement));
+        Some(placement)
     }
 
     /// Virtio 1.2, 5.2.5.2 and 5.2.6.2: without FLUSH a driver cannot make writes durable, so they
@@ -117,7 +139,9 @@ impl Device for DiskDevice {
     }
 
     fn start(&mut self, queue: Setup) -> io::Result<Worker> {
-        Worker::start(queue, Arc::clone(&self.disk), Arc::clone(&self.writeback))
+        let placement = self.placement(&queue.space);
+        let (disk, writeback) = (Arc::clone(&self.disk), Arc::clone(&self.writeback));
+        Worker::start(queue, disk, writeback, placement)
     }
 
     fn stop(&mut self, worker: Worker) -> u16 {

@@ -105,6 +105,27 @@ impl Ring {
         Ok(ring)
     }
 
+    /// Has operations of file number `index` that are queued from now on mean another file. Those under way keep theirs.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn replace_file(&mut self, index: u32, file: RawFd) -> io::Result<()> {
+        // The kernel looks numbers up when it is told of an operation.
+        self.submit()?;
+        if self.queued > 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let updated = self
+            .ring
+            .submitter()
+            .register_files_update(index, &[file])?;
+        if updated == 1 {
+            Ok(())
+        } else {
+            Err(io::ErrorKind::InvalidInput.into())
+        }
+    }
+
     fn arm_kicks(&mut self) -> io::Result<()> {
         let events = u32::try_from(libc::POLLIN).map_err(io::Error::other)?;
         for index in 0..self.kicks.len() {

@@ -33,31 +33,68 @@ pub unsafe fn transfer_now(
     iovecs: &mut Vec<libc::iovec>,
     offset: u64,
 ) -> io::Result<()> {
-    let mut at = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+    let mut at = offset;
     while !iovecs.is_empty() {
-        let count = libc::c_int::try_from(iovecs.len()).map_err(io::Error::other)?;
-        // SAFETY: as the caller promises; the array of vectors lives throughout the call.
-        let moved = unsafe {
-            if write.is_some() {
-                libc::pwritev(file.as_raw_fd(), iovecs.as_ptr(), count, at)
-            } else {
-                libc::preadv(file.as_raw_fd(), iovecs.as_ptr(), count, at)
-            }
-        };
-        let Ok(moved) = usize::try_from(moved) else {
-            let error = io::Error::last_os_error();
-            if error.kind() == io::ErrorKind::Interrupted {
-                continue;
-            }
-            return Err(error);
+        // SAFETY: as the caller promises.
+        let moved = match unsafe { transfer_some(file, write, iovecs, at) } {
+            Ok(moved) => moved,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(e),
         };
         if moved == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        at += libc::off_t::try_from(moved).map_err(io::Error::other)?;
+        at += u64::try_from(moved).map_err(io::Error::other)?;
         skip(iovecs, moved);
     }
     Ok(())
+}
+
+/// Reads or writes bytes of the vectors at `offset` of a file, by one system call. Returns how many there were: fewer than all
+/// where the file ends, and where there are very many.
+///
+/// # Errors
+/// What the system says.
+///
+/// # Safety
+/// The memory that the vectors name is valid, and others may write it meanwhile.
+pub unsafe fn transfer_some(
+    file: &OwnedFd,
+    write: Option<Durable>,
+    iovecs: &[libc::iovec],
+    offset: u64,
+) -> io::Result<usize> {
+    let at = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+    let count = libc::c_int::try_from(iovecs.len()).map_err(io::Error::other)?;
+    // SAFETY: as the caller promises; the array of vectors lives throughout the call.
+    let moved = unsafe {
+        if write.is_some() {
+            libc::pwritev(file.as_raw_fd(), iovecs.as_ptr(), count, at)
+        } else {
+            libc::preadv(file.as_raw_fd(), iovecs.as_ptr(), count, at)
+        }
+    };
+    usize::try_from(moved).map_err(|_| io::Error::last_os_error())
+}
+
+/// Takes the first `bytes` of what the vectors name away from them, and returns them.
+#[must_use]
+pub fn take_front(iovecs: &mut Vec<libc::iovec>, bytes: usize) -> Vec<libc::iovec> {
+    let mut front = Vec::new();
+    let mut left = bytes;
+    for iovec in iovecs.iter() {
+        if left == 0 {
+            break;
+        }
+        let length = iovec.iov_len.min(left);
+        front.push(libc::iovec {
+            iov_base: iovec.iov_base,
+            iov_len: length,
+        });
+        left -= length;
+    }
+    skip(iovecs, bytes - left);
+    front
 }
 
 /// Fills the memory that the vectors name with zeroes.
@@ -93,8 +130,18 @@ mod tests {
             skip(&mut rest, skipped);
             assert_eq!((rest.len(), rest[0].iov_len), (left, first));
         }
-        let mut rest = whole;
+        let mut rest = whole.clone();
         skip(&mut rest, 30);
+        assert!(rest.is_empty());
+        let mut rest = whole;
+        let front = take_front(&mut rest, 12);
+        let ends = |vectors: &[libc::iovec]| -> Vec<_> {
+            let end = |v: &libc::iovec| (v.iov_base.addr() - bytes.as_ptr().addr(), v.iov_len);
+            vectors.iter().map(end).collect()
+        };
+        assert_eq!(ends(&front), [(0, 10), (10, 2)]);
+        assert_eq!(ends(&rest), [(12, 8), (20, 10)]);
+        assert_eq!(take_front(&mut rest, 40).len(), 2);
         assert!(rest.is_empty());
     }
 }

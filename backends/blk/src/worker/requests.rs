@@ -1,12 +1,16 @@
 //! Requests under way.
 
 use crate::bits::Status;
+use crate::limb::steering::Lies;
 use crate::request::{Extent, Range};
 use farlane_file_io::bounce::Bounce;
 use farlane_vhost::vring::Rings;
 use farlane_zero_copy::tokens::Opened;
+use farlane_zero_copy::topology::Node;
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Instant;
 
 /// What is done.
 #[derive(Debug)]
@@ -52,11 +56,48 @@ impl StatusByte {
     }
 }
 
-/// A request under way.
+/// A request whose parts are done by several limbs, or over several paths. It ends when all of them have.
+#[derive(Debug)]
+pub struct Whole {
+    pub work: Work,
+    /// Parts that have not ended.
+    pub left: Cell<usize>,
+    /// The first error of a part, if there was one.
+    pub status: Cell<Status>,
+}
+
+/// A failure on a path, and what has been tried since.
+#[derive(Debug)]
+pub struct Failure {
+    /// What the system said last.
+    pub errno: i32,
+    /// Paths on which it has failed in this round, a bit each.
+    pub tried: u32,
+    /// Rounds that are over.
+    pub rounds: u8,
+    /// When it failed first.
+    pub since: Instant,
+}
+
+/// A request under way, or a part of one.
 #[derive(Debug)]
 pub struct Request {
     /// Its first descriptor.
     pub head: u16,
+    /// The request that it is a part of.
+    pub whole: Option<Rc<Whole>>,
+    /// The limb that moves its data, if that is not the worker's own.
+    pub limb: Option<usize>,
+    /// The path that it goes over.
+    pub path: usize,
+    /// Where its data lies.
+    pub lies: Lies,
+    /// What has failed.
+    pub failure: Option<Box<Failure>>,
+    /// Up to where each path had been written when it began: of a sync.
+    pub marks: Vec<u64>,
+    /// Whether it is counted among those that are copied.
+    pub is_copying: bool,
     pub work: Work,
     pub status: StatusByte,
     /// Keeps the guest's memory mapped.
@@ -85,6 +126,13 @@ impl Request {
     pub fn new(head: u16, work: Work, status: StatusByte, rings: Rc<Rings>) -> Self {
         Self {
             head,
+            whole: None,
+            limb: None,
+            path: 0,
+            lies: Lies::On(Node(0)),
+            failure: None,
+            marks: Vec::new(),
+            is_copying: false,
             work,
             status,
             rings,

@@ -1,23 +1,23 @@
 //! The steps of a request: each is one operation of the ring, or over at once.
 
-use super::Engine;
 use super::data;
+use super::engine::Engine;
 use super::requests::{Request, Work, Zeroing};
 use crate::bits::Status;
 use crate::counters::count;
 use crate::request::{Extent, Range};
 use farlane_file_io::bounce::Bounce;
 use farlane_file_io::ring::{Durable, Fallocate};
+use farlane_file_io::storage::Storage;
 use farlane_file_io::vectors::{skip, transfer_now};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Most bytes that one request has in a buffer of ours.
 const COPY_BYTES: u64 = 1 << 20;
 /// Most requests that have such a buffer; others wait.
 pub const MAX_COPIES: usize = 16;
-/// The only file of the ring.
-const FILE: u32 = 0;
 
 #[repr(C, align(4096))]
 struct Zeroes([u8; 1 << 16]);
@@ -32,11 +32,18 @@ pub enum Step {
     Pending,
     /// It waits for others to end.
     Waiting,
+    /// It waits for a path.
+    Stranded,
     /// It has ended.
     Done(Status),
 }
 
 impl Engine {
+    fn storage(&self, path: usize) -> io::Result<Arc<Storage>> {
+        let path = self.paths.get(path).ok_or(io::ErrorKind::NotFound)?;
+        Ok(path.storage())
+    }
+
     fn durable(&self) -> Durable {
         Durable(!self.writeback.load(Ordering::Relaxed))
     }
@@ -58,11 +65,18 @@ impl Engine {
     }
 
     fn step_sync(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
-        if request.syncing || self.disk.in_memory() {
+        if request.syncing {
+            if self.paths.several() {
+                self.paths.synced(request.path, &request.marks);
+            }
+            return Ok(Step::Done(Status::Ok));
+        }
+        if self.disk.in_memory() {
             return Ok(Step::Done(Status::Ok));
         }
         request.syncing = true;
-        self.ring.sync(FILE, slot)?;
+        let file = self.ring.file(request.path)?;
+        self.ring.sync(file, slot)?;
         Ok(Step::Pending)
     }
 
@@ -77,30 +91,39 @@ impl Engine {
             return Ok(Step::Done(Status::Ok));
         }
         let offset = extent.offset + request.done;
-        if self.disk.in_memory() && !request.copies {
-            // SAFETY: the vectors name memory that the request keeps mapped.
-            let moved =
-                unsafe { transfer_now(self.disk.file(), write, &mut request.vectors, offset) };
-            return Ok(Step::Done(match moved {
-                Ok(()) => Status::Ok,
-                Err(e) => self.failed(&e),
-            }));
-        }
-        if !request.copies {
-            // SAFETY: as above; the request is kept in its slot until its completion is taken.
-            unsafe {
-                self.ring
-                    .transfer(FILE, write, &request.vectors, offset, slot)
-            }?;
-            return Ok(Step::Pending);
-        }
-        if request.bounce.is_none() {
+        if request.copies && !request.is_copying {
             if self.copying >= MAX_COPIES {
                 self.waiting.push_back(slot);
                 return Ok(Step::Waiting);
             }
             self.copying += 1;
+            request.is_copying = true;
             count(&self.disk.counters().copied, 1);
+        }
+        if request.limb.is_some() {
+            if self.hand(slot, request, write, offset) {
+                return Ok(Step::Pending);
+            }
+            // It cannot now: the worker does it itself.
+            request.limb = None;
+        }
+        if self.disk.in_memory() && !request.copies {
+            let storage = self.storage(request.path)?;
+            // SAFETY: the vectors name memory that the request keeps mapped.
+            let moved = unsafe { transfer_now(&storage.file, write, &mut request.vectors, offset) };
+            return Ok(Step::Done(match moved {
+                Ok(()) => Status::Ok,
+                Err(e) => self.failed(&e),
+            }));
+        }
+        let file = self.ring.file(request.path)?;
+        if !request.copies {
+            // SAFETY: as above; the request is kept in its slot until its completion is taken.
+            unsafe {
+                self.ring
+                    .transfer(file, write, &request.vectors, offset, slot)
+            }?;
+            return Ok(Step::Pending);
         }
         let part = (extent.bytes - request.done).min(COPY_BYTES);
         let bytes = usize::try_from(part).map_err(io::Error::other)?;
@@ -122,7 +145,7 @@ impl Engine {
         // is taken.
         unsafe {
             self.ring
-                .transfer(FILE, write, &request.own_vectors, offset, slot)
+                .transfer(file, write, &request.own_vectors, offset, slot)
         }?;
         Ok(Step::Pending)
     }
@@ -138,12 +161,29 @@ impl Engine {
             Ok(moved) => moved,
             Err(_) => match -result {
                 // As if it had not been begun.
-                libc::EAGAIN | libc::EINTR => return self.step(slot, request),
+                libc::EAGAIN | libc::EINTR => {
+                    request.syncing = false;
+                    return self.step(slot, request);
+                }
                 errno => return self.refused(slot, request, errno),
             },
         };
+        let writes = !matches!(request.work, Work::Read(_) | Work::Flush) && !request.syncing;
+        if writes
+            && self.paths.several()
+            && let Some(path) = self.paths.get(request.path)
+        {
+            path.wrote();
+        }
+        if moved > 0 || !matches!(request.work, Work::Read(_) | Work::Write(_)) {
+            self.succeeded(request);
+        }
         match &request.work {
             Work::Read(_) | Work::Write(_) => {
+                if moved == 0 && self.can_redo(libc::ENODEV) {
+                    // A device that has been pulled has no blocks.
+                    return self.redo(slot, request, libc::ENODEV);
+                }
                 if moved == 0 {
                     // The file has become shorter.
                     return Ok(Step::Done(
@@ -175,6 +215,9 @@ impl Engine {
     }
 
     fn refused(&mut self, slot: usize, request: &mut Request, errno: i32) -> io::Result<Step> {
+        if self.can_redo(errno) {
+            return self.redo(slot, request, errno);
+        }
         let unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV);
         match &request.work {
             // A hint; nothing depends on its being taken.
@@ -224,8 +267,9 @@ impl Engine {
             }
             let offset = extent.offset + request.done;
             let left = extent.bytes - request.done;
+            let file = self.ring.file(request.path)?;
             if request.zeroing == Zeroing::InPlace {
-                self.ring.fallocate(FILE, how, offset, left, slot)?;
+                self.ring.fallocate(file, how, offset, left, slot)?;
                 return Ok(Step::Pending);
             }
             let chunk = ZEROES.0.len();
@@ -245,7 +289,7 @@ impl Engine {
             // its slot until its completion is taken.
             unsafe {
                 self.ring
-                    .transfer(FILE, write, &request.own_vectors, offset, slot)
+                    .transfer(file, write, &request.own_vectors, offset, slot)
             }?;
             return Ok(Step::Pending);
         }

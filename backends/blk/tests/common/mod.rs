@@ -33,9 +33,15 @@ impl Daemon {
     pub fn start(folder: &Path, keys: &str) -> Self {
         let path = |name: &str| folder.join(name).display().to_string();
         let disk = format!("socket={},path={}{keys}", path("socket"), path("disk"));
+        Self::with(folder, &["--disk", &disk])
+    }
+
+    /// Runs with these arguments; metrics are at `folder/metrics`.
+    pub fn with(folder: &Path, words: &[&str]) -> Self {
+        let metrics = folder.join("metrics").display().to_string();
         let child = Command::new(PROGRAM)
-            .args(["--disk", &disk, "--metrics", &path("metrics")])
-            .args(["--log-level", "warn"])
+            .args(words)
+            .args(["--metrics", &metrics, "--log-level", "warn"])
             .spawn()
             .unwrap();
         let daemon = Self {
@@ -60,14 +66,29 @@ impl Daemon {
         &mut self.child
     }
 
-    pub fn metric(&self, name: &str) -> u64 {
+    pub fn metrics(&self) -> String {
         let mut text = String::new();
         UnixStream::connect(self.folder.join("metrics"))
             .unwrap()
             .read_to_string(&mut text)
             .unwrap();
+        text
+    }
+
+    pub fn metric(&self, name: &str) -> u64 {
         let name = format!("farlane_blk_{name}{{");
+        let text = self.metrics();
         let line = text.lines().find(|l| l.starts_with(&name)).unwrap();
+        line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+
+    /// The value of the metric that has all of these labels.
+    pub fn labelled(&self, name: &str, labels: &[(&str, &str)]) -> u64 {
+        let name = format!("farlane_blk_{name}{{");
+        let labels: Vec<_> = labels.iter().map(|(k, v)| format!("{k}=\"{v}\"")).collect();
+        let text = self.metrics();
+        let fits = |line: &&str| line.starts_with(&name) && labels.iter().all(|l| line.contains(l));
+        let line = text.lines().find(fits).unwrap();
         line.rsplit_once(' ').unwrap().1.parse().unwrap()
     }
 }

@@ -1,0 +1,356 @@
+//! The paths to a disk: one or several ways to the same blocks, each on a NUMA node.
+//!
+//! * [`open`]: finding them, and making sure that they lead to the same disk.
+//! * [`identity`]: what the kernel tells of block devices.
+//! * [`health`]: when a path has failed; [`prober`]: how that is found out, and how it comes back.
+
+pub mod health;
+pub mod identity;
+pub mod open;
+pub mod prober;
+pub mod ring;
+
+use farlane_daemon::log_limit::LogLimit;
+use farlane_daemon::warn_limited;
+use farlane_file_io::storage::{Alignment, Place, Storage, size};
+use farlane_zero_copy::topology::Node;
+use health::{Changing, Health};
+use identity::Identity;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+
+/// Most paths of a disk.
+pub const MAX_PATHS: usize = 16;
+
+/// System calls that look after several paths.
+pub const SYSTEM_CALLS: &[libc::c_long] = &[
+    // Failed paths are opened again, and the kernel is asked where they lead.
+    libc::SYS_openat,
+    libc::SYS_access,
+    libc::SYS_getdents64,
+    libc::SYS_fstatfs,
+    libc::SYS_flock,
+    libc::SYS_pread64,
+];
+
+/// A path that is asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PathConfig {
+    /// The file or block device.
+    pub device: PathBuf,
+    /// Its node, where it is said.
+    pub node: Option<Node>,
+    /// What it is called, where that is said.
+    pub name: Option<String>,
+}
+
+impl PathConfig {
+    /// One of which nothing else is said.
+    #[must_use]
+    pub fn new(device: PathBuf) -> Self {
+        Self {
+            device,
+            ..Self::default()
+        }
+    }
+}
+
+/// What a path counts.
+#[derive(Debug, Default)]
+pub struct PathCounters {
+    /// Times that it has failed.
+    pub failures: AtomicU64,
+    /// Times that it has come back.
+    pub returns: AtomicU64,
+}
+
+/// A way to the blocks of a disk.
+#[derive(Debug)]
+pub struct DiskPath {
+    name: String,
+    node: Node,
+    device: PathBuf,
+    identity: Identity,
+    place: Place,
+    storage: RwLock<Arc<Storage>>,
+    /// Counts how often `storage` was another one.
+    generation: AtomicU32,
+    health: Changing,
+    /// Writes that it has done, and how many of them are known to be durable. Never equal at first: a predecessor may have
+    /// written.
+    written: AtomicU64,
+    synced: AtomicU64,
+    counters: PathCounters,
+    /// For the prober: it is to look, or to end.
+    attention: Mutex<bool>,
+    wakes: Condvar,
+}
+
+impl DiskPath {
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its node.
+    #[must_use]
+    pub fn node(&self) -> Node {
+        self.node
+    }
+
+    /// Whether it can be used.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.health.get()
+    }
+
+    /// What it counts.
+    #[must_use]
+    pub fn counters(&self) -> &PathCounters {
+        &self.counters
+    }
+
+    /// What is open now.
+    #[must_use]
+    pub fn storage(&self) -> Arc<Storage> {
+        Arc::clone(&self.storage.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Counts how often something else was opened.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn replace(&self, storage: Storage) {
+        *self.storage.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(storage);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Bytes were written over it: they are not durable yet. To be called before anybody hears that they were written.
+    pub fn wrote(&self) {
+        self.written.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Up to where it has been written, for [`synced`](Self::synced).
+    #[must_use]
+    pub fn mark(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+
+    /// What was written up to a [mark](Self::mark) is durable.
+    pub fn synced(&self, mark: u64) {
+        self.synced.fetch_max(mark, Ordering::AcqRel);
+    }
+
+    fn is_dirty(&self) -> bool {
+        self.synced.load(Ordering::Acquire) < self.mark()
+    }
+
+    fn call_for_attention(&self) {
+        *self
+            .attention
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = true;
+        self.wakes.notify_all();
+    }
+}
+
+/// All paths to a disk.
+#[derive(Debug)]
+pub struct Paths {
+    all: Vec<DiskPath>,
+    /// For each limb: the paths, the nearest first.
+    nearest: Vec<Vec<usize>>,
+    /// What direct I/O demands; none with the page cache and in memory.
+    alignment: Option<Alignment>,
+    in_memory: bool,
+    fails_over: bool,
+    read_only: bool,
+    block: u32,
+    sysfs: PathBuf,
+    /// What all block devices have in common.
+    blocks: Option<String>,
+    /// Bytes that a path has to have.
+    bytes: AtomicU64,
+    ending: std::sync::atomic::AtomicBool,
+    limit: LogLimit,
+}
+
+impl Paths {
+    /// All.
+    #[must_use]
+    pub fn all(&self) -> &[DiskPath] {
+        &self.all
+    }
+
+    /// The path of this number.
+    #[must_use]
+    pub fn get(&self, path: usize) -> Option<&DiskPath> {
+        self.all.get(path)
+    }
+
+    /// Whether there is more than one.
+    #[must_use]
+    pub fn several(&self) -> bool {
+        self.all.len() > 1
+    }
+
+    /// What direct I/O demands, where it is used.
+    #[must_use]
+    pub fn alignment(&self) -> Option<Alignment> {
+        self.alignment
+    }
+
+    /// Whether transfers are over when their system call is.
+    #[must_use]
+    pub fn in_memory(&self) -> bool {
+        self.in_memory
+    }
+
+    /// The best path for a limb, of those that are up and not among `tried` (a bit each): the nearest. None where there is no
+    /// other; a disk with one path always has that one.
+    #[must_use]
+    pub fn choose(&self, limb: usize, tried: u32) -> Option<usize> {
+        if !self.several() {
+            return (tried & 1 == 0).then_some(0);
+        }
+        let order = self.nearest.get(limb)?;
+        let mut fit = order.iter().copied();
+        fit.find(|&path| {
+            tried & bit(path) == 0 && self.get(path).is_some_and(|p| p.health() == Health::Up)
+        })
+    }
+
+    /// The paths in this state, a bit each.
+    #[must_use]
+    pub fn in_state(&self, health: Health) -> u32 {
+        let numbered = self.all.iter().enumerate();
+        numbered.fold(0, |bits, (path, p)| {
+            if p.health() == health {
+                bits | bit(path)
+            } else {
+                bits
+            }
+        })
+    }
+
+    /// A request has failed on a path.
+    pub fn suspect(&self, path: usize, why: &std::io::Error) {
+        let Some(path) = self.get(path) else { return };
+        if path.health.change(Health::Up, Health::Suspect) {
+            warn_limited!(
+                self.limit,
+                "Path {}: a request has failed: {why}",
+                path.name
+            );
+            path.call_for_attention();
+        }
+    }
+
+    /// What has failed on these paths (a bit each) has succeeded on another one.
+    pub fn confirm(&self, tried: u32) {
+        for (number, path) in self.all.iter().enumerate() {
+            if tried & bit(number) != 0 && path.health.change(Health::Suspect, Health::Failed) {
+                self.has_failed(path, "what failed on it succeeds elsewhere");
+            }
+        }
+    }
+
+    fn has_failed(&self, path: &DiskPath, why: &str) {
+        path.counters.failures.fetch_add(1, Ordering::Relaxed);
+        let left = self.in_state(Health::Up).count_ones();
+        let dirty = if path.is_dirty() {
+            "; writes since the last flush are in the disk's cache"
+        } else {
+            ""
+        };
+        warn_limited!(
+            self.limit,
+            "Path {} has failed ({why}); {left} left{dirty}",
+            path.name
+        );
+    }
+
+    /// The paths by which everything written so far is made durable: those that have had writes since they were last synced,
+    /// one where several are one file or device, and at least one. Failed ones are not among them; none are where all have failed.
+    #[must_use]
+    pub fn to_sync(&self) -> Vec<usize> {
+        let mut found: Vec<usize> = Vec::new();
+        let usable = |path: &DiskPath| path.health() != Health::Failed;
+        for path in self.all.iter().filter(|path| path.is_dirty()) {
+            let first = self
+                .all
+                .iter()
+                .position(|p| p.place == path.place && usable(p));
+            if let Some(first) = first.filter(|first| !found.contains(first)) {
+                found.push(first);
+            }
+        }
+        if found.is_empty() {
+            found.extend(self.all.iter().position(usable));
+        }
+        found
+    }
+
+    /// A sync of a path has succeeded that began at a [mark](Self::marks).
+    pub fn synced(&self, path: usize, marks: &[u64]) {
+        let Some(place) = self.get(path).map(|p| p.place) else {
+            return;
+        };
+        for (path, mark) in self.all.iter().zip(marks) {
+            if path.place == place {
+                path.synced(*mark);
+            }
+        }
+    }
+
+    /// Up to where each path has been written.
+    #[must_use]
+    pub fn marks(&self) -> Vec<u64> {
+        self.all.iter().map(DiskPath::mark).collect()
+    }
+
+    /// Whether a request that has failed on one path can succeed on another. Paths that are one file or one device fail together:
+    /// their errors are the disk's. (Besides, Linux tells of a failed write-back once, and a sync after that succeeds.)
+    #[must_use]
+    pub fn fails_over(&self) -> bool {
+        self.fails_over
+    }
+
+    /// The size of the disk, if all paths that are up agree in it.
+    #[must_use]
+    pub fn size(&self) -> Option<u64> {
+        let mut found = None;
+        for path in self.all.iter().filter(|path| path.health() == Health::Up) {
+            let bytes = size(&path.storage().file).ok()?;
+            if found.is_some_and(|found| found != bytes) {
+                return None;
+            }
+            found = Some(bytes);
+        }
+        // A device that has been pulled has no blocks; a disk does not become empty by that.
+        let found = found.filter(|bytes| *bytes > 0 || !self.several());
+        if let Some(bytes) = found {
+            self.bytes.store(bytes, Ordering::Relaxed);
+        }
+        found
+    }
+
+    /// Ends the probers.
+    pub fn end(&self) {
+        self.ending.store(true, Ordering::Release);
+        self.all.iter().for_each(DiskPath::call_for_attention);
+    }
+}
+
+/// The bit of a path.
+#[must_use]
+pub fn bit(path: usize) -> u32 {
+    u32::try_from(path)
+        .ok()
+        .and_then(|n| 1_u32.checked_shl(n))
+        .unwrap_or(0)
+}

@@ -1,0 +1,179 @@
+//! Looking at paths: whether one that is suspected can be read, and whether one that has failed is back.
+
+use super::health::Health;
+use super::identity::{Identity, discover};
+use super::open::differ;
+use super::{DiskPath, Paths};
+use farlane_daemon::log_limited;
+use farlane_file_io::bounce::Bounce;
+use farlane_file_io::storage::{Place, Storage, size};
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// Pause between two looks at a path that has failed.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Starts to look after the paths of a disk that can fail over, from a thread for each: a read of a path that is broken can take
+/// long. They end when the paths are told to [end](Paths::end).
+///
+/// # Errors
+/// There are no more threads.
+pub fn start(paths: &Arc<Paths>) -> io::Result<()> {
+    if !paths.fails_over() {
+        return Ok(());
+    }
+    for number in 0..paths.all().len() {
+        let paths = Arc::clone(paths);
+        std::thread::Builder::new()
+            .name(format!("path {number}"))
+            .spawn(move || look_after(&paths, number))?;
+    }
+    Ok(())
+}
+
+fn look_after(paths: &Paths, number: usize) {
+    let Some(path) = paths.get(number) else {
+        return;
+    };
+    loop {
+        let health = path.health();
+        let pause = (health == Health::Failed).then_some(LOOK);
+        if health != Health::Suspect {
+            path.wait(pause);
+        }
+        if paths.ending.load(Ordering::Acquire) {
+            return;
+        }
+        match path.health() {
+            Health::Up => (),
+            Health::Suspect => match paths.probe(&path.storage()) {
+                Ok(()) => {
+                    path.health.change(Health::Suspect, Health::Up);
+                }
+                Err(e) => {
+                    if path.health.change(Health::Suspect, Health::Failed) {
+                        paths.has_failed(path, &e.to_string());
+                    }
+                }
+            },
+            Health::Failed => {
+                if pause.is_some() && paths.returns(path) {
+                    path.counters.returns.fetch_add(1, Ordering::Relaxed);
+                    log_limited!(log::Level::Info, paths.limit, "Path {} is back", path.name);
+                    path.health.change(Health::Failed, Health::Up);
+                }
+            }
+        }
+    }
+}
+
+impl DiskPath {
+    /// Waits until somebody calls for attention, or for so long.
+    fn wait(&self, pause: Option<Duration>) {
+        let mut called = self
+            .attention
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        while !*called {
+            called = match pause {
+                Some(pause) => {
+                    let waited = self.wakes.wait_timeout(called, pause);
+                    let (mut called, _) = waited.unwrap_or_else(PoisonError::into_inner);
+                    *called = true;
+                    called
+                }
+                None => {
+                    let waited = self.wakes.wait(called);
+                    waited.unwrap_or_else(PoisonError::into_inner)
+                }
+            };
+        }
+        *called = false;
+    }
+}
+
+impl Paths {
+    /// Reads a block of what is open, and looks whether the disk is all there.
+    fn probe(&self, storage: &Storage) -> io::Result<()> {
+        let bytes = size(&storage.file)?;
+        if bytes < self.bytes.load(Ordering::Relaxed) {
+            return Err(io::Error::other(format!("it has {bytes} bytes now")));
+        }
+        let length = usize::try_from(self.block).map_err(io::Error::other)?;
+        let mut block = Bounce::new(length);
+        // Block devices have whole blocks, and files of less are no disks.
+        if rustix::io::pread(&storage.file, &mut *block, 0)? < length {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(())
+    }
+
+    /// Whether a path that has failed leads to the disk again: through what is open, or through what is found now.
+    fn returns(&self, path: &DiskPath) -> bool {
+        let storage = path.storage();
+        if self.probe(&storage).is_ok() {
+            let now = Identity::of(&self.sysfs, storage.place);
+            return !storage.is_device || now.blocks == path.identity.blocks;
+        }
+        if !storage.is_device {
+            return false;
+        }
+        for device in self.candidates(path) {
+            match self.reopen(&device, path) {
+                Ok(storage) => {
+                    path.replace(storage);
+                    return true;
+                }
+                Err(e) => log::debug!("Path {}: {}: {e}", path.name, device.display()),
+            }
+        }
+        false
+    }
+
+    /// Where a path that has gone may be found again: by its name, or under another one behind the same function.
+    fn candidates(&self, path: &DiskPath) -> Vec<PathBuf> {
+        let mut found = vec![path.device.clone()];
+        if let (Some(blocks), Some(function)) = (&self.blocks, &path.identity.function) {
+            for (device, identity) in discover(&self.sysfs, blocks) {
+                if identity.function.as_ref() == Some(function) && !found.contains(&device) {
+                    found.push(device);
+                }
+            }
+        }
+        found
+    }
+
+    fn reopen(&self, device: &std::path::Path, path: &DiskPath) -> io::Result<Storage> {
+        let place = Place::of(device).map_err(io::Error::other)?;
+        let mut others = self.all.iter().filter(|other| !std::ptr::eq(*other, path));
+        if let Some(other) = others.find(|other| other.storage().place == place) {
+            if other.place == path.place && other.health() == Health::Up {
+                // Both were one device from the beginning.
+                return other.storage().share();
+            }
+            // It may have got the name of a device that another path has.
+            return Err(io::Error::other("that is another path"));
+        }
+        let storage = Storage::open(device, self.read_only).map_err(io::Error::other)?;
+        let identity = Identity::of(&self.sysfs, storage.place);
+        let known = (self.blocks.as_deref(), self.bytes.load(Ordering::Relaxed));
+        let found = (identity.blocks.as_deref(), storage.bytes);
+        if let Some(why) = differ(known, found) {
+            return Err(io::Error::other(why));
+        }
+        let fits = match (self.alignment, storage.go_direct(self.block.into())) {
+            (Some(needed), Some(now)) => needed.memory >= now.memory && needed.offset >= now.offset,
+            _ => false,
+        };
+        if !fits {
+            return Err(io::Error::other(
+                "it cannot be read and written directly as before",
+            ));
+        }
+        self.probe(&storage)?;
+        Ok(storage)
+    }
+}

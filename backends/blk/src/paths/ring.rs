@@ -1,0 +1,77 @@
+//! The `io_uring` of a worker, over all paths of a disk.
+
+use super::Paths;
+use farlane_file_io::ring::Ring;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::sync::Arc;
+
+/// A ring whose files are the paths.
+#[derive(Debug)]
+pub struct PathRing {
+    ring: Ring,
+    paths: Arc<Paths>,
+    /// Which opening of each path the ring has.
+    generations: Vec<u32>,
+}
+
+impl PathRing {
+    /// A ring for the calling thread, woken by `kicks`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn new(paths: Arc<Paths>, kicks: &[BorrowedFd<'_>]) -> io::Result<Self> {
+        // A path that is opened again meanwhile is replaced when it is used.
+        let generations = paths.all().iter().map(|path| path.generation()).collect();
+        let open: Vec<_> = paths.all().iter().map(|path| path.storage()).collect();
+        let files: Vec<_> = open
+            .iter()
+            .map(|storage| storage.file.as_raw_fd())
+            .collect();
+        Ok(Self {
+            ring: Ring::new(&files, kicks)?,
+            paths,
+            generations,
+        })
+    }
+
+    /// The number of a path's file, as it is open now.
+    ///
+    /// # Errors
+    /// There is no such path.
+    pub fn file(&mut self, path: usize) -> io::Result<u32> {
+        let number = u32::try_from(path).map_err(io::Error::other)?;
+        let known = self.generations.get_mut(path);
+        let (Some(known), Some(path)) = (known, self.paths.get(path)) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        let generation = path.generation();
+        if *known != generation {
+            let storage = path.storage();
+            // Where it cannot be replaced, the old one fails, and another path is taken.
+            if self
+                .ring
+                .replace_file(number, storage.file.as_raw_fd())
+                .is_ok()
+            {
+                *known = generation;
+            }
+        }
+        Ok(number)
+    }
+}
+
+impl Deref for PathRing {
+    type Target = Ring;
+
+    fn deref(&self) -> &Ring {
+        &self.ring
+    }
+}
+
+impl DerefMut for PathRing {
+    fn deref_mut(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
+}
