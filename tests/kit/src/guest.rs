@@ -19,7 +19,7 @@ pub use crate::agent::Output;
 use crate::attachments::vfio_user_device;
 pub use crate::job::Job;
 use crate::kit::Kit;
-use crate::numa::{NvmeSubsystem, processors};
+use crate::numa::{Numa, NvmeSubsystem, processors};
 use crate::process::{Process, Setup, describe, tail};
 use crate::qemu::{Accelerator, Boot, FARLANE_DEVICE, VmConfig, farlane_chardev, farlane_device};
 use crate::qmp::Qmp;
@@ -45,7 +45,8 @@ pub struct Guest {
     qemu_log: PathBuf,
     address: Option<&'static str>,
     plugged: AtomicU32,
-    pinned: bool,
+    /// The node of each processor, where there are nodes.
+    nodes_of_cpus: Vec<u32>,
 }
 
 impl Guest {
@@ -103,7 +104,7 @@ impl Guest {
             qemu_log,
             address: config.wire.map(|(_, end): (_, End)| end.address()),
             plugged: AtomicU32::new(0),
-            pinned: config.numa.is_some(),
+            nodes_of_cpus: config.numa.iter().flat_map(Numa::nodes_of_cpus).collect(),
         })
     }
 
@@ -123,7 +124,7 @@ impl Guest {
         let hello = self
             .qmp
             .start()
-            .and_then(|()| if self.pinned { self.pin() } else { Ok(()) })
+            .and_then(|()| self.pin())
             .and_then(|()| self.agent.wait_hello(timeout));
         match hello {
             Ok(Some(_)) => Ok(()),
@@ -138,16 +139,17 @@ impl Guest {
         }
     }
 
-    /// Lets processor N of the guest run on processor N of this machine alone.
+    /// Lets the processors of the guest's node N run on processor N of this machine alone.
     fn pin(&self) -> Result<()> {
+        if self.nodes_of_cpus.is_empty() {
+            return Ok(());
+        }
         let here = processors()?;
-        for (thread, cpu) in self
-            .processor_threads()?
-            .into_iter()
-            .zip(here.iter().cycle())
-        {
+        let threads = self.processor_threads()?;
+        for (thread, node) in threads.into_iter().zip(&self.nodes_of_cpus) {
             let mut set = CpuSet::new();
-            set.set(usize::try_from(*cpu)?);
+            let cpu = here[usize::try_from(*node)? % here.len()];
+            set.set(usize::try_from(cpu)?);
             let thread = Pid::from_raw(i32::try_from(thread)?);
             sched_setaffinity(thread, &set).context("Cannot pin a processor of the guest")?;
         }

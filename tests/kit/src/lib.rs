@@ -17,6 +17,7 @@ pub mod guest_root;
 pub mod interfaces;
 mod job;
 pub mod kit;
+pub mod loop_device;
 pub mod modules;
 pub mod network;
 pub mod numa;

@@ -163,8 +163,8 @@ impl<'a> VmConfig<'a> {
         self
     }
 
-    /// With NUMA nodes, whose processors and memory are its own: shared memory, a file a node. When it is up, processor N runs
-    /// on processor N of this machine alone, as far as it has that many.
+    /// With NUMA nodes, whose processors and memory are its own: shared memory, a file a node. The processors of node N run on
+    /// processor N of this machine alone, as far as it has that many.
     #[must_use]
     pub fn numa(mut self, numa: Numa) -> Self {
         self.cpus = numa.cpus();
