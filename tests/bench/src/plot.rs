@@ -22,6 +22,8 @@ pub enum Axis {
     Percentile,
     /// Percent from 0 on, not logarithmic.
     Residency,
+    /// Seconds, not logarithmic.
+    Time,
 }
 
 impl Axis {
@@ -30,6 +32,7 @@ impl Axis {
             Self::Size => "size",
             Self::Percentile => "percentile",
             Self::Residency => "in the page cache",
+            Self::Time => "time",
         }
     }
 
@@ -37,6 +40,7 @@ impl Axis {
         match self {
             Self::Size => bytes_label(x),
             Self::Percentile | Self::Residency => format!("{x:.0} %"),
+            Self::Time => format!("{x:.1} s"),
         }
     }
 }
@@ -121,8 +125,8 @@ impl Figure {
         let (x, y) = (x_low..x_high, 0.0..y_high * 1.15);
         let log_y = (y_low * 0.8..y_high * 1.3).log_scale();
         match (self.x, self.log_y) {
-            (Axis::Residency, false) => draw!(builder.build_cartesian_2d(x, y)?),
-            (Axis::Residency, true) => draw!(builder.build_cartesian_2d(x, log_y)?),
+            (Axis::Residency | Axis::Time, false) => draw!(builder.build_cartesian_2d(x, y)?),
+            (Axis::Residency | Axis::Time, true) => draw!(builder.build_cartesian_2d(x, log_y)?),
             (_, false) => draw!(builder.build_cartesian_2d(x.log_scale(), y)?),
             (_, true) => draw!(builder.build_cartesian_2d(x.log_scale(), log_y)?),
         }

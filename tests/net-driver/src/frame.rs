@@ -8,6 +8,7 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_HDR_F_NEEDS_CSUM, VIRTIO_NET_HDR_GS
 const ETHERNET: usize = 14;
 const IPV4: usize = 20;
 const TCP: usize = 20;
+const ICMP_NUMBER: u8 = 1;
 const UDP_NUMBER: u8 = 17;
 const TCP_NUMBER: u8 = 6;
 
@@ -141,6 +142,18 @@ pub fn tcp_large(from: &End, to: &End, tcp: Tcp, payload: &[u8], mss: u16) -> (H
         num_buffers: 0.into(),
     };
     (header, frame)
+}
+
+/// An ICMP echo request, which the peer's kernel answers with a frame of as many bytes.
+#[must_use]
+pub fn echo_request(from: &End, to: &End, payload: &[u8]) -> Vec<u8> {
+    let mut frame = ipv4(from, to, ICMP_NUMBER, 8 + payload.len());
+    let at = frame.len();
+    frame.extend([8, 0, 0, 0, 0, 1, 0, 1]);
+    frame.extend(payload);
+    let check = !sum(&frame[at..], 0);
+    frame[at + 2..at + 4].copy_from_slice(&check.to_be_bytes());
+    frame
 }
 
 /// The answer of `from` to the ARP request of `to`, or with `request` that request itself.

@@ -191,6 +191,18 @@ impl Rx {
         Ok(most)
     }
 
+    /// Buffers that the device has filled and that were not taken yet.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.ring.used().into()
+    }
+
+    /// Buffers of this queue.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.ring.place().size.into()
+    }
+
     /// Sleeps until a frame is there, or for so long; returns whether one is.
     ///
     /// # Errors

@@ -25,6 +25,8 @@ pub enum Bench {
     Blk,
     /// Reads into device memory by every mechanism (writes target/bench/gpu-ssd.json and plots)
     GpuSsd,
+    /// Locality: steering, network interfaces and disks on two nodes (writes target/bench/octo.json and plots; needs root)
+    Octo,
 }
 
 /// Measures, and says where the results are.
@@ -34,6 +36,7 @@ pub fn run(workspace: &Workspace, bench: Bench) -> Result<ExitCode> {
         Bench::Lend => lend(workspace),
         Bench::Blk => blk(workspace),
         Bench::GpuSsd => gpu_ssd(workspace),
+        Bench::Octo => octo(workspace),
     }
 }
 
@@ -100,6 +103,22 @@ fn blk(workspace: &Workspace) -> Result<ExitCode> {
         .args(reference.get_args())
         .env("RUST_LOG", "warn");
     measure("farlane-bench-blk", command)
+}
+
+fn octo(workspace: &Workspace) -> Result<ExitCode> {
+    progress::step("Building the backends and the bench", || {
+        workspace.build_release(&["farlane-net", "farlane-blk", "farlane-bench"])
+    })?;
+    let mut command = Command::new(workspace.built("farlane-bench-octo")?);
+    command
+        .arg("--net")
+        .arg(workspace.built("farlane-net")?)
+        .arg("--blk")
+        .arg(workspace.built("farlane-blk")?)
+        .arg("--out")
+        .arg(workspace.target().join("bench"))
+        .env("RUST_LOG", "warn");
+    measure("farlane-bench-octo", command)
 }
 
 fn measure(name: &str, command: Command) -> Result<ExitCode> {

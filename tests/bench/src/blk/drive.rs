@@ -13,12 +13,12 @@ use virtio_driver::{
     VirtioBlkReqBuf, VirtioFeatureFlags, VirtioTransport,
 };
 
-/// Bytes of a request.
+/// Bytes of a request where nothing else is said.
 const BLOCK: usize = 4096;
 /// Entries of the queue.
 const QUEUE: u16 = 128;
 /// Most outstanding requests.
-const MOST: usize = 64;
+pub const MOST: usize = 64;
 /// Looks in vain after which others may have the CPU.
 const LOOKS: u32 = 64;
 /// How long a backend may take to listen at the socket that it has made.
@@ -47,6 +47,7 @@ pub struct Drive {
     queue: VirtioBlkQueue<'static, usize>,
     notifier: Box<dyn QueueNotifier>,
     buffers: *mut u8,
+    block: usize,
     blocks: u64,
     random: u64,
     /// Kept: the queue's memory is its own.
@@ -70,18 +71,31 @@ fn open(path: &str, features: u64) -> Result<VhostUser<VirtioBlkConfig, VirtioBl
 impl Drive {
     /// Connects to a disk of so many bytes.
     pub fn connect(socket: &Path, bytes: u64) -> Result<Self> {
+        Self::connect_with(socket, bytes, BLOCK, None)
+    }
+
+    /// The same for requests of `block` bytes, whose buffers are one behind the other at an address that is not in use.
+    pub fn connect_with(
+        socket: &Path,
+        bytes: u64,
+        block: usize,
+        address: Option<usize>,
+    ) -> Result<Self> {
         let features = VirtioFeatureFlags::VERSION_1 | VirtioFeatureFlags::RING_EVENT_IDX;
         let features = features.bits() | VirtioBlkFeatureFlags::FLUSH.bits();
         let path = socket.to_str().context("A socket's path is not UTF-8")?;
         let mut transport = Box::new(open(path, features)?);
-        let length = BLOCK * MOST;
+        let length = block * MOST;
         let memory = memfd_create("buffers", MemfdFlags::CLOEXEC)?;
         ftruncate(&memory, u64::try_from(length)?)?;
-        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping, at an address of the kernel's choice; it stays for as long as this
-        // process, which drives few disks.
-        let buffers =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, prot, flags, &memory, 0) }?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let (wish, flags) = match address {
+            Some(address) => (address, MapFlags::SHARED | MapFlags::FIXED_NOREPLACE),
+            None => (0, MapFlags::SHARED),
+        };
+        let wish = std::ptr::without_provenance_mut(wish);
+        // SAFETY: a new mapping, where nothing else is, until this is dropped.
+        let buffers = unsafe { rustix::mm::mmap(wish, length, prot, flags, &memory, 0) }?;
         transport.map_mem_region(buffers.addr(), length, memory.as_raw_fd(), 0)?;
         let mut queues = VirtioBlkQueue::setup_queues(&mut *transport, 1, QUEUE)?;
         let mut queue = queues.pop().context("No queue")?;
@@ -91,7 +105,8 @@ impl Drive {
             notifier: transport.get_submission_notifier(0),
             queue,
             buffers: buffers.cast(),
-            blocks: bytes / BLOCK as u64,
+            block,
+            blocks: bytes / block as u64,
             random: 0x2545_f491_4f6c_dd1d,
             _transport: transport,
             _memory: memory,
@@ -106,14 +121,15 @@ impl Drive {
     }
 
     fn submit(&mut self, direction: Direction, buffer: usize) -> Result<()> {
-        let offset = self.block() * BLOCK as u64;
-        let at = self.buffers.wrapping_add(buffer * BLOCK);
+        let bytes = self.block;
+        let offset = self.block() * bytes as u64;
+        let at = self.buffers.wrapping_add(buffer * bytes);
         // SAFETY: the buffer is inside of the mapping, and this process does not touch it while the
         // device does.
         unsafe {
             match direction {
-                Direction::Read => self.queue.read_raw(offset, at, BLOCK, buffer),
-                Direction::Write => self.queue.write_raw(offset, at, BLOCK, buffer),
+                Direction::Read => self.queue.read_raw(offset, at, bytes, buffer),
+                Direction::Write => self.queue.write_raw(offset, at, bytes, buffer),
             }
         }?;
         Ok(())
@@ -124,6 +140,12 @@ impl Drive {
             self.notifier.notify()?;
         }
         Ok(())
+    }
+
+    /// Where the buffers are: one behind the other.
+    #[allow(dead_code)] // Each bench uses a part.
+    pub fn buffers(&self) -> *mut u8 {
+        self.buffers
     }
 
     /// Keeps `depth` requests outstanding for some time. Returns requests a second.
@@ -166,5 +188,12 @@ impl Drive {
             self.tell()?;
         }
         Ok(f64::from(done) / time.as_secs_f64())
+    }
+}
+
+impl Drop for Drive {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this one's own; the backend has maps of its own, and no request is under way.
+        let _ = unsafe { rustix::mm::munmap(self.buffers.cast(), self.block * MOST) };
     }
 }

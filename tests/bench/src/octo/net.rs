@@ -1,0 +1,302 @@
+//! farlane-net without a VM, beside a plain loop of system calls on a tap (ioctopus-asplos20, figures 6 to 9 and 14 in shape).
+
+use crate::follow;
+use crate::machine::Machine;
+use crate::plot::{Axis, Figure, Line};
+use crate::report::Report;
+use crate::rig::{self, Generator};
+use crate::stats::Times;
+use crate::ways::{Ours, Plain, Put, Way};
+use crate::{Options, median};
+use anyhow::{Context as _, Result};
+use farlane_net_driver::frame::{End, Tcp, echo_request, tcp_large, udp};
+use farlane_net_driver::{Header, Nic, Options as Vm, feature};
+use farlane_vmkit::backend::Backend;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Bytes of frames; those above the MTU are cut by whoever receives them.
+const SIZES: [usize; 7] = [64, 256, 1024, 1514, 4096, 16_384, 65_000];
+/// Bytes of the frames of round trips.
+const TRIPS: [usize; 3] = [64, 512, 1514];
+/// Bytes of the headers of a TCP frame, and of a UDP frame.
+const TCP_HEADERS: usize = 54;
+const UDP_HEADERS: usize = 42;
+const MSS: u16 = 1448;
+const STRETCH: Duration = Duration::from_millis(150);
+const ROUNDS: usize = 5;
+const TRIPS_A_ROUND: usize = 800;
+/// Most bytes that wait in a tap.
+const BACKLOG_BYTES: usize = 64 << 20;
+const MEMORY: u64 = 128 << 20;
+/// What farlane-net, and the driver, may cost beside the loop.
+const BAR: f64 = 0.8;
+
+/// The guest.
+pub fn guest(port: u16) -> End {
+    End {
+        mac: [2, 0, 0, 0, 0, 2],
+        ip: Ipv4Addr::new(10, 79, 0, 2),
+        port,
+    }
+}
+
+/// This end of the tap.
+pub fn host(mac: [u8; 6], port: u16) -> End {
+    End {
+        mac,
+        ip: Ipv4Addr::new(10, 79, 0, 1),
+        port,
+    }
+}
+
+/// Gives the tap that is there its addresses.
+pub fn set_up() -> Result<[u8; 6]> {
+    let guest = guest(0);
+    rig::set_up(host([0; 6], 0).ip, (guest.ip, guest.mac))
+}
+
+/// A frame of so many bytes that its receiver has nothing to do with.
+fn frame(bytes: usize, from: &End, to: &End) -> (Header, Vec<u8>) {
+    if bytes <= 1514 {
+        let payload = vec![0x5a; bytes - UDP_HEADERS];
+        return (Header::default(), udp(from, to, &payload));
+    }
+    let payload = vec![0x5a; bytes - TCP_HEADERS];
+    tcp_large(from, to, Tcp::default(), &payload, MSS)
+}
+
+/// farlane-net, which runs.
+pub struct Served {
+    /// Where it serves.
+    pub socket: PathBuf,
+    /// Where it tells its counters.
+    pub metrics: PathBuf,
+    _backend: Backend,
+}
+
+/// Starts farlane-net with the tap.
+pub fn serve(program: &Path, folder: &Path, machine: &Machine, queues: u16) -> Result<Served> {
+    let (socket, metrics) = (folder.join("net.sock"), folder.join("net.metrics"));
+    let mut command = Command::new(program);
+    command
+        .arg("--socket-path")
+        .arg(&socket)
+        .args(["--tap", rig::TAP]);
+    command.args(["--queues", &queues.to_string()]);
+    command.arg("--metrics").arg(&metrics);
+    command.args(machine.words(&Nic::ranges_of(MEMORY)?));
+    let log = folder.join("farlane-net.log");
+    let sockets = [socket.as_path(), metrics.as_path()];
+    let backend = Backend::start("farlane-net", command, &sockets, &log)?;
+    Ok(Served {
+        _backend: backend,
+        socket,
+        metrics,
+    })
+}
+
+/// Boots the VM whose interface farlane-net serves.
+pub fn boot(served: &Served, machine: &Machine, pairs: u16) -> Result<Nic> {
+    let vm = Vm {
+        memory_bytes: MEMORY,
+        nodes: machine.binding(),
+        pairs,
+        features: feature::LINUX & !feature::CTRL_VQ,
+        ..Vm::default()
+    };
+    Ok(Nic::connect(&served.socket, &vm)?)
+}
+
+/// What a way was measured to give.
+#[derive(Default)]
+struct Figures {
+    /// Frames a second of each size.
+    transmit: Vec<Vec<f64>>,
+    receive: Vec<Vec<f64>>,
+    /// Of each size of round trips.
+    trips: Vec<Vec<Duration>>,
+}
+
+impl Figures {
+    fn new() -> Self {
+        Self {
+            transmit: vec![Vec::new(); SIZES.len()],
+            receive: vec![Vec::new(); SIZES.len()],
+            trips: vec![Vec::new(); TRIPS.len()],
+        }
+    }
+
+    /// Measures a way once more.
+    fn take(&mut self, way: &mut dyn Way, mac: [u8; 6]) -> Result<()> {
+        let generator = Generator::new()?;
+        // The kernel throws away what is for another host.
+        let mut nobody = host(mac, 9);
+        nobody.mac = [2, 0, 0, 0, 0, 0x99];
+        for (at, bytes) in SIZES.iter().enumerate() {
+            let (header, out) = frame(*bytes, &guest(9), &nobody);
+            self.transmit[at].push(way.transmit(&header, &out, STRETCH)?);
+            let (header, frame) = frame(*bytes, &host(mac, 9), &guest(9));
+            let put = Put {
+                generator: &generator,
+                header: &header,
+                frame: &frame,
+            };
+            let count = (BACKLOG_BYTES / bytes).min(8_192);
+            self.receive[at].push(way.receive(&put, count)?);
+        }
+        for (at, bytes) in TRIPS.iter().enumerate() {
+            let request = echo_request(&guest(0), &host(mac, 0), &vec![0; bytes - UDP_HEADERS]);
+            for _ in 0..TRIPS_A_ROUND {
+                self.trips[at].push(way.round_trip(&request)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Measures everything, in a network of its own.
+pub fn run(options: &Options, machine: &Machine, report: &mut Report) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut figures = [Figures::new(), Figures::new()];
+    for round in 0..ROUNDS {
+        // Whoever comes first in one round comes second in the next.
+        for turn in [round % 2, 1 - round % 2] {
+            if turn == 0 {
+                let served = serve(&options.net, folder.path(), machine, 1)?;
+                let mac = set_up()?;
+                let mut ours = Ours {
+                    nic: boot(&served, machine, 1)?,
+                };
+                figures[0].take(&mut ours, mac)?;
+            } else {
+                let mut plain = Plain::open()?;
+                let mac = set_up()?;
+                figures[1].take(&mut plain, mac)?;
+            }
+        }
+    }
+    tell(options, figures, report)?;
+    follow::run(options, machine, folder.path(), report)
+}
+
+fn tell(options: &Options, figures: [Figures; 2], report: &mut Report) -> Result<()> {
+    let [ours, plain] = figures;
+    let mut medians = Vec::new();
+    for (name, figure, ours, plain) in [
+        ("transmit", "fig7-transmit", ours.transmit, plain.transmit),
+        ("receive", "fig6-receive", ours.receive, plain.receive),
+    ] {
+        let mut lines = [Vec::new(), Vec::new()];
+        for ((bytes, ours), plain) in SIZES.iter().zip(ours).zip(plain) {
+            // Ratios of a round: the machine is the same for both then.
+            let ratios = ours.iter().zip(&plain).map(|(ours, plain)| ours / plain);
+            let ratio = median(ratios.collect());
+            let (ours, plain) = (median(ours), median(plain));
+            let gigabits =
+                |rate: f64| -> Result<f64> { Ok(rate * f64::from(u32::try_from(*bytes)?) * 8e-9) };
+            let what = format!("{name} {bytes} B, frames/s");
+            println!(
+                "{what:<32} farlane-net {ours:>10.0} ({:>6.2} Gbit/s)   readv/writev {plain:>10.0} ({:>6.2})   {ratio:.2}x",
+                gigabits(ours)?,
+                gigabits(plain)?
+            );
+            report.keep(&format!("net, {what}"), [ours, plain])?;
+            let reference = format!("a plain loop on the tap {plain:.0}, farlane-net {ours:.0}");
+            report.at_least(&format!("net, {what}"), ratio, "x", BAR, &reference);
+            let x = f64::from(u32::try_from(*bytes)?);
+            lines[0].push((x, gigabits(ours)?));
+            lines[1].push((x, gigabits(plain)?));
+            medians.push((name, *bytes, ours, plain));
+        }
+        draw(options, name, figure, lines)?;
+    }
+    packets(options, &medians)?;
+    trips(options, ours.trips, plain.trips, report)
+}
+
+fn both(points: [Vec<(f64, f64)>; 2]) -> Vec<Line> {
+    let labels = ["farlane-net and a driver", "readv and writev on the tap"];
+    let lines = labels.into_iter().zip(points);
+    lines
+        .map(|(label, points)| Line {
+            label: label.into(),
+            points,
+        })
+        .collect()
+}
+
+fn draw(options: &Options, name: &str, figure: &str, points: [Vec<(f64, f64)>; 2]) -> Result<()> {
+    Figure {
+        title: format!(
+            "Frames that a driver {name}s, one queue (paper {})",
+            &figure[..4]
+        ),
+        x: Axis::Size,
+        y: "Gbit/s",
+        log_y: true,
+        lines: both(points),
+    }
+    .write(&options.out.join(format!("octo-{figure}.svg")))
+}
+
+/// Frames a second of small frames (fig. 8).
+fn packets(options: &Options, medians: &[(&str, usize, f64, f64)]) -> Result<()> {
+    let mut lines = Vec::new();
+    for name in ["transmit", "receive"] {
+        for (way, pick) in [("farlane-net", 0), ("readv/writev", 1)] {
+            let own = medians.iter().filter(|m| m.0 == name && m.1 <= 1514);
+            let point = |m: &(&str, usize, f64, f64)| -> Result<(f64, f64)> {
+                let rate = if pick == 0 { m.2 } else { m.3 };
+                Ok((f64::from(u32::try_from(m.1)?), rate / 1e6))
+            };
+            lines.push(Line {
+                label: format!("{name}, {way}"),
+                points: own.map(point).collect::<Result<_>>()?,
+            });
+        }
+    }
+    Figure {
+        title: "Frames a second, one queue (paper fig. 8)".into(),
+        x: Axis::Size,
+        y: "10^6 frames/s",
+        log_y: false,
+        lines,
+    }
+    .write(&options.out.join("octo-fig8-frames.svg"))
+}
+
+/// Times of round trips (fig. 9).
+fn trips(
+    options: &Options,
+    ours: Vec<Vec<Duration>>,
+    plain: Vec<Vec<Duration>>,
+    report: &mut Report,
+) -> Result<()> {
+    let sleepers = crate::reference::eventfd(false)?;
+    report.times("net, two wake-ups of another core (eventfd)", &sleepers)?;
+    let mut lines = [Vec::new(), Vec::new()];
+    for ((bytes, ours), plain) in TRIPS.iter().zip(ours).zip(plain) {
+        let (ours, plain) = (Times::of(ours), Times::of(plain));
+        report.times(&format!("net, round trip {bytes} B, farlane-net"), &ours)?;
+        report.times(&format!("net, round trip {bytes} B, plain loop"), &plain)?;
+        let limit = plain.p50_us + sleepers.p50_us;
+        let reference = format!("plain loop {:.1} us and two wake-ups", plain.p50_us);
+        let what = format!("net, round trip {bytes} B, p50");
+        report.at_most(&what, ours.p50_us, "us", limit, &reference);
+        let x = f64::from(u32::try_from(*bytes)?);
+        lines[0].push((x, ours.p50_us));
+        lines[1].push((x, plain.p50_us));
+    }
+    Figure {
+        title: "Round trip to the host's kernel, p50 (paper fig. 9)".into(),
+        x: Axis::Size,
+        y: "us",
+        log_y: false,
+        lines: both(lines),
+    }
+    .write(&options.out.join("octo-fig9-latency.svg"))
+    .context("fig. 9")
+}

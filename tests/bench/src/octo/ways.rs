@@ -1,0 +1,228 @@
+//! The ways between a program and a tap that are compared: a plain loop of system calls, and farlane-net with a driver.
+
+use crate::rig::{Generator, taken};
+use anyhow::{Context as _, Result, ensure};
+use farlane_net::port::tap::Tap;
+use farlane_net::port::{Port as _, PortQueue};
+use farlane_net_driver::{HEADER_BYTES, Header, Nic};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes as _;
+
+/// How long frames may take to come.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of a receive buffer of the driver, with mergeable buffers.
+const BUFFER: usize = 2048;
+
+/// A way between this program and the tap.
+pub trait Way {
+    /// Sends a frame again and again for some time; returns frames a second, which the kernel has counted.
+    fn transmit(&mut self, header: &Header, frame: &[u8], time: Duration) -> Result<f64>;
+
+    /// Has the generator put `count` frames into the tap, and takes them; returns frames a second.
+    fn receive(&mut self, put: &Put<'_>, count: usize) -> Result<f64>;
+
+    /// Sends a frame that the kernel answers, and takes the answer, which has as many bytes.
+    fn round_trip(&mut self, frame: &[u8]) -> Result<Duration>;
+}
+
+/// What the generator puts.
+pub struct Put<'a> {
+    pub generator: &'a Generator,
+    pub header: &'a Header,
+    pub frame: &'a [u8],
+}
+
+impl Put<'_> {
+    fn put(&self, count: usize) -> Result<()> {
+        let put = self.generator.send(self.header, self.frame, count)?;
+        ensure!(put == count, "The tap has room for {put} of {count} frames");
+        Ok(())
+    }
+}
+
+fn rate(count: impl TryInto<u32>, time: Duration) -> f64 {
+    f64::from(count.try_into().unwrap_or(u32::MAX)) / time.as_secs_f64()
+}
+
+/// `readv` and `writev` on a tap.
+pub struct Plain {
+    queue: Box<dyn PortQueue>,
+    buffer: Vec<u8>,
+    /// Kept: it is the tap's.
+    _tap: Tap,
+}
+
+impl Plain {
+    /// Makes the tap.
+    pub fn open() -> Result<Self> {
+        let tap = Tap::open(crate::rig::TAP, 1, None)?;
+        tap.set_guest_offloads(tap.offloads())?;
+        Ok(Self {
+            queue: tap.open(0)?,
+            buffer: vec![0; 128 << 10],
+            _tap: tap,
+        })
+    }
+
+    fn take(&mut self) -> Result<Option<usize>> {
+        let vector = libc::iovec {
+            iov_base: self.buffer.as_mut_ptr().cast(),
+            iov_len: self.buffer.len(),
+        };
+        // SAFETY: the vector is this buffer.
+        Ok(unsafe { self.queue.receive(&[vector]) }?)
+    }
+
+    fn send(&mut self, header: &Header, frame: &[u8]) -> Result<bool> {
+        let vector = |bytes: &[u8]| libc::iovec {
+            iov_base: bytes.as_ptr().cast_mut().cast(),
+            iov_len: bytes.len(),
+        };
+        let vectors = [vector(header.as_bytes()), vector(frame)];
+        // SAFETY: the vectors are what is borrowed; it is only read.
+        Ok(unsafe { self.queue.send(&vectors) }?)
+    }
+}
+
+impl Way for Plain {
+    fn transmit(&mut self, header: &Header, frame: &[u8], time: Duration) -> Result<f64> {
+        let before = taken()?;
+        let begin = Instant::now();
+        while begin.elapsed() < time {
+            for _ in 0..64 {
+                self.send(header, frame)?;
+            }
+        }
+        let time = begin.elapsed();
+        Ok(rate(taken()? - before, time))
+    }
+
+    fn receive(&mut self, put: &Put<'_>, count: usize) -> Result<f64> {
+        put.put(count)?;
+        let begin = Instant::now();
+        for _ in 0..count {
+            let bytes = self.take()?.context("A frame is missing")?;
+            ensure!(
+                bytes == put.frame.len() + HEADER_BYTES,
+                "A frame of {bytes} bytes"
+            );
+        }
+        Ok(rate(count, begin.elapsed()))
+    }
+
+    fn round_trip(&mut self, frame: &[u8]) -> Result<Duration> {
+        let begin = Instant::now();
+        self.send(&Header::default(), frame)?;
+        loop {
+            if let Some(bytes) = self.take()?
+                && bytes == frame.len() + HEADER_BYTES
+            {
+                return Ok(begin.elapsed());
+            }
+            ensure!(begin.elapsed() < PATIENCE, "The kernel does not answer");
+        }
+    }
+}
+
+/// A driver, and farlane-net between it and the tap.
+pub struct Ours {
+    pub nic: Nic,
+}
+
+/// Others may have the CPU now and then.
+fn breathe(vain: &mut u32) {
+    *vain += 1;
+    if vain.is_multiple_of(64) {
+        std::thread::yield_now();
+    }
+    std::hint::spin_loop();
+}
+
+impl Way for Ours {
+    fn transmit(&mut self, header: &Header, frame: &[u8], time: Duration) -> Result<f64> {
+        let tx = &mut self.nic.pairs[0].tx;
+        let frame = tx.frame(header, frame)?;
+        tx.drain()?;
+        let before = taken()?;
+        let (begin, mut vain, mut posted) = (Instant::now(), 0, 0_u64);
+        while begin.elapsed() < time {
+            let mut some = false;
+            for _ in 0..64 {
+                if !tx.post(&frame) {
+                    break;
+                }
+                posted += 1;
+                some = true;
+            }
+            tx.kick()?;
+            if tx.reap()? == 0 && !some {
+                breathe(&mut vain);
+            }
+        }
+        tx.drain()?;
+        let time = begin.elapsed();
+        let sent = taken()? - before;
+        ensure!(
+            sent == posted,
+            "{posted} frames were posted, the kernel has {sent}"
+        );
+        Ok(rate(sent, time))
+    }
+
+    fn receive(&mut self, put: &Put<'_>, count: usize) -> Result<f64> {
+        let rx = &mut self.nic.pairs[0].rx;
+        put.put(count)?;
+        // The backend fills all buffers that there are. Those frames do not count.
+        let pieces = (put.frame.len() + HEADER_BYTES).div_ceil(BUFFER);
+        let (begin, mut vain) = (Instant::now(), 0);
+        while rx.waiting() + pieces <= rx.size() && rx.waiting() < count * pieces {
+            breathe(&mut vain);
+            ensure!(
+                begin.elapsed() < PATIENCE,
+                "Only {} buffers are filled",
+                rx.waiting()
+            );
+        }
+        let before = rx.waiting() / pieces;
+        let (begin, mut got) = (Instant::now(), 0);
+        while got < count {
+            let mut wrong = None;
+            let now = rx.count(64, |_, bytes| {
+                if bytes != put.frame.len() {
+                    wrong = Some(bytes);
+                }
+            })?;
+            ensure!(wrong.is_none(), "A frame of {wrong:?} bytes");
+            got += now;
+            if now == 0 {
+                breathe(&mut vain);
+                ensure!(
+                    begin.elapsed() < PATIENCE,
+                    "{got} frames of {count} have come"
+                );
+            }
+        }
+        Ok(rate(count - before, begin.elapsed()))
+    }
+
+    fn round_trip(&mut self, frame: &[u8]) -> Result<Duration> {
+        let pair = &mut self.nic.pairs[0];
+        let posted = pair.tx.frame(&Header::default(), frame)?;
+        pair.tx.drain()?;
+        let begin = Instant::now();
+        ensure!(pair.tx.post(&posted), "No room");
+        pair.tx.kick()?;
+        let (mut answered, mut vain) = (false, 0);
+        while !answered {
+            if pair
+                .rx
+                .count(1, |_, bytes| answered |= bytes == frame.len())?
+                == 0
+            {
+                breathe(&mut vain);
+                ensure!(begin.elapsed() < PATIENCE, "The kernel does not answer");
+            }
+        }
+        Ok(begin.elapsed())
+    }
+}
