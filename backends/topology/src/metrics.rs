@@ -1,0 +1,190 @@
+//! The locality counters that a backend tells at its metrics socket.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+use thiserror::Error;
+
+/// A backend that takes longer to answer is taken to be gone.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of an answer that are read: far more than a backend tells.
+const MAX_ANSWER: u64 = 16 << 20;
+
+/// Why a backend's counters are not known.
+#[derive(Debug, Error)]
+pub enum MetricsError {
+    /// Nobody is there, or it does not answer.
+    #[error("Nobody tells counters at {path}")]
+    Read {
+        /// The socket.
+        path: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// One combination of a device: from where to where.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// The device, as in `blk d0` or `net n0 rx`.
+    pub device: String,
+    /// Node of the memory.
+    pub data: u32,
+    /// Node of the limb that moved it.
+    pub limb: u32,
+    /// Path to the hardware.
+    pub path: String,
+}
+
+/// What was moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Bytes.
+    pub bytes: u64,
+    /// Requests, or parts of them.
+    pub requests: u64,
+}
+
+/// All counters at one moment.
+pub type Counters = BTreeMap<Key, Moved>;
+
+/// Asks the backend behind a socket.
+///
+/// # Errors
+/// See [`MetricsError`].
+pub fn read(socket: &Path) -> Result<Counters, MetricsError> {
+    let ask = || {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut text = String::new();
+        stream.take(MAX_ANSWER).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let text = ask().map_err(|source| MetricsError::Read {
+        path: socket.display().to_string(),
+        source,
+    })?;
+    Ok(parse(&text))
+}
+
+/// Those in a document; lines that tell something else are left out.
+#[must_use]
+pub fn parse(text: &str) -> Counters {
+    let mut counters = Counters::new();
+    for (key, kind, value) in text.lines().filter_map(parse_line) {
+        let moved: &mut Moved = counters.entry(key).or_default();
+        match kind {
+            Kind::Bytes => moved.bytes = moved.bytes.saturating_add(value),
+            Kind::Requests => moved.requests = moved.requests.saturating_add(value),
+        }
+    }
+    counters
+}
+
+enum Kind {
+    Bytes,
+    Requests,
+}
+
+/// `farlane_blk_locality_bytes{disk="a",data="0",limb="1",path="p"} 7`.
+fn parse_line(line: &str) -> Option<(Key, Kind, u64)> {
+    let (name, rest) = line.split_once('{')?;
+    let (labels, value) = rest.rsplit_once('}')?;
+    let (backend, kind) = match name.strip_suffix("_locality_bytes") {
+        Some(backend) => (backend, Kind::Bytes),
+        None => (name.strip_suffix("_locality_requests")?, Kind::Requests),
+    };
+    let mut device = vec![
+        backend
+            .strip_prefix("farlane_")
+            .unwrap_or(backend)
+            .to_owned(),
+    ];
+    let (mut data, mut limb, mut path) = (None, None, None);
+    for (label, value) in parse_labels(labels)? {
+        match label.as_str() {
+            "data" => data = value.parse().ok(),
+            "limb" => limb = value.parse().ok(),
+            "path" => path = Some(value),
+            _ => device.push(value),
+        }
+    }
+    let key = Key {
+        device: device.join(" "),
+        data: data?,
+        limb: limb?,
+        path: path?,
+    };
+    Some((key, kind, value.trim().parse().ok()?))
+}
+
+/// `a="b",c="d"`; in values a backslash stands before quotes and backslashes.
+fn parse_labels(text: &str) -> Option<Vec<(String, String)>> {
+    let mut labels = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        let (name, after) = rest.split_once("=\"")?;
+        let mut value = String::new();
+        let mut characters = after.char_indices();
+        let end = loop {
+            match characters.next()? {
+                (at, '"') => break at,
+                (_, '\\') => value.push(characters.next()?.1),
+                (_, character) => value.push(character),
+            }
+        };
+        labels.push((name.trim().to_owned(), value));
+        rest = after.get(end + 1..)?.trim_start_matches(',');
+    }
+    Some(labels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_backends_tell_is_understood() {
+        use farlane_daemon::locality::Locality;
+        use farlane_zero_copy::topology::Node;
+        let device = Locality::new(vec![Node(0), Node(1)], vec!["p{0}".to_owned()]);
+        device.add(Node(1), Node(0), 0, 4096);
+        device.add(Node(1), Node(1), 0, 512);
+        device.add(Node(1), Node(1), 0, 512);
+        let mut text = "farlane_blk_reads{disk=\"a\"} 7\n".to_owned();
+        device.write(&mut text, "farlane_net", "net=\"n0\",direction=\"rx\",");
+        let counters = parse(&text);
+        assert_eq!(counters.len(), 4);
+        let key = |data, limb| Key {
+            device: "net n0 rx".to_owned(),
+            data,
+            limb,
+            path: "p{0}".to_owned(),
+        };
+        let moved = |bytes, requests| Moved { bytes, requests };
+        assert_eq!(counters.get(&key(1, 0)), Some(&moved(4096, 1)));
+        assert_eq!(counters.get(&key(1, 1)), Some(&moved(1024, 2)));
+        assert_eq!(counters.get(&key(0, 1)), Some(&moved(0, 0)));
+    }
+
+    #[test]
+    fn labels_have_any_characters() {
+        let labels = parse_labels(r#"a="x,y",b="\"}\\""#).unwrap();
+        let found: Vec<_> = labels.iter().map(|(a, b)| (&**a, &**b)).collect();
+        assert_eq!(found, [("a", "x,y"), ("b", "\"}\\")]);
+        assert_eq!(parse_labels("a=\"x"), None);
+        assert_eq!(parse_labels("a"), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read(text in "[a-z_{}\"=,\\\\ 0-9\n]{0,80}") {
+            for text in [format!("farlane_x_locality_bytes{{{text}}} 1"), text] {
+                proptest::prop_assert!(parse(&text).len() <= 2 + text.lines().count());
+            }
+        }
+    }
+}
