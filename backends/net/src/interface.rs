@@ -2,6 +2,7 @@
 
 use crate::bits::{Config, DUPLEX_UNKNOWN, SPEED_UNKNOWN, feature, status};
 use crate::counters::Counters;
+use crate::flow::FlowTable;
 use crate::port::Port;
 use farlane_daemon::limb::Limbs;
 use farlane_daemon::locality::Locality;
@@ -9,10 +10,10 @@ use farlane_daemon::log_limit::LogLimit;
 use farlane_vhost::bits::feature as common;
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Given, Placement};
-use std::fmt::Write as _;
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 /// Whoever is to be told of a change.
 pub trait Watcher: Send + Sync {
@@ -47,7 +48,9 @@ pub struct Interface {
     mac: [u8; 6],
     link: AtomicBool,
     watcher: Mutex<Option<Weak<dyn Watcher>>>,
-    placement: Mutex<Weak<Placement>>,
+    /// The flow table of the VM that is there now.
+    table: Mutex<Option<Weak<FlowTable>>>,
+    begun: Instant,
 }
 
 impl std::fmt::Debug for Interface {
@@ -80,7 +83,8 @@ impl Interface {
             mac: mac.unwrap_or_else(|| address_for(&*port)),
             link: AtomicBool::new(port.link_is_up()),
             watcher: Mutex::new(None),
-            placement: Mutex::new(Weak::new()),
+            table: Mutex::new(None),
+            begun: Instant::now(),
             name,
             port,
             limbs,
@@ -143,56 +147,45 @@ impl Interface {
         *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(watcher);
     }
 
-    /// The nodes of a VM's memory, looked after from now on.
+    /// The flow table of the VM that is there now.
+    pub fn table(&self) -> MutexGuard<'_, Option<Weak<FlowTable>>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The nodes of a VM's memory.
     #[must_use]
     pub fn place(&self, space: &Arc<AddressSpace>) -> Arc<Placement> {
         let topology = self.limbs.topology().clone();
-        let placement = Placement::new(Arc::clone(space), topology, self.given.clone());
-        let mut current = self
-            .placement
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *current = Arc::downgrade(&placement);
-        placement
+        Placement::new(Arc::clone(space), topology, self.given.clone())
     }
 
-    /// Looks whether there is a link, and where memory lies.
+    /// Microseconds since it was made.
+    #[must_use]
+    pub fn now_us(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Looks whether there is a link.
     pub fn look(&self) {
         let up = self.port.link_is_up();
         if self.link.swap(up, Ordering::Relaxed) != up {
-            log::info!(
-                "Interface {}: the link is {}",
-                self.name,
-                if up { "up" } else { "down" }
-            );
+            let state = if up { "up" } else { "down" };
+            log::info!("Interface {}: the link is {state}", self.name);
             let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(watcher) = watcher.as_ref().and_then(Weak::upgrade) {
                 watcher.changed();
             }
         }
-        if self.limbs.all().len() > 1 {
-            let current = self
-                .placement
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            let placement = current.upgrade();
-            drop(current);
-            if let Some(placement) = placement {
-                placement.refresh();
-            }
-        }
     }
 
-    /// Its locality counters, as Prometheus text.
-    pub fn write_locality(&self, out: &mut String) {
-        for (direction, locality) in [
-            ("rx", &self.locality.receive),
-            ("tx", &self.locality.transmit),
-        ] {
-            let mut labels = String::new();
-            let _ = write!(labels, "net=\"{}\",direction=\"{direction}\",", self.name);
-            locality.write(out, "farlane_net", &labels);
-        }
+    /// Its locality counters, and their labels.
+    #[must_use]
+    pub fn localities(&self) -> [(String, &Locality); 2] {
+        let label = |direction| format!("net=\"{}\",direction=\"{direction}\",", self.name);
+        [
+            (label("rx"), &self.locality.receive),
+            (label("tx"), &self.locality.transmit),
+        ]
     }
 }
 

@@ -22,6 +22,7 @@ pub mod session;
 pub mod watch;
 pub mod worker;
 
+use farlane_daemon::locality;
 use farlane_daemon::metrics::write_labelled;
 use interface::Interface;
 use std::sync::Arc;
@@ -33,8 +34,8 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
         features: &[],
     };
 
-/// What the kernel is asked for besides what every daemon asks: queues of taps that come and go.
-pub const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_ioctl];
+/// What the kernel is asked for besides what every daemon asks: offloads and states of interfaces, and where flows go.
+pub const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_bpf, libc::SYS_ioctl];
 
 /// The counters of all interfaces, as Prometheus text.
 #[must_use]
@@ -45,8 +46,7 @@ pub fn metrics_text(interfaces: &[Arc<Interface>]) -> String {
         .collect();
     let mut text = String::new();
     write_labelled(&mut text, "farlane_net", "net", &counted);
-    for interface in interfaces {
-        interface.write_locality(&mut text);
-    }
+    let localities: Vec<_> = interfaces.iter().flat_map(|i| i.localities()).collect();
+    locality::write(&mut text, "farlane_net", &localities);
     text
 }

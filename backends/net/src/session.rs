@@ -2,20 +2,25 @@
 
 use crate::bits::{HEADER_BYTES, feature};
 use crate::counters::count;
+use crate::flow::{self, FlowTable};
 use crate::interface::{Interface, Watcher};
 use crate::port::Offloads;
 use crate::worker::{Pair, Side, Terms, Worker};
 use farlane_vhost::bits::feature as common;
 use farlane_vhost::channel::Channel;
 use farlane_vhost::session::{Device, Setup};
-use farlane_zero_copy::placement::Placement;
+use farlane_zero_copy::placement::{Placement, Watch};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use vhost::vhost_user::{Error, Result};
 use zerocopy::IntoBytes as _;
 
 /// Bytes of the header of a legacy device without mergeable buffers: `buffers` is not there (virtio 1.2, 5.1.6.1).
 const LEGACY_HEADER_BYTES: usize = HEADER_BYTES - 2;
+
+/// How often it is looked where the VM's memory lies.
+const LOOK_AT_MEMORY: Duration = Duration::from_secs(1);
 
 /// The front-end is told of a change.
 struct Changed(Arc<Channel>);
@@ -26,10 +31,9 @@ impl Watcher for Changed {
     }
 }
 
-/// A queue pair of a VM.
-#[derive(Debug)]
+/// How a queue pair is used.
+#[derive(Debug, Default)]
 struct Used {
-    pair: Arc<Pair>,
     worker: Option<Worker>,
     /// Whether its receive and its transmit queue are served.
     serves: [bool; 2],
@@ -43,8 +47,11 @@ pub struct Served(u16);
 pub struct NetDevice {
     interface: Arc<Interface>,
     features: u64,
-    pairs: Vec<Used>,
-    placement: Option<Arc<Placement>>,
+    pairs: Arc<[Arc<Pair>]>,
+    used: Vec<Used>,
+    /// None where there is one pair only.
+    table: Option<Arc<FlowTable>>,
+    placement: Option<(Arc<Placement>, Option<Watch>)>,
     /// Kept for as long as it is to be told.
     _watcher: Arc<dyn Watcher>,
 }
@@ -75,15 +82,24 @@ impl NetDevice {
         let watcher: Arc<dyn Watcher> = Arc::new(Changed(Arc::clone(channel)));
         interface.watch(Arc::downgrade(&watcher));
         count(&interface.counters.connections, 1);
-        let pairs = (0..interface.pairs()).map(|index| {
-            Ok(Used {
-                pair: Arc::new(Pair::new(index)?),
-                worker: None,
-                serves: [false; 2],
-            })
+        let count = interface.pairs();
+        let pairs = (0..count).map(|index| Pair::new(index).map(Arc::new));
+        let table = (count > 1).then(|| {
+            let spread = interface.port.receive_queues();
+            let placement = if spread < count {
+                flow::Placement::Hash
+            } else {
+                flow::Placement::Arrival
+            };
+            let table = FlowTable::new(flow::Settings::usual(count, placement));
+            table.port_steers(spread);
+            Arc::new(table)
         });
+        *interface.table() = table.as_ref().map(Arc::downgrade);
         Ok(Self {
             pairs: pairs.collect::<io::Result<_>>()?,
+            used: (0..count).map(|_| Used::default()).collect(),
+            table,
             features: 0,
             placement: None,
             _watcher: watcher,
@@ -93,6 +109,16 @@ impl NetDevice {
 
     fn has(&self, bit: u64) -> bool {
         self.features & bit != 0
+    }
+
+    /// Tells whoever spreads frames how many pairs there are.
+    fn pairs_changed(&self) {
+        let served = self.used.iter().take_while(|used| used.serves[0]).count();
+        let served = u16::try_from(served).unwrap_or(u16::MAX);
+        if let Some(table) = &self.table {
+            table.set_queues(served);
+            self.interface.port.spread(served.max(1));
+        }
     }
 
     fn offloads(&self, checksum: u64, tso4: u64, tso6: u64, ecn: u64) -> Offloads {
@@ -171,15 +197,17 @@ impl Device for NetDevice {
         let (index, side) = (queue.index, side_of(queue.index));
         let terms = self.terms();
         let interface = Arc::clone(&self.interface);
-        let placement = self
-            .placement
-            .get_or_insert_with(|| interface.place(&queue.space));
+        if self.placement.is_none() {
+            let placement = interface.place(&queue.space);
+            let watch = placement.watch(LOOK_AT_MEMORY)?;
+            self.placement = Some((placement, watch));
+        }
+        let (placement, _) = self.placement.as_ref().ok_or(io::ErrorKind::NotFound)?;
         // A queue starts after memory has come.
         placement.refresh();
-        let used = self
-            .pairs
-            .get_mut(usize::from(index / 2))
-            .ok_or(io::ErrorKind::NotFound)?;
+        let at = usize::from(index / 2);
+        let pair = self.pairs.get(at).ok_or(io::ErrorKind::NotFound)?;
+        let used = self.used.get_mut(at).ok_or(io::ErrorKind::NotFound)?;
         let worker = match &used.worker {
             Some(worker) => worker,
             None => {
@@ -187,18 +215,20 @@ impl Device for NetDevice {
                 let limbs = &interface.limbs;
                 let limb = limbs.all().get(limbs.index_of(node));
                 let limb = limb.ok_or(io::ErrorKind::NotFound)?;
-                let worker = Worker::start(&interface, &used.pair, limb, placement)?;
+                let table = self.table.as_ref();
+                let worker = Worker::start(&interface, &self.pairs, pair, limb, placement, table)?;
                 used.worker.insert(worker)
             }
         };
         worker.begin(side, queue, terms);
         used.serves[usize::from(index % 2)] = true;
+        self.pairs_changed();
         Ok(Served(index))
     }
 
     fn stop(&mut self, served: Served) -> u16 {
         let index = served.0;
-        let Some(used) = self.pairs.get_mut(usize::from(index / 2)) else {
+        let Some(used) = self.used.get_mut(usize::from(index / 2)) else {
             return 0;
         };
         let next = used
@@ -211,6 +241,7 @@ impl Device for NetDevice {
         {
             worker.leave();
         }
+        self.pairs_changed();
         next
     }
 }

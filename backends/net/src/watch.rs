@@ -1,4 +1,4 @@
-//! What changes by itself: links, and where memory lies.
+//! Links that go up and down.
 
 use crate::interface::Interface;
 use std::io;

@@ -149,3 +149,37 @@ fn one_vm_comes_after_the_other() {
     assert_eq!(backend.metric("connections"), 3);
     assert_eq!(backend.terminate(), Some(0));
 }
+
+#[test]
+fn a_flow_comes_to_where_the_guest_sends_it_from_in_order() {
+    let backend = Backend::start(2, &[]);
+    let socket = host_socket();
+    let mut nic = backend.connect(2, feature::PLAIN);
+    let mut next_sent = 0_u64;
+    let mut next_got = 0_u64;
+    let mut bytes = [0; 100];
+    let mut moves = 0;
+    for round in 0..40 {
+        let queue = round % 2;
+        let mut came = 0;
+        // Some frames are under way all the time.
+        for _ in 0..2000 {
+            nic.send(queue, &datagram(b"more")).unwrap();
+            let (_, from) = socket.recv_from(&mut bytes).unwrap();
+            while next_sent < next_got + 8 {
+                socket.send_to(&next_sent.to_le_bytes(), from).unwrap();
+                next_sent += 1;
+            }
+            let (at, _, payload) = next_datagram(&mut nic);
+            let number = u64::from_le_bytes(payload[..8].try_into().unwrap());
+            assert_eq!(number, next_got, "out of order on queue {at}");
+            next_got += 1;
+            came = if at == queue { came + 1 } else { 0 };
+            if came == 20 {
+                moves += 1;
+                break;
+            }
+        }
+    }
+    assert!(moves >= 30, "it has followed {moves} times of 40");
+}

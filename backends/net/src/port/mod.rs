@@ -27,6 +27,11 @@ pub trait Port: Send + Sync {
     /// Queues that can be opened.
     fn queues(&self) -> u16;
 
+    /// How many of them frames come from; the others only take some.
+    fn receive_queues(&self) -> u16 {
+        self.queues()
+    }
+
     /// What it can do.
     fn offloads(&self) -> Offloads;
 
@@ -54,6 +59,9 @@ pub trait Port: Send + Sync {
     /// What the system says.
     fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>>;
 
+    /// Frames come from the first so many queues from now on.
+    fn spread(&self, _queues: u16) {}
+
     /// From now on frames of this flow, as they are received, come from this queue, or from any again (`None`). A hint: frames
     /// that wait in another queue stay there. `false`: the port cannot, frames come from any queue.
     ///
@@ -66,6 +74,11 @@ pub trait Port: Send + Sync {
 pub trait PortQueue: Send {
     /// Readable when frames wait; writable when there is room.
     fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Whether frames come from it at all: else it only sends.
+    fn receives(&self) -> bool {
+        true
+    }
 
     /// Takes a frame; returns its bytes with the header, or `None` if none waits. What does not fit is lost.
     ///

@@ -2,6 +2,7 @@
 
 use super::{Offloads, Port, PortQueue};
 use crate::bits::HEADER_BYTES;
+use crate::ebpf::TapSteering;
 use crate::flow::FlowKey;
 use rustix::fs::{Mode, OFlags};
 use std::io;
@@ -29,7 +30,6 @@ const NO_PACKET_INFORMATION: i32 = 0x1000;
 const HEADER: i32 = 0x4000;
 const SEVERAL_QUEUES: i32 = 0x0100;
 const PERSISTENT: i32 = 0x0800;
-const ATTACH: i32 = 0x0200;
 const DETACH: i32 = 0x0400;
 /// Most queues of a tap (`MAX_TAP_QUEUES`).
 pub const MAX_QUEUES: u16 = 256;
@@ -124,13 +124,14 @@ fn address<T>(of: &mut T) -> libc::c_ulong {
 pub struct Tap {
     name: String,
     queues: Vec<Arc<OwnedFd>>,
-    /// Whether queues can come and go.
-    several: bool,
     /// Asks for the interface's state.
     socket: OwnedFd,
     mtu: u16,
     hardware: [u8; 6],
     in_use: Vec<Arc<AtomicBool>>,
+    /// Says which frame comes from which queue. Without it frames come from the first queue only: by itself the kernel moves flows
+    /// to the queue that last sent something of them, at once, so that what waits in another queue is overtaken.
+    steering: Option<TapSteering>,
 }
 
 impl Tap {
@@ -201,20 +202,24 @@ impl Tap {
         let asked = ask(libc::SIOCGIFHWADDR, "ask for its address")?;
         let mut hardware = [0; 6];
         hardware.copy_from_slice(&asked.value[2..8]);
-        let tap = Self {
+        let mut tap = Self {
             name: name.to_owned(),
-            several,
             socket,
             mtu,
             hardware,
             in_use: opened.iter().map(|_| Arc::default()).collect(),
             queues: opened,
+            steering: None,
         };
         if !tap.is_persistent().map_err(failed("ask for its flags"))? {
             tap.bring_up().map_err(failed("bring it up"))?;
         }
-        tap.take_all_out()
-            .map_err(failed("take a queue out of it"))?;
+        if queues > 1 {
+            tap.steering = tap.steered();
+            if tap.steering.is_none() {
+                tap.keep_one().map_err(failed("take queues out of it"))?;
+            }
+        }
         Ok(tap)
     }
 
@@ -248,14 +253,26 @@ impl Tap {
         )
     }
 
-    /// No frame is for anybody until a queue is opened.
-    fn take_all_out(&self) -> io::Result<()> {
-        if self.several {
-            for queue in &self.queues {
-                switch(queue, DETACH)?;
-            }
-        }
-        Ok(())
+    /// A program that says which frame comes from which queue, where the kernel lets us have one.
+    fn steered(&self) -> Option<TapSteering> {
+        let first = self.queues.first()?;
+        let attached = TapSteering::new(self.queues())
+            .map_err(io::Error::other)
+            .and_then(|steering| steering.attach(first.as_fd()).map(|()| steering));
+        attached
+            .inspect_err(|e| {
+                let (name, why) = (&self.name, farlane_zero_copy::chain(e));
+                log::info!("Tap {name}: frames come from its first queue only: {why}");
+            })
+            .ok()
+    }
+
+    /// Frames come from the first queue only.
+    fn keep_one(&self) -> io::Result<()> {
+        self.queues
+            .iter()
+            .skip(1)
+            .try_for_each(|queue| switch(queue, DETACH))
     }
 }
 
@@ -329,26 +346,46 @@ impl Port for Tap {
 
     fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>> {
         let at = usize::from(queue);
-        let (Some(fd), Some(in_use)) = (self.queues.get(at), self.in_use.get(at)) else {
+        let receives = queue < self.receive_queues();
+        let (Some(fd), Some(in_use)) = (
+            self.queues.get(if receives { at } else { 0 }),
+            self.in_use.get(at),
+        ) else {
             return Err(io::ErrorKind::NotFound.into());
         };
         if in_use.swap(true, Ordering::AcqRel) {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
-        let mut queue = TapQueue {
+        let queue = TapQueue {
             fd: Arc::clone(fd),
             in_use: Arc::clone(in_use),
-            several: self.several,
+            receives,
         };
         queue.discard();
-        if self.several {
-            switch(&queue.fd, ATTACH)?;
-        }
         Ok(Box::new(queue))
     }
 
-    fn steer(&self, _flow: &FlowKey, _queue: Option<u16>) -> io::Result<bool> {
-        Ok(false)
+    fn receive_queues(&self) -> u16 {
+        if self.steering.is_some() {
+            self.queues()
+        } else {
+            1
+        }
+    }
+
+    fn spread(&self, queues: u16) {
+        if let Some(steering) = &self.steering
+            && let Err(e) = steering.set_queues(queues)
+        {
+            log::warn!("Tap {}: {queues} queues are not set: {e}", self.name);
+        }
+    }
+
+    fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<bool> {
+        match &self.steering {
+            Some(steering) => steering.steer(flow, queue).map(|()| true),
+            None => Ok(false),
+        }
     }
 }
 
@@ -357,15 +394,16 @@ impl Port for Tap {
 struct TapQueue {
     fd: Arc<OwnedFd>,
     in_use: Arc<AtomicBool>,
-    several: bool,
+    /// Or it only sends.
+    receives: bool,
 }
 
 impl TapQueue {
     /// Throws away what has waited for somebody else.
-    fn discard(&mut self) {
+    fn discard(&self) {
         let mut byte = [0; 1];
         for _ in 0..STALE {
-            if rustix::io::read(&*self.fd, &mut byte).is_err() {
+            if !self.receives || rustix::io::read(&*self.fd, &mut byte).is_err() {
                 return;
             }
         }
@@ -374,11 +412,6 @@ impl TapQueue {
 
 impl Drop for TapQueue {
     fn drop(&mut self) {
-        if self.several
-            && let Err(e) = switch(&self.fd, DETACH)
-        {
-            log::debug!("A queue of a tap stays in it: {e}");
-        }
         self.in_use.store(false, Ordering::Release);
     }
 }
@@ -392,7 +425,14 @@ impl PortQueue for TapQueue {
         self.fd.as_fd()
     }
 
+    fn receives(&self) -> bool {
+        self.receives
+    }
+
     unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
+        if !self.receives {
+            return Ok(None);
+        }
         // SAFETY: the caller vouches for the memory of the vectors.
         let got = unsafe { libc::readv(self.fd.as_raw_fd(), into.as_ptr(), length(into)) };
         match usize::try_from(got) {

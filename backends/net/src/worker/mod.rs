@@ -12,6 +12,7 @@ mod receive;
 mod transmit;
 
 use crate::counters::count;
+use crate::flow::FlowTable;
 use crate::interface::Interface;
 use crate::port::{Offloads, PortQueue};
 use buffers::Places;
@@ -40,6 +41,13 @@ const LOOK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 1_000_000,
 };
+/// How often frames of flows that move are looked at.
+const LOOK_AT_HELD: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 300_000,
+};
+/// Pause between two ticks of the flow table, in microseconds.
+const TICK_US: u64 = 1000;
 /// A worker shares its CPU in slices as short as this.
 const SLICE: Duration = Duration::from_micros(100);
 
@@ -73,6 +81,8 @@ enum Broken {
 pub(super) struct Parts {
     pub interface: Arc<Interface>,
     pub pair: Arc<Pair>,
+    pub pairs: Arc<[Arc<Pair>]>,
+    pub table: Option<Arc<FlowTable>>,
     pub limb: Limb,
     pub placement: Arc<Placement>,
     pub port: Box<dyn PortQueue>,
@@ -82,6 +92,10 @@ pub(super) struct Parts {
 struct Engine {
     interface: Arc<Interface>,
     pair: Arc<Pair>,
+    /// All of them, by number.
+    pairs: Arc<[Arc<Pair>]>,
+    /// None where there is one pair only.
+    table: Option<Arc<FlowTable>>,
     limb: Limb,
     placement: Arc<Placement>,
     generation: u64,
@@ -90,6 +104,9 @@ struct Engine {
     receive: Option<Receive>,
     transmit: Option<Transmit>,
     idle: Idle,
+    /// Microseconds since it began, as of this turn.
+    now_us: u64,
+    last_tick_us: u64,
 }
 
 /// What a turn came to.
@@ -110,6 +127,8 @@ pub(super) fn work(parts: Parts) {
         places: Places::new(parts.placement.map()),
         interface: parts.interface,
         pair: parts.pair,
+        pairs: parts.pairs,
+        table: parts.table,
         limb: parts.limb,
         placement: parts.placement,
         generation,
@@ -117,6 +136,8 @@ pub(super) fn work(parts: Parts) {
         receive: None,
         transmit: None,
         idle: Idle::new(true),
+        now_us: 0,
+        last_tick_us: 0,
     }
     .run();
 }
@@ -127,8 +148,10 @@ impl Engine {
             while let Some(command) = self.pair.commands.take() {
                 match command {
                     Command::Begin(Side::Receive, setup, terms) => {
+                        let place = (Arc::clone(&setup.space), setup.layout, setup.event_index);
                         let mut end = End::new(*setup);
                         let result = end.begin();
+                        self.pair.place(place, end.progress.next_used);
                         self.receive = Some(Receive::new(end, terms));
                         self.pair.set_served(true);
                         self.after(Side::Receive, result);
@@ -164,8 +187,17 @@ impl Engine {
                 let Some(mut receive) = self.receive.take() else {
                     return 0;
                 };
-                let lost = receive.pending() + self.pair.throw_away();
-                count(&self.interface.counters.rx_dropped, lost);
+                self.pair.displace();
+                let mut lost = receive.take_all();
+                while let Some(frame) = self.pair.frames.take() {
+                    lost.push(frame.task);
+                }
+                let dropped = u64::try_from(lost.len()).unwrap_or(0);
+                count(&self.interface.counters.rx_dropped, dropped);
+                if let Some(table) = &self.table {
+                    lost.into_iter().for_each(|task| table.dropped(task));
+                    table.set_consumed(self.pair.index, self.pair.position());
+                }
                 show(&self.interface, &mut receive.end);
                 receive.end.progress.next_available
             }
@@ -214,6 +246,23 @@ impl Engine {
 
     fn turn(&mut self) -> Turn {
         let mut turn = Turn::default();
+        if let Some(table) = &self.table {
+            self.now_us = self.interface.now_us();
+            if self.now_us.wrapping_sub(self.last_tick_us) >= TICK_US {
+                self.last_tick_us = self.now_us;
+                table.tick(self.now_us);
+            }
+            while let Some(wish) = table.take_steering() {
+                match self.interface.port.steer(&wish.flow, wish.queue) {
+                    Ok(true) => (),
+                    Ok(false) => table.port_cannot_steer(),
+                    Err(e) => {
+                        let name = &self.interface.name;
+                        warn_limited!(self.interface.limit, "Interface {name}: cannot steer: {e}");
+                    }
+                }
+            }
+        }
         let result = self.transmit_frames();
         turn.worked |= matches!(result, Ok(true));
         self.after(Side::Transmit, result.map(drop));
@@ -228,6 +277,12 @@ impl Engine {
         }
         if let Some(receive) = &mut self.receive {
             show(&self.interface, &mut receive.end);
+            if turn.worked
+                && let Some(table) = &self.table
+                && let Some(position) = self.pair.consumed()
+            {
+                table.set_consumed(self.pair.index, position);
+            }
             if turn.worked && receive.end.turned() {
                 receive.forget();
                 receive.end.forget();
@@ -268,10 +323,16 @@ impl Engine {
                     return Ok(());
                 }
                 never_tells |= receive.end.kick().is_none();
-            } else {
+            } else if self.port.receives() {
                 wanted |= PollFlags::IN;
             }
         }
+        let holds = self.receive.as_ref().is_some_and(Receive::holds);
+        let look = if holds {
+            Some(&LOOK_AT_HELD)
+        } else {
+            never_tells.then_some(&LOOK)
+        };
         self.pair.bell.about_to_sleep();
         let mail = !self.pair.commands.is_empty()
             || (!self.pair.frames.is_empty()
@@ -284,7 +345,7 @@ impl Engine {
                 receive.forget();
                 receive.end.forget();
             }
-            self.wait(wanted, never_tells);
+            self.wait(wanted, look);
         }
         self.pair.bell.awake();
         if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.end.broken) {
@@ -296,7 +357,7 @@ impl Engine {
         Ok(())
     }
 
-    fn wait(&mut self, wanted: PollFlags, never_tells: bool) {
+    fn wait(&mut self, wanted: PollFlags, look: Option<&Timespec>) {
         let port = self.port.fd();
         let mut fds = Vec::with_capacity(4);
         fds.push(PollFd::from_borrowed_fd(self.pair.bell.fd(), PollFlags::IN));
@@ -313,7 +374,7 @@ impl Engine {
         if !wanted.is_empty() {
             fds.push(PollFd::from_borrowed_fd(port, wanted));
         }
-        let _ = poll(&mut fds, never_tells.then_some(&LOOK));
+        let _ = poll(&mut fds, look);
         for end in ends.into_iter().flatten() {
             if end.take_kick() {
                 count(&self.interface.counters.kicks, 1);

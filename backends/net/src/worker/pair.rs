@@ -3,14 +3,17 @@
 use super::mailbox::{Bell, Mailbox, Weighs};
 use super::{Parts, Terms, work};
 use crate::bits::FrameHeader;
+use crate::flow::{FlowTable, Task};
 use crate::interface::Interface;
 use farlane_daemon::limb::Limb;
 use farlane_vhost::session::Setup;
+use farlane_vhost::vring::{Layout, Rings};
+use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::Placement;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Frames that wait to be handed over to a worker: at most so many, of so many bytes.
@@ -52,6 +55,8 @@ pub struct Handed {
     pub header: FrameHeader,
     /// The frame.
     pub bytes: Box<[u8]>,
+    /// What the flow table wants to be done with it.
+    pub task: Task,
 }
 
 impl Weighs for Handed {
@@ -72,6 +77,36 @@ pub struct Pair {
     /// Frames that others have for its receive queue.
     pub frames: Mailbox<Handed>,
     served: AtomicBool,
+    /// Used buffers of its receive queue, ever.
+    position: AtomicU64,
+    /// Where the receive queue is, for whoever asks how far its driver is.
+    gauge: Mutex<Option<Gauge>>,
+}
+
+/// Tells how far the driver of a receive queue is.
+#[derive(Debug)]
+struct Gauge {
+    space: Arc<AddressSpace>,
+    layout: Layout,
+    event_index: bool,
+    /// What is to be added to a position to have the ring's running number.
+    offset: u16,
+}
+
+/// Used buffers of a ring of `size` entries that the driver has taken, at least, of which `used` were shown to it.
+///
+/// `available` is its own index: it has as many buffers at most as the ring has entries. `event` is the used buffer of which it
+/// wants to be told; zero while it wants to be told of none (as Linux has it), and behind `used` by no more than there are
+/// entries where it means something.
+fn taken(used: u64, offset: u16, size: u16, available: u16, event: Option<u16>) -> u64 {
+    let [low, high, ..] = used.to_le_bytes();
+    let index = u16::from_le_bytes([low, high]).wrapping_add(offset);
+    let free = available.wrapping_sub(index).min(size);
+    let mut behind = size - free;
+    if let Some(event) = event.filter(|event| *event != 0) {
+        behind = behind.min(index.wrapping_sub(event));
+    }
+    used.saturating_sub(behind.into())
 }
 
 impl Pair {
@@ -86,7 +121,49 @@ impl Pair {
             commands: Mailbox::new(COMMANDS, COMMANDS),
             frames: Mailbox::new(FRAMES, FRAME_BYTES),
             served: AtomicBool::new(false),
+            position: AtomicU64::new(0),
+            gauge: Mutex::new(None),
         })
+    }
+
+    /// Used buffers of its receive queue, ever: those that the driver was not yet shown, too.
+    pub fn position(&self) -> u64 {
+        self.position.load(Ordering::Acquire)
+    }
+
+    pub(super) fn advance(&self, used: u64) {
+        self.position.fetch_add(used, Ordering::AcqRel);
+    }
+
+    /// How many used buffers of its receive queue the driver has taken, at least; nothing where the queue cannot be read.
+    pub fn consumed(&self) -> Option<u64> {
+        let gauge = self.gauge.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(gauge) = &*gauge else {
+            // Nobody waits for a queue that is not served.
+            return Some(self.position());
+        };
+        let used = self.position();
+        let rings = Rings::map(gauge.space.view(), &gauge.layout).ok()?;
+        let event = gauge.event_index.then(|| rings.used_event());
+        let (size, available) = (rings.size(), rings.available_index());
+        Some(taken(used, gauge.offset, size, available, event))
+    }
+
+    /// The receive queue is here, and `used` is its running number.
+    pub(super) fn place(&self, place: (Arc<AddressSpace>, Layout, bool), used: u16) {
+        let (space, layout, event_index) = place;
+        let [low, high, ..] = self.position().to_le_bytes();
+        let gauge = Gauge {
+            space,
+            layout,
+            event_index,
+            offset: used.wrapping_sub(u16::from_le_bytes([low, high])),
+        };
+        *self.gauge.lock().unwrap_or_else(PoisonError::into_inner) = Some(gauge);
+    }
+
+    pub(super) fn displace(&self) {
+        *self.gauge.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Whether its receive queue is served.
@@ -96,15 +173,6 @@ impl Pair {
 
     pub(super) fn set_served(&self, served: bool) {
         self.served.store(served, Ordering::Release);
-    }
-
-    /// Throws away the frames that wait; returns how many.
-    pub(super) fn throw_away(&self) -> u64 {
-        let mut count = 0;
-        while self.frames.take().is_some() {
-            count += 1;
-        }
-        count
     }
 }
 
@@ -122,14 +190,18 @@ impl Worker {
     /// There are no more threads, or the port's queue cannot be opened.
     pub fn start(
         interface: &Arc<Interface>,
+        pairs: &Arc<[Arc<Pair>]>,
         pair: &Arc<Pair>,
         limb: &Limb,
         placement: &Arc<Placement>,
+        table: Option<&Arc<FlowTable>>,
     ) -> io::Result<Self> {
         let port = interface.port.open(pair.index)?;
         let parts = Parts {
             interface: Arc::clone(interface),
             pair: Arc::clone(pair),
+            pairs: Arc::clone(pairs),
+            table: table.cloned(),
             limb: limb.clone(),
             placement: Arc::clone(placement),
             port,
@@ -175,5 +247,42 @@ impl Worker {
     pub fn leave(self) {
         self.tell(Command::Leave);
         let _ = self.thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A driver that takes buffers, gives some back, and says where it is, or not.
+        #[test]
+        fn no_more_is_said_than_the_driver_has_taken(
+            taken_before in 0..1_u64 << 40,
+            waiting in 0..=256_u16,
+            kept in 0..=256_u16,
+            offset in any::<u16>(),
+            tells in any::<bool>(),
+        ) {
+            let size = 256_u16;
+            let waiting = waiting.min(size);
+            // Buffers that it has taken and not given back.
+            let kept = kept.min(size - waiting);
+            let used = taken_before + u64::from(waiting);
+            let number = |position: u64| {
+                let [low, high, ..] = position.to_le_bytes();
+                u16::from_le_bytes([low, high]).wrapping_add(offset)
+            };
+            let available = number(used).wrapping_add(size - waiting - kept);
+            let event = number(taken_before);
+            let said = taken(used, offset, size, available, tells.then_some(event));
+            prop_assert!(said <= taken_before);
+            if tells && event != 0 {
+                prop_assert_eq!(said, taken_before);
+            } else {
+                prop_assert_eq!(said, taken_before.saturating_sub(kept.into()));
+            }
+        }
     }
 }

@@ -1,4 +1,7 @@
 //! Frames from the port, and from other workers, to the guest.
+//!
+//! A frame goes straight from the port into the guest's buffers. Then the flow table says whose it is: where it is another queue
+//! pair's, it is copied out again, the buffers stay as they were, and that pair's worker gets it.
 
 use super::buffers::{Buffers, copy_in, copy_out};
 use super::end::End;
@@ -6,6 +9,7 @@ use super::pair::Handed;
 use super::{AT_ONCE, Broken, Engine, Terms, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::counters::count;
+use crate::flow::{PARSE_BYTES, Route, Task, Ticket, parse};
 use crate::header::{MAX_FRAME, received};
 use crate::interface::Interface;
 use farlane_zero_copy::topology::Node;
@@ -14,14 +18,20 @@ use zerocopy::{FromZeros as _, IntoBytes as _};
 
 /// Bytes that the next frame is expected to have, at least.
 const LEAST_EXPECTED: usize = 2048;
+/// Frames that are held while their flows move, at most, and those that wait for the port's queue to be empty.
+const MOST_HELD: usize = 1024;
 
 /// A receive queue in use.
 pub(super) struct Receive {
     pub end: End,
     terms: Terms,
     buffers: Buffers,
-    /// Frames that wait for buffers: at most one of the port's.
+    /// Frames that wait for buffers, in order.
     waiting: VecDeque<Handed>,
+    /// Frames that wait until the port's queue was seen empty.
+    sequenced: VecDeque<Handed>,
+    /// Frames whose flow is moving away from a queue.
+    held: VecDeque<(Ticket, u16, Handed)>,
     /// There were too few buffers for the last frame.
     hungry: bool,
     expected: usize,
@@ -42,6 +52,16 @@ enum Placed {
     Never,
 }
 
+/// What taking a frame out of the port came to.
+#[derive(PartialEq, Eq)]
+enum Took {
+    One,
+    /// There is none.
+    Nothing,
+    /// There are no buffers.
+    Hungry,
+}
+
 impl Receive {
     pub fn new(end: End, terms: Terms) -> Self {
         Self {
@@ -49,6 +69,8 @@ impl Receive {
             terms,
             buffers: Buffers::default(),
             waiting: VecDeque::new(),
+            sequenced: VecDeque::new(),
+            held: VecDeque::new(),
             hungry: false,
             expected: LEAST_EXPECTED,
             scratch: vec![0; MAX_FRAME].into(),
@@ -71,9 +93,17 @@ impl Receive {
         self.buffers.len()
     }
 
-    /// Frames that it has.
-    pub fn pending(&self) -> u64 {
-        u64::try_from(self.waiting.len()).unwrap_or(0)
+    /// Whether frames are held, which are to be looked at soon.
+    pub fn holds(&self) -> bool {
+        !self.held.is_empty() || !self.sequenced.is_empty()
+    }
+
+    /// Takes all frames that it has, with what the flow table thinks of them.
+    pub fn take_all(&mut self) -> Vec<Task> {
+        let mut tasks: Vec<_> = self.held.drain(..).map(|(t, ..)| Task::Held(t)).collect();
+        let others = self.waiting.drain(..).chain(self.sequenced.drain(..));
+        tasks.extend(others.map(|frame| frame.task));
+        tasks
     }
 
     /// Puts a frame into the guest's buffers, of which those that are known hold the first `there` bytes of it already.
@@ -111,6 +141,19 @@ impl Receive {
         })?;
         Ok(Placed::Yes)
     }
+
+    /// A frame of which the buffers have the first bytes, and `rest` the others, on its own.
+    fn copy(&self, header: FrameHeader, there: usize, rest: &[u8], task: Task) -> Handed {
+        let mut bytes = vec![0; there + rest.len()];
+        let (front, back) = bytes.split_at_mut(there);
+        copy_out(self.buffers.pieces(self.terms.header_bytes), front);
+        back.copy_from_slice(rest);
+        Handed {
+            header,
+            bytes: bytes.into(),
+            task,
+        }
+    }
 }
 
 /// What moved in a turn.
@@ -120,6 +163,7 @@ struct Tally {
     bytes: u64,
     dropped: u64,
     too_large: u64,
+    handed_over: u64,
 }
 
 impl Tally {
@@ -154,6 +198,7 @@ impl Engine {
             (&counters.rx_bytes, tally.bytes),
             (&counters.rx_dropped, tally.dropped),
             (&counters.rx_too_large, tally.too_large),
+            (&counters.handed_over, tally.handed_over),
         ] {
             if value > 0 {
                 count(counter, value);
@@ -165,43 +210,173 @@ impl Engine {
     fn receive_with(&mut self, receive: &mut Receive, tally: &mut Tally) -> Result<bool, Broken> {
         let mut worked = false;
         receive.hungry = false;
-        for _ in 0..AT_ONCE {
-            if receive.waiting.is_empty()
-                && let Some(frame) = self.pair.frames.take()
-            {
-                receive.waiting.push_back(frame);
-            }
-            let Some(frame) = receive.waiting.pop_front() else {
-                break;
-            };
-            let node = self.limb.node();
-            let placed = receive.place(
-                &self.interface,
-                &self.places,
-                node,
-                frame.header,
-                0,
-                &frame.bytes,
-            )?;
-            tally.add(&placed, frame.bytes.len());
-            if matches!(placed, Placed::Later) {
-                receive.waiting.push_front(frame);
-                receive.hungry = true;
+        while let Some(frame) = receive.waiting.pop_front() {
+            if !self.place_or_wait(receive, tally, frame, true)? {
                 return Ok(worked);
             }
             worked = true;
         }
+        // What others have sent comes before the port's own frames: the table counts on it.
+        while !receive.hungry && receive.sequenced.len() < MOST_HELD {
+            let Some(frame) = self.pair.frames.take() else {
+                break;
+            };
+            worked = true;
+            match frame.task {
+                Task::Sequence(_) => receive.sequenced.push_back(frame),
+                Task::Deliver(_) | Task::Stray | Task::Held(_) => {
+                    self.place_or_wait(receive, tally, frame, false)?;
+                }
+            }
+        }
+        for _ in 0..receive.held.len() {
+            let Some((ticket, on, frame)) = receive.held.pop_front() else {
+                break;
+            };
+            self.look_how_far(on);
+            let next = self.pair.position() + 1;
+            let route = match &self.table {
+                Some(table) => table.retry(self.pair.index, ticket, next, self.now_us),
+                None => Route::Deliver,
+            };
+            worked |= !matches!(route, Route::Hold { .. });
+            self.follow(receive, tally, frame, route)?;
+        }
+        let mut is_empty = false;
         for _ in 0..AT_ONCE {
-            if !self.receive_one(receive, tally)? {
+            if receive.hungry {
                 break;
             }
-            worked = true;
+            match self.receive_one(receive, tally)? {
+                Took::One => worked = true,
+                Took::Nothing => {
+                    is_empty = true;
+                    break;
+                }
+                Took::Hungry => receive.hungry = true,
+            }
+        }
+        if is_empty {
+            for _ in 0..receive.sequenced.len() {
+                let Some(frame) = receive.sequenced.pop_front() else {
+                    break;
+                };
+                let next = self.pair.position() + 1;
+                let route = match (&self.table, frame.task) {
+                    (Some(table), Task::Sequence(ticket)) => {
+                        table.sequenced(self.pair.index, ticket, next, self.now_us)
+                    }
+                    _ => Route::Deliver,
+                };
+                worked = true;
+                self.follow(receive, tally, frame, route)?;
+            }
         }
         Ok(worked)
     }
 
-    /// Takes one frame out of the port. Returns whether there was one, and buffers are left.
-    fn receive_one(&mut self, receive: &mut Receive, tally: &mut Tally) -> Result<bool, Broken> {
+    /// Does with a frame of its own memory what the table says.
+    fn follow(
+        &mut self,
+        receive: &mut Receive,
+        tally: &mut Tally,
+        mut frame: Handed,
+        route: Route,
+    ) -> Result<(), Broken> {
+        match route {
+            Route::Deliver => {
+                frame.task = Task::Stray;
+                self.place_or_wait(receive, tally, frame, false)?;
+            }
+            Route::Forward { to, task } => {
+                frame.task = task;
+                self.hand_over(tally, to, frame);
+            }
+            Route::Hold { ticket, on } => {
+                if receive.held.len() < MOST_HELD {
+                    receive.held.push_back((ticket, on, frame));
+                } else {
+                    self.lose(tally, Task::Held(ticket));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn hand_over(&self, tally: &mut Tally, to: u16, frame: Handed) {
+        tally.handed_over += 1;
+        let pair = self.pairs.get(usize::from(to));
+        let Some(pair) = pair.filter(|pair| pair.is_served()) else {
+            self.lose(tally, frame.task);
+            return;
+        };
+        match pair.frames.put(frame) {
+            Ok(()) => pair.bell.ring(),
+            Err(frame) => self.lose(tally, frame.task),
+        }
+    }
+
+    /// A frame is thrown away.
+    fn lose(&self, tally: &mut Tally, task: Task) {
+        tally.dropped += 1;
+        if let Some(table) = &self.table {
+            table.dropped(task);
+        }
+    }
+
+    /// Puts a frame of its own memory into the guest's buffers, behind those that wait, or as the `first`. Returns whether it is
+    /// there, or gone.
+    fn place_or_wait(
+        &mut self,
+        receive: &mut Receive,
+        tally: &mut Tally,
+        frame: Handed,
+        first: bool,
+    ) -> Result<bool, Broken> {
+        if !first && !receive.waiting.is_empty() {
+            receive.waiting.push_back(frame);
+            return Ok(false);
+        }
+        let node = self.limb.node();
+        let before = receive.end.progress.next_used;
+        let placed = receive.place(
+            &self.interface,
+            &self.places,
+            node,
+            frame.header,
+            0,
+            &frame.bytes,
+        )?;
+        tally.add(&placed, frame.bytes.len());
+        match placed {
+            Placed::Yes => {
+                self.moved_on(receive, before);
+                if let (Some(table), Task::Deliver(ticket)) = (&self.table, frame.task) {
+                    table.delivered(ticket, self.pair.position());
+                }
+            }
+            Placed::Never => {
+                if let Some(table) = &self.table {
+                    table.dropped(frame.task);
+                }
+            }
+            Placed::Later => {
+                receive.waiting.push_front(frame);
+                receive.hungry = true;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Used buffers have come since the used index was `before`.
+    fn moved_on(&self, receive: &Receive, before: u16) {
+        let used = receive.end.progress.next_used.wrapping_sub(before);
+        self.pair.advance(used.into());
+    }
+
+    /// Takes one frame out of the port.
+    fn receive_one(&mut self, receive: &mut Receive, tally: &mut Tally) -> Result<Took, Broken> {
         let header_bytes = receive.terms.header_bytes;
         let several = receive.terms.mergeable;
         let wanted = header_bytes + receive.expected;
@@ -210,8 +385,7 @@ impl Engine {
             .find(&mut receive.end, wanted, several, &self.places)?;
         if receive.buffers.is_empty() {
             // As a NIC's own queue does, the port's keeps frames, and drops what is too much.
-            receive.hungry = true;
-            return Ok(false);
+            return Ok(Took::Hungry);
         }
         let mut header = FrameHeader::new_zeroed();
         let vectors = &mut receive.vectors;
@@ -232,49 +406,86 @@ impl Engine {
         // keeps while buffers are found.
         let got = match unsafe { self.port.receive(vectors) } {
             Ok(Some(got)) => got,
-            Ok(None) => return Ok(false),
+            Ok(None) => return Ok(Took::Nothing),
             Err(e) => {
                 port_failed(&self.interface, "receive", &e);
-                return Ok(false);
+                return Ok(Took::Nothing);
             }
         };
         let Some(frame) = got.checked_sub(HEADER_BYTES) else {
-            return Ok(true);
+            return Ok(Took::One);
         };
         let frame = frame.min(MAX_FRAME);
         receive.expected = frame
             .max(receive.expected - receive.expected / 8)
             .max(LEAST_EXPECTED);
-        let in_buffers = frame.min(MAX_FRAME - room);
-        let rest = frame - in_buffers;
-        let node = self.limb.node();
+        let there = frame.min(MAX_FRAME - room);
         let scratch = std::mem::take(&mut receive.scratch);
-        let tail = scratch.get(..rest).unwrap_or_default();
-        let placed = receive.place(
-            &self.interface,
-            &self.places,
-            node,
-            header,
-            in_buffers,
-            tail,
-        );
-        let kept = matches!(placed, Ok(Placed::Later)).then(|| {
-            let mut bytes = vec![0; frame];
-            let (front, back) = bytes.split_at_mut(in_buffers);
-            copy_out(receive.buffers.pieces(header_bytes), front);
-            back.copy_from_slice(tail);
-            bytes
-        });
+        let rest = scratch.get(..frame - there).unwrap_or_default();
+        let result = self.received(receive, tally, header, there, rest);
         receive.scratch = scratch;
-        tally.add(&placed?, frame);
-        if let Some(bytes) = kept {
-            receive.waiting.push_back(Handed {
-                header,
-                bytes: bytes.into(),
-            });
-            receive.hungry = true;
-            return Ok(false);
+        result.map(|()| Took::One)
+    }
+
+    /// A frame has come from the port: its first bytes are in the buffers that are known, `rest` are the others.
+    fn received(
+        &mut self,
+        receive: &mut Receive,
+        tally: &mut Tally,
+        header: FrameHeader,
+        there: usize,
+        rest: &[u8],
+    ) -> Result<(), Broken> {
+        let header_bytes = receive.terms.header_bytes;
+        let frame = there + rest.len();
+        let route = match &self.table {
+            None => Route::Deliver,
+            Some(table) => {
+                // The guest may write its buffers: what decides is a copy.
+                let mut prefix = [0; PARSE_BYTES];
+                let length = frame.min(PARSE_BYTES);
+                let prefix = prefix.get_mut(..length).unwrap_or_default();
+                let (front, back) = prefix.split_at_mut(there.min(length));
+                copy_out(receive.buffers.pieces(header_bytes), front);
+                let back_bytes = back.len();
+                back.copy_from_slice(rest.get(..back_bytes).unwrap_or_default());
+                let parsed = parse(prefix);
+                let buffers = receive.buffers.count_for(header_bytes + frame).max(1);
+                let next = self.pair.position() + u64::from(buffers);
+                table.received(self.pair.index, &parsed, next, self.now_us)
+            }
+        };
+        match route {
+            Route::Deliver => {
+                let node = self.limb.node();
+                let before = receive.end.progress.next_used;
+                let interface = &self.interface;
+                let placed = receive.place(interface, &self.places, node, header, there, rest)?;
+                tally.add(&placed, frame);
+                match placed {
+                    Placed::Yes => self.moved_on(receive, before),
+                    Placed::Never => (),
+                    Placed::Later => {
+                        let frame = receive.copy(header, there, rest, Task::Stray);
+                        receive.waiting.push_back(frame);
+                        receive.hungry = true;
+                    }
+                }
+                Ok(())
+            }
+            other => {
+                let frame = receive.copy(header, there, rest, Task::Stray);
+                self.follow(receive, tally, frame, other)
+            }
         }
-        Ok(true)
+    }
+
+    /// Reads how far the driver is with a receive queue, and tells the table.
+    fn look_how_far(&self, queue: u16) {
+        if let (Some(table), Some(pair)) = (&self.table, self.pairs.get(usize::from(queue)))
+            && let Some(position) = pair.consumed()
+        {
+            table.set_consumed(queue, position);
+        }
     }
 }

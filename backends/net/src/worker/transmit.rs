@@ -5,6 +5,7 @@ use super::end::End;
 use super::{AT_ONCE, Broken, Engine, Terms, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::counters::count;
+use crate::flow::{PARSE_BYTES, parse};
 use crate::header::{MAX_FRAME, check_sent};
 use farlane_daemon::warn_limited;
 use farlane_vhost::chain::Chain;
@@ -97,6 +98,14 @@ impl Engine {
             let sent = send(&self.interface, &mut *self.port, transmit, self.limb.node());
             match sent {
                 Sent::Yes(bytes) => {
+                    if let Some(table) = &self.table {
+                        // The guest may change its frame: what is learned is of a copy.
+                        let mut prefix = [0; PARSE_BYTES];
+                        let pieces = transmit.pieces(transmit.terms.header_bytes);
+                        let length = copy_out(pieces, &mut prefix);
+                        let parsed = parse(prefix.get(..length).unwrap_or_default());
+                        table.transmitted(self.pair.index, &parsed, self.now_us);
+                    }
                     frames += 1;
                     total += u64::try_from(bytes).unwrap_or(0);
                 }
