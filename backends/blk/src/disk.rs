@@ -11,7 +11,6 @@ use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_file_io::storage::Alignment;
 use farlane_vhost::bits::feature as common;
-use farlane_zero_copy::placement::Placement;
 use farlane_zero_copy::tokens::Tokens;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -93,8 +92,6 @@ pub struct Disk {
     /// A thread for each limb, where there is something to steer.
     executors: OnceLock<Vec<Executor>>,
     locality: Locality,
-    /// Where the memory of VMs lies, to be looked at now and then.
-    placements: Mutex<Vec<Weak<Placement>>>,
     sectors: AtomicU64,
     watchers: Mutex<Vec<Weak<dyn Watcher>>>,
     tokens: OnceLock<Arc<Tokens>>,
@@ -159,7 +156,6 @@ impl Disk {
             paths: Arc::new(paths),
             around: around.clone(),
             executors: OnceLock::new(),
-            placements: Mutex::default(),
             sectors: AtomicU64::new(sectors),
             watchers: Mutex::default(),
             tokens: OnceLock::new(),
@@ -207,29 +203,6 @@ impl Disk {
     #[must_use]
     pub fn locality(&self) -> &Locality {
         &self.locality
-    }
-
-    /// Keeps looking where a VM's memory lies, as long as somebody wants to know.
-    pub fn follow(&self, placement: &Arc<Placement>) {
-        let mut placements = self
-            .placements
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        placements.retain(|placement| placement.strong_count() > 0);
-        placements.push(Arc::downgrade(placement));
-    }
-
-    /// Looks where the memory of VMs lies now.
-    pub fn look_at_placements(&self) {
-        let placements = self
-            .placements
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let all: Vec<_> = placements.iter().filter_map(Weak::upgrade).collect();
-        drop(placements);
-        for placement in all {
-            placement.refresh();
-        }
     }
 
     /// Has its requests open tokens from now on. The first call counts.

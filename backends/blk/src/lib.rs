@@ -23,6 +23,7 @@ pub mod tunnel;
 pub mod worker;
 
 use disk::Disk;
+use farlane_daemon::locality;
 use farlane_daemon::metrics::{write_labelled, write_samples};
 use farlane_guest_device::control::RequestCounters;
 use paths::DiskPath;
@@ -49,10 +50,9 @@ pub fn metrics_text(disks: &[Arc<Disk>], requests: &RequestCounters) -> String {
     write_labelled(&mut text, "farlane_blk", "disk", &counted);
     write_samples(&mut text, "farlane_blk", requests.samples());
     write_paths(&mut text, disks);
-    for disk in disks {
-        let label = format!("disk=\"{}\",", disk.serial());
-        disk.locality().write(&mut text, "farlane_blk", &label);
-    }
+    let label = |disk: &Arc<Disk>| format!("disk=\"{}\",", disk.serial());
+    let devices: Vec<_> = disks.iter().map(|d| (label(d), d.locality())).collect();
+    locality::write(&mut text, "farlane_blk", &devices);
     text
 }
 

@@ -7,10 +7,11 @@ use crate::worker::Worker;
 use farlane_vhost::channel::Channel;
 use farlane_vhost::session::{Device, Setup};
 use farlane_zero_copy::AddressSpace;
-use farlane_zero_copy::placement::Placement;
+use farlane_zero_copy::placement::{Placement, Watch};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use vhost::vhost_user::{Error, Result, VhostUserProtocolFeatures};
 use zerocopy::IntoBytes as _;
 
@@ -26,6 +27,15 @@ impl Watcher for Resized {
     }
 }
 
+/// How often it is looked where the VM's memory lies.
+const FOLLOW: Duration = Duration::from_secs(1);
+
+/// Where the VM's memory lies, kept up to date.
+struct Followed {
+    placement: Arc<Placement>,
+    _watch: Option<Watch>,
+}
+
 /// A disk in the hands of a VMM.
 pub struct DiskDevice {
     disk: Arc<Disk>,
@@ -34,7 +44,7 @@ pub struct DiskDevice {
     writeback: Arc<AtomicBool>,
     wants_writeback: bool,
     /// Where the VM's memory lies; none on a machine with one node.
-    placement: Option<Arc<Placement>>,
+    placement: Option<Followed>,
     /// Kept for as long as it is to be told.
     _watcher: Arc<dyn Watcher>,
 }
@@ -70,20 +80,22 @@ impl DiskDevice {
     }
 
     /// Where the memory of the VM lies, as it is now.
-    fn placement(&mut self, space: &Arc<AddressSpace>) -> Option<Arc<Placement>> {
+    fn placement(&mut self, space: &Arc<AddressSpace>) -> io::Result<Option<Arc<Placement>>> {
         let around = self.disk.around();
         if around.limbs.all().len() < 2 {
-            return None;
+            return Ok(None);
         }
-        if let Some(placement) = &self.placement {
-            placement.refresh();
-            return Some(Arc::clone(placement));
+        if let Some(followed) = &self.placement {
+            followed.placement.refresh();
+            return Ok(Some(Arc::clone(&followed.placement)));
         }
         let topology = around.limbs.topology().clone();
         let placement = Placement::new(Arc::clone(space), topology, around.given.clone());
-        self.disk.follow(&placement);
-        self.placement = Some(Arc::clone(&placement));
-        Some(placement)
+        self.placement = Some(Followed {
+            _watch: placement.watch(FOLLOW)?,
+            placement: Arc::clone(&placement),
+        });
+        Ok(Some(placement))
     }
 
     /// Virtio 1.2, 5.2.5.2 and 5.2.6.2: without FLUSH a driver cannot make writes durable, so they
@@ -139,7 +151,7 @@ impl Device for DiskDevice {
     }
 
     fn start(&mut self, queue: Setup) -> io::Result<Worker> {
-        let placement = self.placement(&queue.space);
+        let placement = self.placement(&queue.space)?;
         let (disk, writeback) = (Arc::clone(&self.disk), Arc::clone(&self.writeback));
         Worker::start(queue, disk, writeback, placement)
     }

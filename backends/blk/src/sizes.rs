@@ -1,14 +1,14 @@
-//! Files that grow and shrink, and memory that moves from node to node.
+//! Files that grow and shrink.
 
 use crate::disk::Disk;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pause between two looks.
+/// Pause between two looks at the sizes of disks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Looks at the sizes of disks now and then, and where the memory of their VMs lies, from a thread of its own.
+/// Looks at the sizes of disks now and then, from a thread of its own.
 ///
 /// # Errors
 /// When the thread cannot be started.
@@ -18,10 +18,7 @@ pub fn watch(disks: Vec<Arc<Disk>>) -> io::Result<()> {
         .spawn(move || {
             loop {
                 std::thread::sleep(LOOK);
-                for disk in &disks {
-                    disk.look_at_size();
-                    disk.look_at_placements();
-                }
+                disks.iter().for_each(|disk| disk.look_at_size());
             }
         })
         .map(drop)

@@ -3,14 +3,16 @@
 
 #![no_main]
 
-use farlane_blk::request::{
-    HEADER_BYTES, Limits, Request, Segment, parse, parse_ranges, take_front, take_last_byte, total,
-};
+use farlane_blk::limb::steering::{MAX_PARTS, cut, single_node};
+use farlane_blk::request::{HEADER_BYTES, Limits, Request, parse, parse_ranges};
 use farlane_fuzz::{Input, PAGE, Ram, format_all_logs};
 use farlane_vhost::chain::{Chain, MAX_SEGMENTS};
 use farlane_vhost::inflight::{Inflight, make, region_bytes};
+use farlane_vhost::segment::{Segment, take_front, take_last_byte, total};
 use farlane_vhost::vring::{Layout, Progress, Rings};
 use farlane_zero_copy::AddressSpace;
+use farlane_zero_copy::placement::{Given, NodeMap, Placement};
+use farlane_zero_copy::topology::{Node, Topology};
 use libfuzzer_sys::fuzz_target;
 use std::cell::RefCell;
 use std::os::fd::AsFd as _;
@@ -27,6 +29,8 @@ const DISK: u64 = 1000;
 struct Machine {
     ram: Ram,
     space: Arc<AddressSpace>,
+    /// Every other page is on another node.
+    nodes: Arc<NodeMap>,
 }
 
 impl Machine {
@@ -37,7 +41,17 @@ impl Machine {
         space
             .map(0, PAGES * PAGE, ram.file().as_fd(), 0, true)
             .expect("room");
-        Self { ram, space }
+        let given = (0..PAGES).map(|page| Given {
+            start: page * PAGE,
+            length: PAGE,
+            node: Node(u32::from(page % 2 == 1)),
+        });
+        let placement = Placement::new(Arc::clone(&space), Topology::default(), given.collect());
+        Self {
+            ram,
+            space,
+            nodes: placement.map(),
+        }
     }
 
     /// A descriptor that is not altogether improbable.
@@ -113,6 +127,7 @@ impl Machine {
             Ok(Request::Write(extent)) => {
                 assert_eq!(extent.bytes, total(readable));
                 inside(extent.offset, extent.bytes);
+                self.steer(readable);
             }
             Ok(request @ (Request::Discard | Request::WriteZeroes)) => {
                 let mut bytes = vec![0; usize::try_from(total(readable)).expect("few ranges")];
@@ -125,6 +140,24 @@ impl Machine {
                 }
             }
             Ok(Request::Flush | Request::GetId) | Err(_) => {}
+        }
+    }
+}
+
+impl Machine {
+    /// Finds the limbs of a request's data.
+    fn steer(&self, segments: &[Segment]) {
+        let single = single_node(&self.nodes, segments);
+        for (align, least) in [(512, 512), (4096, 65536)] {
+            let parts = cut(&self.nodes, segments, align, least);
+            let bytes = parts.iter().map(|part| part.bytes).sum::<u64>();
+            assert_eq!(bytes, total(segments));
+            assert!(parts.len() <= MAX_PARTS && (single.is_none() || parts.len() == 1));
+            let mut at = 0;
+            for part in &parts {
+                assert!(at % align == 0);
+                at += part.bytes;
+            }
         }
     }
 }

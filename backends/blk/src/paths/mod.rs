@@ -23,6 +23,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 /// Most paths of a disk.
 pub const MAX_PATHS: usize = 16;
 
+/// Writes of a path at first: a predecessor may have written, and that may not be durable.
+const FIRST_MARK: u64 = 1;
+
 /// System calls that look after several paths.
 pub const SYSTEM_CALLS: &[libc::c_long] = &[
     // Failed paths are opened again, and the kernel is asked where they lead.
@@ -77,8 +80,7 @@ pub struct DiskPath {
     /// Counts how often `storage` was another one.
     generation: AtomicU32,
     health: Changing,
-    /// Writes that it has done, and how many of them are known to be durable. Never equal at first: a predecessor may have
-    /// written.
+    /// Writes that it has done, and how many of them are known to be durable.
     written: AtomicU64,
     synced: AtomicU64,
     counters: PathCounters,
@@ -262,8 +264,8 @@ impl Paths {
     fn has_failed(&self, path: &DiskPath, why: &str) {
         path.counters.failures.fetch_add(1, Ordering::Relaxed);
         let left = self.in_state(Health::Up).count_ones();
-        let dirty = if path.is_dirty() {
-            "; writes since the last flush are in the disk's cache"
+        let dirty = if path.is_dirty() && path.mark() > FIRST_MARK {
+            "; what it has written since the last flush is flushed over another path"
         } else {
             ""
         };

@@ -2,7 +2,7 @@
 
 use super::health::Changing;
 use super::identity::{Identity, discover};
-use super::{DiskPath, MAX_PATHS, PathConfig, PathCounters, Paths};
+use super::{DiskPath, FIRST_MARK, MAX_PATHS, PathConfig, PathCounters, Paths};
 use crate::disk::Cache;
 use crate::surroundings::Surroundings;
 use farlane_daemon::log_limit::LogLimit;
@@ -212,7 +212,7 @@ impl Paths {
                 storage: RwLock::new(Arc::new(open.storage)),
                 generation: AtomicU32::new(0),
                 health: Changing::new(),
-                written: AtomicU64::new(1),
+                written: AtomicU64::new(FIRST_MARK),
                 synced: AtomicU64::new(0),
                 counters: PathCounters::default(),
                 attention: Mutex::new(false),

@@ -56,10 +56,9 @@ impl Engine {
 
     /// Has a request wait for a path.
     pub(super) fn strand(&mut self, slot: usize, request: &mut Request, errno: i32) -> Step {
-        if request.failure.is_none() {
+        if !std::mem::replace(&mut failure(request, errno).has_waited, true) {
             count(&self.disk.counters().waited, 1);
         }
-        failure(request, errno);
         self.stranded.push_back(slot);
         Step::Stranded
     }
@@ -162,6 +161,7 @@ fn failure(request: &mut Request, errno: i32) -> &mut Failure {
             errno,
             tried: 0,
             rounds: 0,
+            has_waited: false,
             since: Instant::now(),
         })
     })

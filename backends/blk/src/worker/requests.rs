@@ -75,6 +75,8 @@ pub struct Failure {
     pub tried: u32,
     /// Rounds that are over.
     pub rounds: u8,
+    /// It has waited for a path.
+    pub has_waited: bool,
     /// When it failed first.
     pub since: Instant,
 }

@@ -1,0 +1,276 @@
+//! Paths that are pulled and returned under load: two loop devices over one file, whose sizes are set to almost nothing and
+//! back. Reads and writes of a device without blocks fail as those of a pulled NVMe drive do. Needs root and free loop devices;
+//! where there are none the tests say so and are over.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::vmm::{DATA, Vm};
+use common::{Daemon, make_disk, wait_until};
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const DISK: u64 = 16 << 20;
+const REQUESTS: u16 = 40;
+const LENGTH: u32 = 65536;
+
+const LOOP_SET_STATUS64: libc::c_ulong = 0x4C04;
+const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
+
+/// `struct loop_info64` (linux/loop.h): where the limit of its size is, and its bytes.
+const SIZE_LIMIT_AT: usize = 32;
+const INFO_BYTES: usize = 232;
+
+/// A loop device, detached when it is dropped.
+struct Loop {
+    device: PathBuf,
+    file: File,
+}
+
+impl Loop {
+    /// One over `file`; none where they are not to be had.
+    fn attach(file: &Path) -> Option<Self> {
+        let output = Command::new("losetup")
+            .args(["--find", "--show", "--direct-io=on"])
+            .arg(file)
+            .output()
+            .ok()?;
+        let device = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            println!("No loop devices here: {}", why.trim());
+            return None;
+        }
+        let file = File::open(&device).unwrap();
+        Some(Self { device, file })
+    }
+
+    fn limit(&self, bytes: u64) {
+        let mut info = [0_u64; INFO_BYTES / 8];
+        let fd = self.file.as_raw_fd();
+        // SAFETY: the kernel writes as many bytes as the structure has.
+        let got = unsafe { libc::ioctl(fd, LOOP_GET_STATUS64, info.as_mut_ptr()) };
+        assert_eq!(got, 0, "{}", std::io::Error::last_os_error());
+        info[SIZE_LIMIT_AT / 8] = bytes;
+        // SAFETY: the kernel reads as many bytes.
+        let set = unsafe { libc::ioctl(fd, LOOP_SET_STATUS64, info.as_ptr()) };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Has almost no blocks from now on; how few is another number for each, as two paths that agree are a smaller disk.
+    fn pull(&self, sectors: u64) {
+        self.limit(sectors * 512);
+    }
+
+    fn give_back(&self) {
+        self.limit(0);
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let detached = Command::new("losetup").arg("-d").arg(&self.device).status();
+        assert!(detached.unwrap().success());
+    }
+}
+
+struct Rig {
+    file: File,
+    daemon: Daemon,
+    vm: Vm,
+    _frontend: vhost::vhost_user::Frontend,
+    loops: [Loop; 2],
+    _folder: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new(words: &[&str]) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = make_disk(folder.path(), DISK);
+        let disk = folder.path().join("disk");
+        let loops = [Loop::attach(&disk)?, Loop::attach(&disk)?];
+        let socket = folder.path().join("socket").display().to_string();
+        let paths = [0, 1].map(|n: usize| {
+            let device = loops[n].device.display();
+            format!("node=0,dev={device},name=p{n}")
+        });
+        let given = [
+            "--socket-path",
+            &socket,
+            "--path",
+            &paths[0],
+            "--path",
+            &paths[1],
+        ];
+        let daemon = Daemon::with(folder.path(), &[&given[..], words].concat());
+        let mut vm = Vm::new();
+        let frontend = vm.boot(&folder.path().join("socket"));
+        Some(Self {
+            file,
+            daemon,
+            vm,
+            _frontend: frontend,
+            loops,
+            _folder: folder,
+        })
+    }
+
+    fn path(&self, name: &str, path: usize) -> u64 {
+        let path = format!("p{path}");
+        self.daemon
+            .labelled(&format!("path_{name}"), &[("path", &path)])
+    }
+
+    fn is_up(&self, path: usize) -> bool {
+        self.path("up", path) == 1
+    }
+
+    /// Begins to write all requests with a round's data.
+    fn write(&mut self, round: u64) {
+        let mut heads = Vec::new();
+        for n in 0..REQUESTS {
+            let at = DATA + u64::from(n) * u64::from(LENGTH);
+            self.vm.put(at, &pattern(round, n));
+            let sector = u64::from(n) * u64::from(LENGTH) / 512;
+            self.vm.request(n * 3, 1, sector, at, LENGTH);
+            heads.push(n * 3);
+        }
+        self.vm.publish(&heads, true);
+    }
+
+    /// Waits until all are done, each once, and finds in the file what was written.
+    fn check(&mut self, round: u64) {
+        let used = self.vm.wait_used(usize::from(REQUESTS));
+        let mut done: Vec<u16> = used.iter().map(|u| u.0).collect();
+        done.sort_unstable();
+        assert_eq!(done, (0..REQUESTS).map(|n| n * 3).collect::<Vec<_>>());
+        assert!(used.iter().all(|u| u.2 == 0), "round {round}: {used:?}");
+        let mut found = vec![0; LENGTH as usize];
+        for n in 0..REQUESTS {
+            let at = u64::from(n) * u64::from(LENGTH);
+            self.file.read_exact_at(&mut found, at).unwrap();
+            assert!(found == pattern(round, n), "request {n} of round {round}");
+        }
+        assert!(self.vm.used().is_empty());
+    }
+}
+
+fn pattern(round: u64, n: u16) -> Vec<u8> {
+    let mark = round * 1000 + u64::from(n);
+    mark.to_le_bytes().repeat(LENGTH as usize / 8)
+}
+
+#[test]
+fn a_path_that_is_pulled_and_returned_costs_no_request() {
+    let Some(mut rig) = Rig::new(&[]) else { return };
+    for round in 0..6 {
+        let path = usize::try_from(round % 2).unwrap();
+        // The one that is used, and the one that is not: whatever has failed before is back.
+        rig.write(round * 2);
+        rig.loops[path].pull(1);
+        rig.check(round * 2);
+        rig.write(round * 2 + 1);
+        rig.check(round * 2 + 1);
+        assert_eq!(rig.vm.does(4, 0, DATA, 512), 0);
+        rig.loops[path].give_back();
+        wait_until(|| rig.is_up(0) && rig.is_up(1));
+    }
+    assert!(rig.path("failures", 0) > 0);
+    assert_eq!(rig.path("failures", 0), rig.path("returns", 0));
+    assert!(rig.daemon.metric("redone") > 0);
+    assert_eq!(rig.daemon.metric("errors"), 0);
+    // The disk was never another one.
+    assert_eq!(rig.vm.does(0, DISK / 512 - 1, DATA, 512), 0);
+}
+
+#[test]
+fn without_any_path_requests_wait_for_one_that_comes_back() {
+    let Some(mut rig) = Rig::new(&[]) else { return };
+    rig.loops[0].pull(1);
+    rig.loops[1].pull(2);
+    rig.write(1);
+    wait_until(|| !rig.is_up(0) && !rig.is_up(1));
+    wait_until(|| rig.daemon.metric("waited") >= u64::from(REQUESTS));
+    assert!(rig.vm.used().is_empty());
+    // Another one that finds no path at all, and a flush.
+    rig.vm.request(120, 4, 0, DATA, 512);
+    rig.vm.publish(&[120], true);
+    wait_until(|| rig.daemon.metric("waited") > u64::from(REQUESTS));
+    rig.loops[1].give_back();
+    let used = rig.vm.wait_used(usize::from(REQUESTS) + 1);
+    assert!(used.iter().all(|u| u.2 == 0), "{used:?}");
+    rig.write(2);
+    rig.check(2);
+    rig.loops[0].give_back();
+    wait_until(|| rig.is_up(0));
+}
+
+#[test]
+fn requests_wait_only_as_long_as_is_said() {
+    let Some(mut rig) = Rig::new(&["--path-wait", "1"]) else {
+        return;
+    };
+    rig.loops[0].pull(1);
+    rig.loops[1].pull(2);
+    assert_eq!(rig.vm.does(0, 4096, DATA, 4096), 1);
+    assert_eq!(rig.vm.does(4, 0, DATA, 512), 1);
+    for path in &rig.loops {
+        path.give_back();
+    }
+    wait_until(|| rig.is_up(0) && rig.is_up(1));
+    rig.write(1);
+    rig.check(1);
+}
+
+#[test]
+fn a_vmm_that_goes_away_while_requests_wait_is_followed_by_the_next() {
+    let Some(mut rig) = Rig::new(&["--path-wait", "2"]) else {
+        return;
+    };
+    rig.loops[0].pull(1);
+    rig.loops[1].pull(2);
+    rig.write(1);
+    wait_until(|| rig.daemon.metric("waited") >= u64::from(REQUESTS));
+    let Rig {
+        daemon,
+        vm,
+        _frontend: frontend,
+        loops,
+        _folder: folder,
+        ..
+    } = rig;
+    drop((frontend, vm));
+    let mut vm = Vm::new();
+    let _frontend = vm.boot(&folder.path().join("socket"));
+    loops.iter().for_each(Loop::give_back);
+    assert_eq!(vm.does(0, 4096, DATA, 4096), 0);
+    drop(daemon);
+}
+
+#[test]
+fn devices_that_the_kernel_does_not_call_the_same_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let _one = make_disk(folder.path(), DISK);
+    let other = folder.path().join("other");
+    File::create(&other).unwrap().set_len(DISK).unwrap();
+    let attached = [folder.path().join("disk"), other].map(|file| Loop::attach(&file));
+    let [Some(one), Some(two)] = attached else {
+        return;
+    };
+    let output = Command::new(common::PROGRAM)
+        .arg("--socket-path")
+        .arg(folder.path().join("s"))
+        .args([&one, &two].map(|l| format!("--path=dev={}", l.device.display())))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        told.contains("are not the same disk: the kernel calls them"),
+        "{told}"
+    );
+}
