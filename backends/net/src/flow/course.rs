@@ -91,9 +91,10 @@ pub struct Moment {
 }
 
 impl Course {
-    /// A flow of which no frame has come, that is to have this home.
+    /// A flow that is to have this home. Frames that came before it was known went into the queue of whoever read them; `done`: the
+    /// guest is done with those that its driver has consumed.
     #[must_use]
-    pub fn new(target: u16) -> Self {
+    pub fn known(target: u16, done: bool) -> Self {
         Self {
             sequencer: NOBODY,
             heard: NOBODY,
@@ -106,16 +107,16 @@ impl Course {
             drained_at: None,
             held_since: None,
             last: None,
-            done: true,
+            done,
         }
     }
 
-    /// The same, and no frame of it went to another queue before.
+    /// A flow that is to have this home, of which nothing has come that could be under way.
     #[must_use]
     pub fn placed(target: u16) -> Self {
         Self {
             home: target,
-            ..Self::new(target)
+            ..Self::known(target, true)
         }
     }
 
@@ -155,7 +156,7 @@ impl Course {
     /// Whether nothing of the flow is in anybody's hands and its last frame is consumed: it may be forgotten.
     #[must_use]
     pub fn is_idle(&self, consumed: impl Fn(u16) -> u64) -> bool {
-        self.home == NOBODY
+        self.sequencer == NOBODY
             || (self.via == 0
                 && self.pending == 0
                 && self.held == 0

@@ -22,6 +22,9 @@ const WISHES: usize = 1024;
 /// Frames in each direction that make a flow established.
 const ESTABLISHED: u8 = 2;
 
+/// Groups of unknown flows, in a part.
+const STRANGERS: usize = 512;
+
 /// Microseconds after which nothing of a frame is under way any more.
 const LONG_AGO_US: u64 = 1_000_000;
 
@@ -161,10 +164,24 @@ pub struct Census {
     pub refused: u64,
 }
 
+/// A part of the table.
+struct Part {
+    flows: Shard<Flow>,
+    /// When a flow that is not known was last seen to arrive, in microseconds, by some bits of its hash; zero: never.
+    strangers: Box<[u64; STRANGERS]>,
+}
+
+impl Part {
+    fn stranger(&mut self, within: u32) -> Option<&mut u64> {
+        let index = usize::try_from(within >> 16).ok()?;
+        self.strangers.get_mut(index % STRANGERS)
+    }
+}
+
 /// The table, shared by all workers.
 pub struct FlowTable {
     settings: Settings,
-    shards: Box<[Mutex<Shard<Flow>>]>,
+    shards: Box<[Mutex<Part>]>,
     hash: KeyedHash,
     active: AtomicU16,
     consumed: Box<[AtomicU64]>,
@@ -187,7 +204,14 @@ impl FlowTable {
     pub fn new(settings: Settings) -> Self {
         let each = settings.capacity.div_ceil(SHARDS);
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(each))).collect(),
+            shards: (0..SHARDS)
+                .map(|_| {
+                    Mutex::new(Part {
+                        flows: Shard::new(each),
+                        strangers: Box::new([0; STRANGERS]),
+                    })
+                })
+                .collect(),
             hash: KeyedHash::default(),
             active: AtomicU16::new(settings.queues.max(1)),
             consumed: (0..settings.queues.max(1))
@@ -241,7 +265,7 @@ impl FlowTable {
     /// Queues begin anew (the device was reset): all flows are forgotten, positions begin at zero.
     pub fn reset(&self) {
         for shard in &self.shards {
-            lock(shard).clear(|key, flow| self.forget(key, flow));
+            lock(shard).flows.clear(|key, flow| self.forget(key, flow));
         }
         for place in &self.consumed {
             place.store(0, Ordering::Release);
@@ -257,33 +281,33 @@ impl FlowTable {
         };
         let hash = self.hash.flow(&key);
         let (number, within) = split(hash);
-        let mut shard = self.shard(number);
+        let mut part = self.shard(number);
         let at = Moment {
             worker,
             // A queue that is not in use has no positions.
             next: if worker < active { next } else { 0 },
             now: now_us,
         };
-        let slot = match shard.find(&key, within) {
+        let slot = match part.flows.find(&key, within) {
             Some(slot) => slot,
             None => {
                 let target = self.place(&key, hash, worker, active);
-                if target == worker {
-                    return Route::Deliver;
-                }
-                // Where there always was room, no frame of a flow went elsewhere before.
-                let course = if self.refused.load(Ordering::Relaxed) == 0 {
-                    Course::placed(target)
+                let known = if target == worker {
+                    None
                 } else {
-                    Course::new(target)
+                    self.insert(&mut part, key, within, target, now_us)
                 };
-                match self.insert(&mut shard, key, within, course, now_us) {
-                    Some(slot) => slot,
-                    // Every frame of the flow goes this way, as long as there is no room.
-                    None => return self.stray(worker, worker % active, active),
-                }
+                let Some(slot) = known else {
+                    // Every frame of the flow goes this way, as long as it is not known.
+                    if let Some(seen) = part.stranger(within) {
+                        *seen = now_us.max(1);
+                    }
+                    return self.stray(worker, worker % active, active);
+                };
+                slot
             }
         };
+        let shard = &mut part.flows;
         let promote = match shard.get(slot, now_us) {
             None => false,
             Some((_, flow)) => {
@@ -292,7 +316,7 @@ impl FlowTable {
             }
         };
         if promote {
-            self.promote(&mut shard, slot);
+            self.promote(shard, slot);
         }
         let end = frame.sequence.map(|sequence| sequence.end);
         let ticket = Ticket {
@@ -301,7 +325,7 @@ impl FlowTable {
             end,
             from: worker,
         };
-        self.step(&mut shard, ticket, at, |course, patience, consumed| {
+        self.step(shard, ticket, at, |course, patience, consumed| {
             course.received(at, end, patience, consumed)
         })
     }
@@ -314,9 +338,14 @@ impl FlowTable {
             next,
             now: now_us,
         };
-        self.step(&mut shard, ticket, at, |course, patience, consumed| {
-            course.sequenced(at, ticket.from, ticket.end, patience, consumed)
-        })
+        self.step(
+            &mut shard.flows,
+            ticket,
+            at,
+            |course, patience, consumed| {
+                course.sequenced(at, ticket.from, ticket.end, patience, consumed)
+            },
+        )
     }
 
     /// The oldest frame of a flow that the worker holds: may it go?
@@ -327,15 +356,18 @@ impl FlowTable {
             next,
             now: now_us,
         };
-        self.step(&mut shard, ticket, at, |course, patience, consumed| {
-            course.retried(at, ticket.end, patience, consumed)
-        })
+        self.step(
+            &mut shard.flows,
+            ticket,
+            at,
+            |course, patience, consumed| course.retried(at, ticket.end, patience, consumed),
+        )
     }
 
     /// A frame that came with [`Task::Deliver`] is in the worker's queue and ends at this position, or was thrown away.
     pub fn delivered(&self, ticket: Ticket, position: u64) {
         let mut shard = self.shard(ticket.shard);
-        if let Some((_, flow)) = shard.peek(ticket.slot) {
+        if let Some((_, flow)) = shard.flows.peek(ticket.slot) {
             flow.course.delivered(position);
         }
     }
@@ -349,7 +381,7 @@ impl FlowTable {
             Task::Held(ticket) => (ticket, Dropped::Held),
         };
         let mut shard = self.shard(ticket.shard);
-        if let Some((_, flow)) = shard.peek(ticket.slot) {
+        if let Some((_, flow)) = shard.flows.peek(ticket.slot) {
             flow.course.dropped(how);
         }
     }
@@ -365,15 +397,19 @@ impl FlowTable {
         }
         let hash = self.hash.flow(&key);
         let (number, within) = split(hash);
-        let mut shard = self.shard(number);
+        let mut part = self.shard(number);
         let scaled = self.scaled.load(Ordering::Acquire);
-        let Some(slot) = shard.find(&key, within) else {
-            if !scaled && frame.signal != Signal::Close {
-                self.insert(&mut shard, key, within, Course::new(queue), now_us)
-                    .and_then(|slot| shard.peek(slot).map(|(_, flow)| flow.sent = 1));
+        let Some(slot) = part.flows.find(&key, within) else {
+            if !scaled
+                && frame.signal != Signal::Close
+                && let Some(slot) = self.insert(&mut part, key, within, queue, now_us)
+                && let Some((_, flow)) = part.flows.peek(slot)
+            {
+                flow.sent = 1;
             }
             return;
         };
+        let shard = &mut part.flows;
         let Some((_, flow)) = shard.get(slot, now_us) else {
             return;
         };
@@ -397,7 +433,7 @@ impl FlowTable {
             }
         }
         if promote {
-            self.promote(&mut shard, slot);
+            self.promote(shard, slot);
         }
     }
 
@@ -411,7 +447,7 @@ impl FlowTable {
         let Ok(mut shard) = shard.try_lock() else {
             return;
         };
-        shard.expire(
+        shard.flows.expire(
             TICK_STEPS,
             now_us,
             self.settings.idle_us,
@@ -442,8 +478,8 @@ impl FlowTable {
         };
         for shard in &self.shards {
             let shard = lock(shard);
-            census.flows += u64::try_from(shard.len()).unwrap_or(u64::MAX);
-            census.established += u64::try_from(shard.protected()).unwrap_or(u64::MAX);
+            census.flows += u64::try_from(shard.flows.len()).unwrap_or(u64::MAX);
+            census.established += u64::try_from(shard.flows.protected()).unwrap_or(u64::MAX);
         }
         census
     }
@@ -537,16 +573,23 @@ impl FlowTable {
             .map(|scaling| scaling.queue(key))
     }
 
+    /// Makes a flow known, that is to have this home.
     fn insert(
         &self,
-        shard: &mut Shard<Flow>,
+        part: &mut Part,
         key: FlowKey,
         within: u32,
-        course: Course,
+        target: u16,
         now_us: u64,
     ) -> Option<Slot> {
         let source = self.hash.source(&key).to_le_bytes()[0];
-        let slot = shard.insert(
+        let seen = part.stranger(within).map_or(0, |seen| *seen);
+        let course = match now_us.saturating_sub(seen) {
+            _ if seen == 0 => Course::placed(target),
+            age if age >= LONG_AGO_US => Course::placed(target),
+            age => Course::known(target, age >= self.settings.patience.settle_us),
+        };
+        let slot = part.flows.insert(
             Named {
                 key,
                 hash: within,
@@ -605,7 +648,7 @@ impl FlowTable {
         true
     }
 
-    fn shard(&self, number: u16) -> MutexGuard<'_, Shard<Flow>> {
+    fn shard(&self, number: u16) -> MutexGuard<'_, Part> {
         lock(&self.shards[usize::from(number) % SHARDS])
     }
 }
@@ -616,7 +659,7 @@ fn split(hash: u64) -> (u16, u32) {
     (u16::from(e) % 64, u32::from_le_bytes([a, b, c, d]))
 }
 
-fn lock<T>(shard: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock(shard: &Mutex<Part>) -> MutexGuard<'_, Part> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,1 +1,200 @@
+use super::*;
 
+const PATIENCE: Patience = Patience {
+    settle_us: 100,
+    hold_us: 1_000,
+    held: 3,
+};
+
+fn at(worker: u16, next: u64, now: u64) -> Moment {
+    Moment { worker, next, now }
+}
+
+/// A driver that has consumed this much of every queue.
+fn consumed(position: u64) -> impl Fn(u16) -> u64 {
+    move |_| position
+}
+
+#[test]
+fn a_new_course_leads_to_its_target_at_once() {
+    let mut course = Course::placed(2);
+    assert_eq!(
+        course.received(at(0, 1, 0), None, &PATIENCE, consumed(0)),
+        Step::Forward(2)
+    );
+    let mut course = Course::placed(2);
+    assert_eq!(
+        course.received(at(2, 1, 0), None, &PATIENCE, consumed(0)),
+        Step::Deliver
+    );
+}
+
+#[test]
+fn frames_before_it_was_known_are_waited_for() {
+    let mut course = Course::known(2, true);
+    assert_eq!(
+        course.received(at(0, 6, 0), None, &PATIENCE, consumed(4)),
+        Step::Hold(0)
+    );
+    assert_eq!(
+        course.retried(at(0, 6, 1), None, &PATIENCE, consumed(5)),
+        Step::Forward(2)
+    );
+    let mut course = Course::known(2, false);
+    assert_eq!(
+        course.received(at(0, 6, 0), None, &PATIENCE, consumed(5)),
+        Step::Hold(0)
+    );
+    assert_eq!(
+        course.retried(at(0, 6, 99), None, &PATIENCE, consumed(5)),
+        Step::Hold(0)
+    );
+    assert_eq!(
+        course.retried(at(0, 6, 100), None, &PATIENCE, consumed(5)),
+        Step::Forward(2)
+    );
+}
+
+#[test]
+fn another_worker_becomes_sequencer_only_when_nothing_is_under_way() {
+    let mut course = Course::placed(1);
+    assert_eq!(
+        course.received(at(0, 1, 0), None, &PATIENCE, consumed(9)),
+        Step::Forward(1)
+    );
+    // The port has changed: the first goes back to the sequencer, and so do all until it has been taken.
+    assert_eq!(
+        course.received(at(1, 1, 1), None, &PATIENCE, consumed(9)),
+        Step::Sequence(0)
+    );
+    assert_eq!(
+        course.received(at(1, 1, 1), None, &PATIENCE, consumed(9)),
+        Step::Sequence(0)
+    );
+    assert_eq!(
+        course.sequenced(at(0, 1, 2), 1, None, &PATIENCE, consumed(9)),
+        Step::Forward(1)
+    );
+    assert_eq!(
+        course.sequenced(at(0, 1, 2), 1, None, &PATIENCE, consumed(9)),
+        Step::Forward(1)
+    );
+    course.delivered(1);
+    course.delivered(2);
+    assert_eq!(
+        course.received(at(1, 4, 3), None, &PATIENCE, consumed(9)),
+        Step::Sequence(0)
+    );
+    assert_eq!(
+        course.sequenced(at(0, 1, 4), 1, None, &PATIENCE, consumed(9)),
+        Step::Forward(1)
+    );
+    course.delivered(3);
+    course.delivered(4);
+    assert_eq!(
+        course.received(at(1, 5, 5), None, &PATIENCE, consumed(9)),
+        Step::Deliver
+    );
+    assert_eq!(course.sequencer(), Some(1));
+}
+
+#[test]
+fn what_is_thrown_away_is_waited_for_no_longer() {
+    let mut course = Course::placed(1);
+    assert_eq!(
+        course.received(at(0, 1, 0), None, &PATIENCE, consumed(0)),
+        Step::Forward(1)
+    );
+    assert!(!course.is_idle(consumed(0)));
+    course.dropped(Dropped::Forwarded);
+    assert!(course.is_idle(consumed(0)));
+    assert_eq!(
+        course.received(at(2, 1, 0), None, &PATIENCE, consumed(0)),
+        Step::Sequence(0)
+    );
+    assert!(!course.is_idle(consumed(0)));
+    course.dropped(Dropped::Sequenced);
+    assert!(course.is_idle(consumed(0)));
+    course.aim(0);
+    assert_eq!(
+        course.received(at(0, 1, 0), None, &PATIENCE, consumed(0)),
+        Step::Hold(1)
+    );
+    assert!(!course.is_idle(consumed(0)));
+    course.dropped(Dropped::Held);
+    assert!(course.is_idle(consumed(0)));
+}
+
+#[test]
+fn a_hold_ends_by_time_and_by_number() {
+    let mut course = Course::placed(1);
+    assert_eq!(
+        course.received(at(1, 7, 0), None, &PATIENCE, consumed(0)),
+        Step::Deliver
+    );
+    course.aim(0);
+    for _ in 0..2 {
+        assert_eq!(
+            course.received(at(1, 8, 5), None, &PATIENCE, consumed(0)),
+            Step::Hold(1)
+        );
+    }
+    assert_eq!(
+        course.retried(at(1, 8, 1_004), None, &PATIENCE, consumed(0)),
+        Step::Hold(1)
+    );
+    assert_eq!(
+        course.retried(at(1, 8, 1_005), None, &PATIENCE, consumed(0)),
+        Step::Deliver
+    );
+    // What is held goes before what comes.
+    assert_eq!(
+        course.received(at(1, 9, 1_006), None, &PATIENCE, consumed(0)),
+        Step::Hold(1)
+    );
+    assert_eq!(
+        course.retried(at(1, 9, 1_007), None, &PATIENCE, consumed(0)),
+        Step::Deliver
+    );
+    assert_eq!(
+        course.retried(at(1, 9, 1_007), None, &PATIENCE, consumed(0)),
+        Step::Deliver
+    );
+    course.aim(0);
+    for _ in 0..4 {
+        assert_eq!(
+            course.received(at(1, 9, 1_008), None, &PATIENCE, consumed(0)),
+            Step::Hold(1)
+        );
+    }
+    assert_eq!(course.target(), 1, "too many are held: it stays");
+    assert_eq!(
+        course.retried(at(1, 9, 1_009), None, &PATIENCE, consumed(0)),
+        Step::Deliver
+    );
+}
+
+#[test]
+fn only_an_acknowledgement_of_the_last_segment_spares_the_wait() {
+    let mut course = Course::placed(1);
+    let end = Some(u32::MAX - 5);
+    assert_eq!(
+        course.received(at(1, 7, 0), end, &PATIENCE, consumed(0)),
+        Step::Deliver
+    );
+    course.acknowledged(u32::MAX - 6);
+    course.aim(0);
+    assert_eq!(
+        course.received(at(1, 8, 5), Some(9), &PATIENCE, consumed(7)),
+        Step::Hold(1)
+    );
+    assert_eq!(
+        course.retried(at(1, 8, 6), Some(9), &PATIENCE, consumed(7)),
+        Step::Hold(1)
+    );
+    course.acknowledged(3);
+    assert_eq!(
+        course.retried(at(1, 8, 7), Some(9), &PATIENCE, consumed(7)),
+        Step::Forward(0)
+    );
+}
