@@ -4,8 +4,10 @@
 //! * [`port`]: where frames come from and go to on the host.
 //! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it; [`watch`]: links.
 //! * [`worker`]: the thread of a queue pair, which moves frames; [`header`]: what a guest's frames ask for.
+//! * [`guest`]: what a VM's driver has set.
 //! * [`flow`]: which received flow belongs to which queue.
 //! * [`control`]: the control queue.
+//! * [`offload`]: checksums and segmentation in software.
 //! * [`ebpf`]: small programs that the kernel runs for a port.
 //! * [`bits`]: wire layouts (virtio 1.2, 5.1).
 
@@ -14,8 +16,10 @@ pub mod control;
 pub mod counters;
 pub mod ebpf;
 pub mod flow;
+pub mod guest;
 pub mod header;
 pub mod interface;
+pub mod offload;
 pub mod options;
 pub mod port;
 pub mod session;
@@ -46,6 +50,11 @@ pub fn metrics_text(interfaces: &[Arc<Interface>]) -> String {
         .collect();
     let mut text = String::new();
     write_labelled(&mut text, "farlane_net", "net", &counted);
+    let tables: Vec<_> = interfaces
+        .iter()
+        .filter_map(|interface| Some((interface.name.clone(), interface.flow_samples()?)))
+        .collect();
+    write_labelled(&mut text, "farlane_net", "net", &tables);
     let localities: Vec<_> = interfaces.iter().flat_map(|i| i.localities()).collect();
     locality::write(&mut text, "farlane_net", &localities);
     text
