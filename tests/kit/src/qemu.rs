@@ -444,9 +444,14 @@ impl Qemu {
             machine += ",kernel-irqchip=split";
         }
         command.args(["-accel", accelerator, "-cpu", cpu, "-machine", &machine]);
+        let mut processors = config.cpus.to_string();
+        if config.numa.is_some() {
+            // A socket each: none spans two nodes, which kernels find odd.
+            processors += &format!(",sockets={},cores=1,threads=1", config.cpus);
+        }
         command.args([
             "-smp",
-            &config.cpus.to_string(),
+            &processors,
             "-m",
             &format!("{}M", config.memory_mib),
         ]);
