@@ -14,8 +14,10 @@ use farlane_abi::arena::{
 };
 use farlane_abi::control::{EVENT_ASYNC, EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
 use farlane_abi::rdma::{EVENT_DEVICE_FATAL, Verbs as _};
+use farlane_zero_copy::topology::Node;
 use farlane_zero_copy::{Pool, PoolBuffer, Region, SharedMemory};
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -42,7 +44,8 @@ pub trait EventSink: Send + Sync {
 /// A region that the process's kernel has vouched for.
 enum Attached {
     /// Rings and queues.
-    Segment(Arc<SharedMemory>),
+    /// The region is kept where its node is known, to look again.
+    Segment(Arc<SharedMemory>, Option<Region>),
     /// Memory of the program.
     Pin(Region),
 }
@@ -261,7 +264,8 @@ impl Context {
             };
             self.header.set(header).map_err(|_| Errno::EEXIST)?;
         }
-        regions.insert(region, Attached::Segment(Arc::new(shared)));
+        let memory = memory.node().map(|_| memory);
+        regions.insert(region, Attached::Segment(Arc::new(shared), memory));
         Ok(())
     }
 
@@ -295,7 +299,7 @@ impl Context {
         let pin = {
             let mut regions = self.regions();
             match regions.get(&region).ok_or(Errno::ENOENT)? {
-                Attached::Segment(shared)
+                Attached::Segment(shared, _)
                     if Arc::strong_count(shared) > 1 || self.is_header(shared) =>
                 {
                     return Err(Errno::EBUSY);
@@ -320,7 +324,7 @@ impl Context {
     /// A segment that nothing uses yet.
     pub(crate) fn segment(&self, region: u32) -> Result<Arc<SharedMemory>, Errno> {
         match self.regions().get(&region) {
-            Some(Attached::Segment(shared)) => {
+            Some(Attached::Segment(shared, _)) => {
                 if Arc::strong_count(shared) > 1 || self.is_header(shared) {
                     return Err(Errno::EBUSY);
                 }
@@ -382,6 +386,32 @@ impl Context {
 
     fn turn(&self) -> Arc<[Arc<QpObject>]> {
         Arc::clone(&self.turn.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The node on which most bytes of its segments lie; none where it is not known of any.
+    pub(crate) fn node(&self) -> Option<Node> {
+        let mut bytes: BTreeMap<Node, u64> = BTreeMap::new();
+        for attached in self.regions().values() {
+            if let Attached::Segment(_, Some(memory)) = attached
+                && let Some(node) = memory.node()
+            {
+                *bytes.entry(node).or_default() += memory.len();
+            }
+        }
+        let most = bytes
+            .into_iter()
+            .max_by_key(|&(node, bytes)| (bytes, Reverse(node)));
+        most.map(|(node, _)| node)
+    }
+
+    /// The regions that the process has attached and that were [found](Region::locate) on a node when they were.
+    #[must_use]
+    pub fn attached(&self) -> Vec<Region> {
+        let memory = |attached: &Attached| match attached {
+            Attached::Segment(_, memory) => memory.clone(),
+            Attached::Pin(memory) => memory.node().map(|_| memory.clone()),
+        };
+        self.regions().values().filter_map(memory).collect()
     }
 
     /// The word that says whether the backend must be woken.

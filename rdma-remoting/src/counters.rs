@@ -1,6 +1,8 @@
 //! What the backend counts.
 
+use crate::limbs::Moved;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 macro_rules! counters {
     ($($doc:literal $name:ident,)*) => {
@@ -8,6 +10,8 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Live {
             $(#[doc = $doc] pub $name: AtomicU64,)*
+            /// Is told of what was moved where; set where there are several nodes.
+            pub moved: OnceLock<Arc<dyn Moved>>,
         }
 
         /// Values of the counters at one moment.

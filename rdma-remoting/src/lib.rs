@@ -9,13 +9,14 @@
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
 //! * [`context`], `verbs`: the objects of one process and the calls on them;
-//! * [`port`], [`server`]: the VMs and the threads that serve them.
+//! * [`port`], [`server`]: the VMs and the threads that serve them; [`limbs`]: threads that belong to NUMA nodes.
 
 pub mod call_ring;
 pub mod completion_queue;
 pub mod context;
 pub mod counters;
 pub mod engine;
+pub mod limbs;
 pub mod local;
 pub mod memory;
 pub mod port;

@@ -85,6 +85,26 @@ impl Port {
         self.contexts().get(&id).cloned().ok_or(Errno::ENOENT)
     }
 
+    /// The contexts that are open.
+    #[must_use]
+    pub fn ids(&self) -> Vec<u32> {
+        self.contexts().keys().copied().collect()
+    }
+
+    /// Has context `id` be served where most of its queues lie, after they were attached or have moved.
+    ///
+    /// # Errors
+    /// `ENOENT` where none is open.
+    pub fn settle(&self, id: u32) -> Result<(), Errno> {
+        if !self.core.has_limbs() {
+            return Ok(());
+        }
+        // Held, so that the context neither ends nor is paused meanwhile.
+        let contexts = self.contexts();
+        self.core.settle(contexts.get(&id).ok_or(Errno::ENOENT)?);
+        Ok(())
+    }
+
     /// Closes context `id` and releases everything it owns. When it returns nothing touches its
     /// memory any more.
     ///

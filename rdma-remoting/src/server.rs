@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::counters::{Counters, Live};
 use crate::engine::soft::SoftEngine;
 use crate::engine::{Engine, RawGid};
+use crate::limbs::{Moved, Place};
 use crate::port::Port;
 use crate::worker::Worker;
 use std::collections::HashSet;
@@ -18,7 +19,7 @@ const MAX_WORKERS: usize = 64;
 /// How a server is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// Worker threads.
+    /// Worker threads; where workers belong to nodes, of each node.
     pub workers: usize,
 }
 
@@ -51,10 +52,36 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Gives a context to the worker that has the fewest.
+    /// Gives a context to the worker that has the fewest, on its node if there is one.
     pub fn enlist(&self, context: &Arc<Context>) {
-        if let Some(worker) = self.workers.iter().min_by_key(|w| w.load()) {
+        let node = context.node();
+        let is_far = |worker: &Worker| node.is_some() && worker.node() != node;
+        let workers = self.workers.iter();
+        if let Some(worker) = workers.min_by_key(|w| (is_far(w), w.load())) {
             worker.enlist(context);
+        }
+    }
+
+    /// Whether workers belong to nodes.
+    pub fn has_limbs(&self) -> bool {
+        self.workers.iter().any(|worker| worker.node().is_some())
+    }
+
+    /// Gives a context that is served to a worker of its node, if there is one and it is not served there already. Whoever
+    /// ends or pauses the context does not do it meanwhile.
+    pub fn settle(&self, context: &Arc<Context>) {
+        let Some(node) = context.node() else {
+            return;
+        };
+        let there = |worker: &&Worker| worker.node() == Some(node);
+        let served = self.workers.iter().find(|worker| worker.serves(context));
+        if let Some(worker) = served
+            && !there(&worker)
+            && self.workers.iter().any(|worker| there(&worker))
+        {
+            worker.discharge(context);
+            self.enlist(context);
+            log::debug!("{context:?} is served on node {node}");
         }
     }
 
@@ -95,12 +122,40 @@ impl Server {
         config: ServerConfig,
         engine: Arc<dyn Engine>,
     ) -> Result<Arc<Self>, ServerError> {
-        if !(1..=MAX_WORKERS).contains(&config.workers) {
-            return Err(ServerError::Workers(config.workers));
-        }
+        Self::start(config, engine, &[None], Arc::default())
+    }
+
+    /// A server with the embedded engine and as many workers as the configuration says at each of these places. Tells `moved` of
+    /// what they move.
+    ///
+    /// # Errors
+    /// See [`ServerError`]; no places are no workers.
+    pub fn with_limbs(
+        config: ServerConfig,
+        places: Vec<Place>,
+        moved: Arc<dyn Moved>,
+    ) -> Result<Arc<Self>, ServerError> {
         let counters = Arc::new(Live::default());
-        let workers = (0..config.workers)
-            .map(|index| Worker::start(index, Arc::clone(&counters)))
+        counters.moved.get_or_init(|| moved);
+        let places: Vec<_> = places.into_iter().map(Some).collect();
+        Self::start(config, Arc::new(SoftEngine::new()), &places, counters)
+    }
+
+    fn start(
+        config: ServerConfig,
+        engine: Arc<dyn Engine>,
+        places: &[Option<Place>],
+        counters: Arc<Live>,
+    ) -> Result<Arc<Self>, ServerError> {
+        let count = config.workers.saturating_mul(places.len());
+        if !(1..=MAX_WORKERS).contains(&count) {
+            return Err(ServerError::Workers(count));
+        }
+        let workers = places
+            .iter()
+            .flat_map(|place| std::iter::repeat_n(place, config.workers))
+            .enumerate()
+            .map(|(index, place)| Worker::start(index, place.clone(), Arc::clone(&counters)))
             .collect::<io::Result<_>>()?;
         Ok(Self::of(engine, counters, workers))
     }

@@ -3,9 +3,11 @@
 use crate::context::Context;
 use crate::counters::{self, Live};
 use crate::engine::Progress;
+use crate::limbs::{self, Place};
 use crate::sleep;
 use crate::spin::Spin;
 use farlane_zero_copy::timeslice;
+use farlane_zero_copy::topology::Node;
 use rustix::event::{EventfdFlags, epoll};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -35,11 +37,13 @@ struct Shared {
 /// A worker thread.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
+    /// Its node, where it has one.
+    node: Option<Node>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Worker {
-    pub fn start(index: usize, counters: Arc<Live>) -> io::Result<Self> {
+    pub fn start(index: usize, place: Option<Place>, counters: Arc<Live>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let shared = Arc::new(Shared {
@@ -53,16 +57,29 @@ impl Worker {
             counters,
         });
         shared.watch(shared.wake.as_fd())?;
+        let node = place.as_ref().map(|place| place.node);
         let thread = std::thread::Builder::new()
             .name(format!("worker{index}"))
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.run()
+                move || {
+                    if let Some(place) = place {
+                        limbs::set_here(place.node);
+                        (place.enter)();
+                    }
+                    shared.run();
+                }
             })?;
         Ok(Self {
             shared,
+            node,
             thread: Mutex::new(Some(thread)),
         })
+    }
+
+    /// Its node, where it has one.
+    pub fn node(&self) -> Option<Node> {
+        self.node
     }
 
     /// Contexts it serves.
@@ -75,6 +92,11 @@ impl Worker {
             list.push(Arc::clone(context));
             true
         });
+    }
+
+    /// Whether it serves a context.
+    pub fn serves(&self, context: &Arc<Context>) -> bool {
+        self.shared.list().iter().any(|c| Arc::ptr_eq(c, context))
     }
 
     /// Returns when the thread does not serve the context any more.

@@ -1,9 +1,13 @@
 //! Registered buffers.
 
 use crate::address_space::{AddressSpace, AddressSpaceError};
+use crate::placement::Given;
+use crate::topology::{Node, Topology};
 use crate::{Mapping, MappingError, PoolBuffer, Process, SharedMemory};
 use farlane_abi::PAGE_BYTES;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
 use thiserror::Error;
 
@@ -76,6 +80,8 @@ pub(crate) struct Piece {
     pub start: u64,
     /// Bytes.
     pub length: u64,
+    /// Guest-physical address of its first byte, where it is a VM's.
+    pub guest: Option<u64>,
     /// Offset of its first byte in the mapping.
     pub offset: usize,
     /// Keeps the memory mapped.
@@ -103,7 +109,12 @@ pub(crate) struct Inner {
     /// one who revokes. A reader never waits (it takes a pending writer for a revocation), so no
     /// order between the gates of two regions is needed.
     gate: RwLock<bool>,
+    /// Where it was found to lie.
+    node: AtomicU32,
 }
+
+/// A node that is not known.
+const NO_NODE: u32 = u32::MAX;
 
 impl Inner {
     /// Ends all access. When it returns, no transfer touches the memory.
@@ -131,6 +142,7 @@ impl Region {
                 length,
                 writable,
                 gate: RwLock::new(true),
+                node: AtomicU32::new(NO_NODE),
             }),
         }
     }
@@ -149,16 +161,19 @@ impl Region {
         let mut start = 0u64;
         let snapshot = space.snapshot();
         for &(address, length) in extents {
+            let mut guest = address;
             snapshot.resolve(address, length, |range, offset, run| {
                 pieces.push(Piece {
                     start,
                     length: run,
+                    guest: Some(guest),
                     offset,
                     mapping: Arc::clone(&range.mapping),
                     file: Arc::clone(&range.file),
                     file_offset: range.file_offset + offset as u64,
                 });
                 start += run;
+                guest += run;
             })?;
         }
         if pieces.is_empty() {
@@ -198,6 +213,7 @@ impl Region {
             Memory::Mapped(vec![Piece {
                 start: 0,
                 length,
+                guest: None,
                 offset: 0,
                 mapping: Arc::new(mapping),
                 file: Arc::new(fd),
@@ -243,6 +259,7 @@ impl Region {
             Memory::Mapped(vec![Piece {
                 start: 0,
                 length: buffer.length(),
+                guest: None,
                 offset,
                 mapping: Arc::clone(mapping),
                 file: Arc::clone(file),
@@ -284,6 +301,47 @@ impl Region {
     #[must_use]
     pub fn is_mapped(&self) -> bool {
         matches!(self.inner.memory, Memory::Mapped(_))
+    }
+
+    /// Finds out on which node most of it lies: what is `given` is believed, other memory is asked about. All handles to it
+    /// know then.
+    pub fn locate(&self, topology: &Topology, given: &[Given]) {
+        let Memory::Mapped(pieces) = &self.inner.memory else {
+            return;
+        };
+        let mut bytes: BTreeMap<Node, u64> = BTreeMap::new();
+        for piece in pieces {
+            let said = piece.guest.and_then(|address| {
+                let holds =
+                    |g: &&Given| address.checked_sub(g.start).is_some_and(|at| at < g.length);
+                given.iter().rev().find(holds).map(|given| given.node)
+            });
+            let node = said.or_else(|| {
+                let base = piece.mapping.base().wrapping_add(piece.offset);
+                let length = usize::try_from(piece.length).unwrap_or(usize::MAX);
+                topology
+                    .binding(base)
+                    .or_else(|| topology.node_of_range(base, length))
+            });
+            if let Some(node) = node {
+                *bytes.entry(node).or_default() += piece.length;
+            }
+        }
+        let most = bytes
+            .into_iter()
+            .max_by_key(|&(node, bytes)| (bytes, std::cmp::Reverse(node)));
+        let node = most.map_or(NO_NODE, |(node, _)| node.0);
+        self.inner.node.store(node, Ordering::Relaxed);
+    }
+
+    /// The node on which most of it lies; none where nobody has [found out](Self::locate), or its memory is not known to lie on
+    /// one.
+    #[must_use]
+    pub fn node(&self) -> Option<Node> {
+        match self.inner.node.load(Ordering::Relaxed) {
+            NO_NODE => None,
+            node => Some(Node(node)),
+        }
     }
 
     /// Ends all access through this region. When it returns, no transfer touches the memory, and
@@ -489,5 +547,47 @@ impl MappedRuns<'_> {
             self.skip = 0;
         }
         Some((base, run_bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::Described;
+
+    #[test]
+    fn a_region_is_where_most_of_it_lies() {
+        const MIB: u64 = 1 << 20;
+        let space = AddressSpace::new();
+        let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, 8 * MIB).unwrap();
+        space.map(0, 4 * MIB, fd.as_fd(), 0, true).unwrap();
+        space
+            .map(8 * MIB, 4 * MIB, fd.as_fd(), 4 * MIB, true)
+            .unwrap();
+        let extents = [(0, MIB), (8 * MIB, 2 * MIB)];
+        let region = Region::from_guest(&space, &extents, true).unwrap();
+        assert_eq!(region.node(), None);
+
+        let machine = Described::pair();
+        let topology = Topology::of(machine.clone());
+        region.locate(&topology, &[]);
+        assert_eq!(region.node(), None);
+        let Memory::Mapped(pieces) = &region.inner.memory else {
+            unreachable!()
+        };
+        for (piece, node) in pieces.iter().zip([0, 1]) {
+            let length = usize::try_from(piece.length).unwrap();
+            machine.move_pages(piece.mapping.base(), length, Some(Node(node)));
+        }
+        region.locate(&topology, &[]);
+        assert_eq!(region.clone().node(), Some(Node(1)));
+        let given = Given {
+            start: 8 * MIB,
+            length: 4 * MIB,
+            node: Node(0),
+        };
+        region.locate(&topology, &[given]);
+        assert_eq!(region.node(), Some(Node(0)));
     }
 }

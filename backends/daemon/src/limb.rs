@@ -56,7 +56,7 @@ impl Limb {
 
     /// Makes the calling thread one of this limb. Where the system says no, as it may in a container, it runs anywhere: slower,
     /// no more.
-    fn enter(&self) {
+    pub fn enter(&self) {
         if self.cpus.is_empty() {
             return;
         }

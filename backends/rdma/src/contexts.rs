@@ -1,5 +1,6 @@
 //! The RDMA contexts of a VM, for the device that its guest sees.
 
+use crate::limbs::Limbs;
 use farlane_abi::Errno;
 use farlane_guest_device::contexts::{Contexts, Place};
 use farlane_guest_device::events::ContextEvents;
@@ -14,6 +15,7 @@ use std::sync::Arc;
 pub struct PortContexts {
     port: Arc<Port>,
     server: Arc<Server>,
+    limbs: Option<Arc<Limbs>>,
 }
 
 /// Events of a context go to its guest.
@@ -37,7 +39,27 @@ impl PortContexts {
     /// The contexts of `port`, which `server` serves.
     #[must_use]
     pub fn new(port: Arc<Port>, server: Arc<Server>) -> Arc<Self> {
-        Arc::new(Self { port, server })
+        Self::with_limbs(port, server, None)
+    }
+
+    /// The same, where there are workers on several nodes.
+    #[must_use]
+    pub fn with_limbs(
+        port: Arc<Port>,
+        server: Arc<Server>,
+        limbs: Option<Arc<Limbs>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            port,
+            server,
+            limbs,
+        })
+    }
+
+    fn locate(&self, memory: &Region) {
+        if let Some(limbs) = &self.limbs {
+            limbs.locate(memory);
+        }
     }
 }
 
@@ -70,10 +92,13 @@ impl Contexts for PortContexts {
     }
 
     fn attach_segment(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
-        self.port.context(context)?.attach_segment(region, memory)
+        self.locate(&memory);
+        self.port.context(context)?.attach_segment(region, memory)?;
+        self.port.settle(context)
     }
 
     fn attach_pin(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+        self.locate(&memory);
         self.port.context(context)?.attach_pin(region, memory)
     }
 

@@ -2,12 +2,14 @@
 //!
 //! * [`options`]: the command line;
 //! * [`contexts`]: the contexts of a VM, behind the device that its guest sees (`farlane-guest-device`);
-//! * [`host`]: the socket for processes of this host.
+//! * [`host`]: the socket for processes of this host;
+//! * [`limbs`]: the workers of each NUMA node.
 //!
 //! What the devices do is the library's business (`farlane-rdma-remoting`).
 
 pub mod contexts;
 pub mod host;
+pub mod limbs;
 pub mod options;
 
 /// Type of this backend, as in `qemu-configs/vhost-user/50-farlane-rdma.json`.
@@ -22,6 +24,7 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
 pub fn metrics_text(
     server: &farlane_rdma_remoting::Server,
     requests: &farlane_guest_device::control::RequestCounters,
+    limbs: Option<&limbs::Limbs>,
 ) -> String {
     use farlane_daemon::metrics::{Sample, write_samples};
     let mut text = String::new();
@@ -32,5 +35,8 @@ pub fn metrics_text(
         .map(|(name, help, value)| Sample { name, help, value })
         .chain(requests.samples());
     write_samples(&mut text, "farlane_rdma", samples);
+    if let Some(limbs) = limbs {
+        limbs.write(&mut text);
+    }
     text
 }

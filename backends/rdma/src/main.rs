@@ -4,13 +4,13 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use farlane_daemon::lifecycle::{Ending, Lifecycle, Stopper};
 use farlane_daemon::listener::{Kind, Listener};
-use farlane_daemon::{metrics, privileges, seccomp, vhost};
+use farlane_daemon::{limb, metrics, privileges, seccomp, vhost};
 use farlane_guest_device::control::RequestCounters;
 use farlane_guest_device::device::{Device, Vm};
 use farlane_rdma::contexts::PortContexts;
 use farlane_rdma::host::HostSocket;
+use farlane_rdma::limbs::Limbs;
 use farlane_rdma::options::{Options, SocketOption};
-use farlane_rdma_remoting::{Server, ServerConfig};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn run() -> anyhow::Result<ExitCode> {
         process_memory: options.host_socket.is_some(),
     })?;
     serve(&options, &sockets, &lifecycle.stopper())?;
-    seccomp::confine(options.daemon.seccomp, &[])?;
+    seccomp::confine(options.daemon.seccomp, limb::SYSTEM_CALLS)?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();
@@ -92,15 +92,17 @@ impl Sockets {
 
 /// Starts all threads.
 fn serve(options: &Options, sockets: &Sockets, stopper: &Stopper) -> anyhow::Result<()> {
-    let workers = options.workers;
-    let server = Server::new(ServerConfig { workers })?;
+    let topology = options.locality.topology();
+    let (server, limbs) = Limbs::serve(&topology, options.locality.given(), options.workers)?;
+    let mut ports = Vec::new();
     let counters = Arc::new(RequestCounters::default());
     for (vm, listener) in options.vms.iter().zip(&sockets.vms) {
         let name = format!("vm {}", vm.gid);
         let port = server.port(vm.gid.0, name.clone())?;
+        ports.push(Arc::downgrade(&port));
         let device = Vm {
             name: name.clone(),
-            contexts: PortContexts::new(port, Arc::clone(&server)),
+            contexts: PortContexts::with_limbs(port, Arc::clone(&server), limbs.clone()),
             window_bytes: vm.window_bytes,
             counters: Arc::clone(&counters),
         };
@@ -114,10 +116,12 @@ fn serve(options: &Options, sockets: &Sockets, stopper: &Stopper) -> anyhow::Res
     }
     if let Some(listener) = &sockets.host {
         let port = server.port(options.host_gid.0, "host".to_owned())?;
+        ports.push(Arc::downgrade(&port));
         let socket = HostSocket::new(
             listener.try_clone()?,
             port,
             Arc::clone(&server),
+            limbs.clone(),
             Arc::clone(&counters),
         )?;
         let stopper = stopper.clone();
@@ -130,9 +134,12 @@ fn serve(options: &Options, sockets: &Sockets, stopper: &Stopper) -> anyhow::Res
                 }
             })?;
     }
+    if let Some(limbs) = &limbs {
+        Arc::clone(limbs).follow(ports)?;
+    }
     if let Some(listener) = &sockets.metrics {
         metrics::serve(listener.try_clone()?, move || {
-            farlane_rdma::metrics_text(&server, &counters)
+            farlane_rdma::metrics_text(&server, &counters, limbs.as_deref())
         })?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! The command line.
 
-use farlane_daemon::options::DaemonOptions;
+use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -30,9 +30,13 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host_gid: Gid,
 
-    /// Threads that carry out requests
+    /// Threads that carry out requests; on a machine with several NUMA nodes, on each of them
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub workers: usize,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub locality: LocalityOptions,
 
     #[command(flatten)]
     #[allow(missing_docs)]

@@ -158,7 +158,8 @@ impl Connection {
         let open = self.open.as_mut().ok_or(Errno::ENOENT)?;
         match request {
             HostRequest::Attach(new) => {
-                open.attach(&self.process, &new, descriptors.pop())?;
+                open.attach(shared, &self.process, &new, descriptors.pop())?;
+                shared.port.settle(self.id)?;
             }
             HostRequest::Detach { region } => {
                 open.context.detach(region)?;
@@ -234,6 +235,7 @@ impl Connection {
 impl Open {
     fn attach(
         &mut self,
+        shared: &Shared,
         process: &Arc<Process>,
         new: &NewRegion,
         memfd: Option<OwnedFd>,
@@ -246,6 +248,9 @@ impl Open {
                 let memfd = memfd.ok_or(Errno::EPROTO)?;
                 let memory = Region::from_memfd(memfd, new.length, true);
                 let memory = memory.map_err(|e| region_errno(&e))?;
+                if let Some(limbs) = &shared.limbs {
+                    limbs.locate(&memory);
+                }
                 self.context.attach_segment(new.region, memory)?;
             }
             Kind::Pin { writable } => {

@@ -8,6 +8,7 @@ mod connection;
 mod events;
 mod packet;
 
+use crate::limbs::Limbs;
 use connection::{Connection, Next};
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
@@ -65,6 +66,7 @@ impl Key {
 pub(crate) struct Shared {
     port: Arc<Port>,
     server: Arc<Server>,
+    limbs: Option<Arc<Limbs>>,
     counters: Arc<RequestCounters>,
     limit: LogLimit,
 }
@@ -101,6 +103,7 @@ impl HostSocket {
         listener: OwnedFd,
         port: Arc<Port>,
         server: Arc<Server>,
+        limbs: Option<Arc<Limbs>>,
         counters: Arc<RequestCounters>,
     ) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&listener)?;
@@ -111,6 +114,7 @@ impl HostSocket {
             shared: Shared {
                 port,
                 server,
+                limbs,
                 counters,
                 limit: LogLimit::new(),
             },

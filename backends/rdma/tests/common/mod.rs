@@ -31,6 +31,11 @@ pub struct Backend {
 
 impl Backend {
     pub fn start() -> Self {
+        Self::start_with(|_| Vec::new())
+    }
+
+    /// With further arguments, which may name files in the backend's folder.
+    pub fn start_with(arguments: impl FnOnce(&std::path::Path) -> Vec<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         let child = Command::new(PROGRAM)
@@ -42,6 +47,7 @@ impl Backend {
             .arg(format!("--host-socket={}", path("host")))
             .arg(format!("--metrics={}", path("metrics")))
             .arg("--log-level=warn")
+            .args(arguments(folder.path()))
             .stdin(Stdio::null())
             .spawn()
             .unwrap();

@@ -6,6 +6,7 @@ use super::qp::SoftQp;
 use super::responder::{Nak, Responder};
 use crate::counters;
 use crate::engine::Progress;
+use crate::limbs;
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendRequest};
 use crate::work_queue::{QueueError, SendSource};
@@ -382,9 +383,22 @@ impl Requester {
         Ok(Some(until))
     }
 
+    /// Tells of the request at hand by the nodes of its memory, where somebody wants to know.
+    fn tell_moved(&self, qp: &SoftQp) {
+        let (Some(moved), Some(limb)) = (qp.counters.moved.get(), limbs::here()) else {
+            return;
+        };
+        for part in &self.parts {
+            if let Some(data) = part.region.node() {
+                moved.moved(data, limb, part.length);
+            }
+        }
+    }
+
     /// Ends the request at hand with success.
     fn complete(&mut self, qp: &SoftQp) {
         let length = self.active.take().map_or(0, |a| a.length);
+        self.tell_moved(qp);
         self.parts.clear();
         self.source.retire();
         let opcode = self.request.opcode;
