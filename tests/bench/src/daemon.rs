@@ -66,15 +66,20 @@ impl Daemon {
 
     /// CPU time used so far.
     pub fn cpu_time(&self) -> Result<Duration> {
-        // schedstat counts nanoseconds; one file for each thread.
-        let mut total = Duration::ZERO;
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
-            let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
-            let first = text.split_whitespace().next().context("empty schedstat")?;
-            total += Duration::from_nanos(first.parse()?);
-        }
-        Ok(total)
+        cpu_time(self.child.id())
     }
+}
+
+/// CPU time that a process's threads have used so far.
+pub fn cpu_time(process: u32) -> Result<Duration> {
+    // schedstat counts nanoseconds; one file for each thread.
+    let mut total = Duration::ZERO;
+    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
+        let first = text.split_whitespace().next().context("empty schedstat")?;
+        total += Duration::from_nanos(first.parse()?);
+    }
+    Ok(total)
 }
 
 impl Drop for Daemon {

@@ -4,10 +4,14 @@
 #[path = "octo/blk.rs"]
 mod blk;
 #[allow(dead_code)] // Each bench uses a part.
+mod daemon;
+#[allow(dead_code)] // Each bench uses a part.
 #[path = "blk/drive.rs"]
 mod drive;
 #[path = "octo/follow.rs"]
 mod follow;
+#[path = "octo/guest.rs"]
+mod guest;
 #[path = "octo/machine.rs"]
 mod machine;
 #[path = "octo/net.rs"]
@@ -41,6 +45,9 @@ struct Options {
     /// The disks' backend to measure.
     #[arg(long, value_name = "PATH")]
     blk: PathBuf,
+    /// What was measured in a VM.
+    #[arg(long, value_name = "FILE")]
+    guest: Option<PathBuf>,
     /// Where the results go.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -70,6 +77,9 @@ fn main() -> Result<()> {
     report.keep("machine", machine.note())?;
     report.keep("command", "cargo xtask bench octo")?;
     let wanted = |part: Part| options.only.is_empty() || options.only.contains(&part);
+    if let Some(file) = &options.guest {
+        guest::add(file, &mut report)?;
+    }
     if wanted(Part::Steering) {
         steering::run(&mut report)?;
     }

@@ -52,7 +52,7 @@ pub fn run(report: &mut Report) -> Result<()> {
     let mut keep = |name: &str, ns: f64| -> Result<()> {
         println!("{name:<56} {ns:>7.1} ns");
         report.keep(name, ns)?;
-        report.at_most(name, ns, "ns", BAR, "paper: none; per request or frame");
+        report.at_most(name, ns, "ns", BAR, "a request, or a frame");
         Ok(())
     };
     for runs in [2, 64] {

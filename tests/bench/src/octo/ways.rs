@@ -13,13 +13,33 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Bytes of a receive buffer of the driver, with mergeable buffers.
 const BUFFER: usize = 2048;
 
+/// How fast frames went, and what that took.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    /// Frames a second.
+    pub frames: f64,
+    /// Nanoseconds of CPU time of whoever has the tap, for a frame.
+    pub cpu_ns: f64,
+}
+
+impl Rate {
+    fn of(count: u64, time: Duration, all: u64, cpu: Duration) -> Self {
+        #[allow(clippy::cast_precision_loss)] // Far below 2^53.
+        let [count, all] = [count as f64, all as f64];
+        Self {
+            frames: count / time.as_secs_f64(),
+            cpu_ns: cpu.as_secs_f64() * 1e9 / all,
+        }
+    }
+}
+
 /// A way between this program and the tap.
 pub trait Way {
-    /// Sends a frame again and again for some time; returns frames a second, which the kernel has counted.
-    fn transmit(&mut self, header: &Header, frame: &[u8], time: Duration) -> Result<f64>;
+    /// Sends a frame again and again for some time; the kernel counts them.
+    fn transmit(&mut self, header: &Header, frame: &[u8], time: Duration) -> Result<Rate>;
 
-    /// Has the generator put `count` frames into the tap, and takes them; returns frames a second.
-    fn receive(&mut self, put: &Put<'_>, count: usize) -> Result<f64>;
+    /// Has the generator put `count` frames into the tap, and takes them.
+    fn receive(&mut self, put: &Put<'_>, count: usize) -> Result<Rate>;
 
     /// Sends a frame that the kernel answers, and takes the answer, which has as many bytes.
     fn round_trip(&mut self, frame: &[u8]) -> Result<Duration>;
@@ -40,8 +60,10 @@ impl Put<'_> {
     }
 }
 
-fn rate(count: impl TryInto<u32>, time: Duration) -> f64 {
-    f64::from(count.try_into().unwrap_or(u32::MAX)) / time.as_secs_f64()
+/// CPU time of this thread.
+fn own_cpu() -> Result<Duration> {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Ok(Duration::try_from(time)?)
 }
 
 /// `readv` and `writev` on a tap.
@@ -85,21 +107,22 @@ impl Plain {
 }
 
 impl Way for Plain {
-    fn transmit(&mut self, header: &Header, frame: &[u8], time: Duration) -> Result<f64> {
-        let before = taken()?;
+    fn transmit(&mut self, header: &Header, frame: &[u8], time: Duration) -> Result<Rate> {
+        let (before, cpu) = (taken()?, own_cpu()?);
         let begin = Instant::now();
         while begin.elapsed() < time {
             for _ in 0..64 {
                 self.send(header, frame)?;
             }
         }
-        let time = begin.elapsed();
-        Ok(rate(taken()? - before, time))
+        let (time, cpu) = (begin.elapsed(), own_cpu()? - cpu);
+        let sent = taken()? - before;
+        Ok(Rate::of(sent, time, sent, cpu))
     }
 
-    fn receive(&mut self, put: &Put<'_>, count: usize) -> Result<f64> {
+    fn receive(&mut self, put: &Put<'_>, count: usize) -> Result<Rate> {
         put.put(count)?;
-        let begin = Instant::now();
+        let (begin, cpu) = (Instant::now(), own_cpu()?);
         for _ in 0..count {
             let bytes = self.take()?.context("A frame is missing")?;
             ensure!(
@@ -107,7 +130,8 @@ impl Way for Plain {
                 "A frame of {bytes} bytes"
             );
         }
-        Ok(rate(count, begin.elapsed()))
+        let (time, count) = (begin.elapsed(), u64::try_from(count)?);
+        Ok(Rate::of(count, time, count, own_cpu()? - cpu))
     }
 
     fn round_trip(&mut self, frame: &[u8]) -> Result<Duration> {
@@ -126,7 +150,17 @@ impl Way for Plain {
 
 /// A driver, and farlane-net between it and the tap.
 pub struct Ours {
+    /// The driver.
     pub nic: Nic,
+    /// farlane-net's process.
+    pub process: u32,
+}
+
+impl Ours {
+    /// CPU time of farlane-net.
+    fn cpu(&self) -> Result<Duration> {
+        crate::daemon::cpu_time(self.process)
+    }
 }
 
 /// Others may have the CPU now and then.
@@ -139,7 +173,8 @@ fn breathe(vain: &mut u32) {
 }
 
 impl Way for Ours {
-    fn transmit(&mut self, header: &Header, frame: &[u8], time: Duration) -> Result<f64> {
+    fn transmit(&mut self, header: &Header, frame: &[u8], time: Duration) -> Result<Rate> {
+        let cpu = self.cpu()?;
         let tx = &mut self.nic.pairs[0].tx;
         let frame = tx.frame(header, frame)?;
         tx.drain()?;
@@ -166,10 +201,11 @@ impl Way for Ours {
             sent == posted,
             "{posted} frames were posted, the kernel has {sent}"
         );
-        Ok(rate(sent, time))
+        Ok(Rate::of(sent, time, sent, self.cpu()? - cpu))
     }
 
-    fn receive(&mut self, put: &Put<'_>, count: usize) -> Result<f64> {
+    fn receive(&mut self, put: &Put<'_>, count: usize) -> Result<Rate> {
+        let cpu = self.cpu()?;
         let rx = &mut self.nic.pairs[0].rx;
         put.put(count)?;
         // The backend fills all buffers that there are. Those frames do not count.
@@ -202,7 +238,9 @@ impl Way for Ours {
                 );
             }
         }
-        Ok(rate(count - before, begin.elapsed()))
+        let time = begin.elapsed();
+        let (count, timed) = (u64::try_from(count)?, u64::try_from(count - before)?);
+        Ok(Rate::of(timed, time, count, self.cpu()? - cpu))
     }
 
     fn round_trip(&mut self, frame: &[u8]) -> Result<Duration> {
