@@ -88,6 +88,7 @@ const COMMON: &[&[libc::c_long]] = &[
         libc::SYS_sendmsg,
         libc::SYS_sendto,
         libc::SYS_shutdown,
+        libc::SYS_socketpair,
         libc::SYS_getsockopt,
         libc::SYS_setsockopt,
         libc::SYS_getsockname,

@@ -5,11 +5,14 @@ use crate::session::{Device, Session};
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::{log_limited, warn_limited};
 use log::Level;
-use std::io;
-use std::os::fd::OwnedFd;
+use rustix::io::DupFlags;
+use std::io::{self, Write as _};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use vhost::vhost_user::message::VhostUserVirtioFeatures;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 /// Pause after a connection could not be taken, so that the next failure does not come at once.
@@ -42,6 +45,35 @@ pub fn serve<D: Device>(
     }
 }
 
+/// `SET_FEATURES`, the version of the protocol, and the bytes that follow (vhost-user, "Message Specification").
+const SET_FEATURES: [u32; 3] = [2, 1, 8];
+
+/// What answers a VMM's messages.
+///
+/// QEMU's front-end of network interfaces enables vrings before its first `SET_FEATURES`, as soon as it has seen that the
+/// protocol features are there; the handler takes that only once it was told of the feature bit. So it is told before it gets
+/// the VMM's socket.
+fn handler<D: Device>(
+    stream: UnixStream,
+    session: &Arc<Mutex<Session<D>>>,
+) -> io::Result<BackendReqHandler<Mutex<Session<D>>>> {
+    let (first, mut before) = UnixStream::pair()?;
+    let place = first.as_raw_fd();
+    let mut handler = BackendReqHandler::from_stream(first, Arc::clone(session));
+    let mut message: Vec<u8> = SET_FEATURES.iter().flat_map(|w| w.to_ne_bytes()).collect();
+    message.extend(
+        VhostUserVirtioFeatures::PROTOCOL_FEATURES
+            .bits()
+            .to_ne_bytes(),
+    );
+    before.write_all(&message)?;
+    handler.handle_request().map_err(io::Error::other)?;
+    // SAFETY: `place` is the handler's descriptor: it is open, and stays so, as it is not closed here.
+    let mut place = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(place) });
+    rustix::io::dup3(&stream, &mut place, DupFlags::CLOEXEC)?;
+    Ok(handler)
+}
+
 fn serve_one<D: Device>(
     name: &str,
     stream: UnixStream,
@@ -52,7 +84,7 @@ fn serve_one<D: Device>(
     let channel = Arc::new(Channel::default());
     let device = make(&channel)?;
     let session = Arc::new(Mutex::new(Session::new(device, Arc::clone(&channel))));
-    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+    let mut handler = handler(stream, &session)?;
     log_limited!(Level::Info, limit, "{name}: a VM has connected");
     let ending = loop {
         if let Err(e) = channel.look_ahead(&ahead) {
