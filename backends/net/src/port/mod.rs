@@ -1,6 +1,7 @@
 //! Where frames come from and go to on the host: a tap, or queues of a NIC.
 
 pub mod tap;
+pub mod xdp;
 
 use crate::flow::FlowKey;
 use std::io;

@@ -1,0 +1,371 @@
+//! Queues of a NIC, over AF_XDP (`--xdp`): frames come and go without the host's network stack.
+//!
+//! A program on the interface gives the frames of each queue to its socket ([`ebpf::redirect`](crate::ebpf::redirect)). It is attached by
+//! a link, which the kernel takes away when the process ends, however it does; the host's network stack then has the NIC again. While
+//! it is there, all frames of the queues go to the guest: the interface is the guest's, with the guest's address. It is put into
+//! promiscuous mode for that, as long as the port lives.
+//!
+//! The NIC spreads flows over its queues by itself (RSS) and does not change a flow's queue; they are handed over in user space where they
+//! belong elsewhere. Checksums and large segments of the guest are completed and cut here ([`offload`](crate::offload)); towards the guest
+//! frames are as they came. A `veth`, which is good for tests, hands over frames whose checksum nobody has completed, unless its peer's
+//! offloads are switched off (`ethtool -K PEER tx off`).
+//!
+//! * [`rings`]: the rings that a socket shares with the kernel.
+//! * [`socket`]: a socket, its memory, sending and receiving.
+
+pub mod rings;
+pub mod socket;
+
+use super::{Offloads, Port, PortQueue};
+use crate::ebpf::BpfError;
+use crate::ebpf::redirect::{Attachment, Redirect};
+use crate::flow::FlowKey;
+use socket::{Copying, XdpSocket};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use thiserror::Error;
+
+/// Most queues of a NIC that are used.
+pub const MAX_QUEUES: u16 = 256;
+
+/// What the kernel is asked for while frames move.
+pub const SYSTEM_CALLS: &[libc::c_long] = &[
+    libc::SYS_sendto,
+    libc::SYS_recvfrom,
+    libc::SYS_bpf,
+    libc::SYS_ioctl,
+];
+
+/// How the NIC's frames are taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// The best that the driver has.
+    #[default]
+    Any,
+    /// By the driver, copied or not.
+    Native,
+    /// Before the network stack: with any driver, slowly.
+    Generic,
+    /// By the driver, copied.
+    Copy,
+    /// By the driver, not copied.
+    ZeroCopy,
+}
+
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "native" => Self::Native,
+            "generic" => Self::Generic,
+            "copy" => Self::Copy,
+            "zerocopy" => Self::ZeroCopy,
+            _ => return Err(format!("{text:?} is not native, generic, copy or zerocopy")),
+        })
+    }
+}
+
+/// Why there is no port.
+#[derive(Debug, Error)]
+pub enum XdpError {
+    /// The system says no.
+    #[error("Interface {name}: cannot {what}")]
+    System {
+        /// Its name.
+        name: String,
+        /// What was tried.
+        what: String,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// No program.
+    #[error("Interface {name}")]
+    Program {
+        /// Its name.
+        name: String,
+        /// Why not.
+        #[source]
+        source: BpfError,
+    },
+    /// Frames do not fit into a chunk.
+    #[error("Interface {name}: an MTU of {mtu} is more than {most}")]
+    Mtu {
+        /// Its name.
+        name: String,
+        /// Its MTU.
+        mtu: u16,
+        /// The most.
+        most: u16,
+    },
+}
+
+/// Largest MTU.
+pub const MAX_MTU: u16 = 3498;
+
+const _: () = assert!(MAX_MTU as usize + 22 <= socket::MAX_FRAME);
+
+/// Queues of a NIC.
+#[derive(Debug)]
+pub struct Xdp {
+    name: String,
+    mtu: u16,
+    hardware: [u8; 6],
+    shared: Arc<Shared>,
+    /// Asks for the interface's state, and keeps it promiscuous.
+    control: OwnedFd,
+}
+
+#[derive(Debug)]
+struct Shared {
+    redirect: Redirect,
+    /// Sockets of queues that nobody has open.
+    sockets: Vec<Mutex<Option<Box<XdpSocket>>>>,
+}
+
+impl Xdp {
+    /// Takes the first so many queues of an interface.
+    ///
+    /// # Errors
+    /// See [`XdpError`].
+    pub fn open(name: &str, queues: u16, mode: Mode) -> Result<Self, XdpError> {
+        let failed = |what: &str| {
+            let what = what.to_owned();
+            move |source: io::Error| XdpError::System {
+                name: name.to_owned(),
+                what,
+                source,
+            }
+        };
+        let control = packet_socket().map_err(failed("open a socket"))?;
+        let ask = |request| ask(&control, name, request);
+        let index = ask(libc::SIOCGIFINDEX).map_err(failed("find it"))?;
+        let index = u32::from_ne_bytes(*first(&index));
+        let mtu = ask(libc::SIOCGIFMTU).map_err(failed("ask for its MTU"))?;
+        let mtu = u16::try_from(u32::from_ne_bytes(*first(&mtu))).unwrap_or(u16::MAX);
+        if mtu > MAX_MTU {
+            return Err(XdpError::Mtu {
+                name: name.to_owned(),
+                mtu,
+                most: MAX_MTU,
+            });
+        }
+        // A `sockaddr`: the address lies behind its family.
+        let address = ask(libc::SIOCGIFHWADDR).map_err(failed("ask for its address"))?;
+        let [_, _, a, b, c, d, e, f, ..] = address;
+        promiscuous(&control, index).map_err(failed("make it promiscuous"))?;
+        let (attachment, copying) = match mode {
+            Mode::Any => (Attachment::Any, Copying::Any),
+            Mode::Native => (Attachment::Native, Copying::Any),
+            Mode::Generic => (Attachment::Generic, Copying::Copy),
+            Mode::Copy => (Attachment::Native, Copying::Copy),
+            Mode::ZeroCopy => (Attachment::Native, Copying::Zero),
+        };
+        let redirect =
+            Redirect::new(index, queues, attachment).map_err(|source| XdpError::Program {
+                name: name.to_owned(),
+                source,
+            })?;
+        let sockets = (0..queues)
+            .map(|queue| {
+                let socket = XdpSocket::bind(index, queue, copying, mtu)
+                    .map_err(failed(&format!("take queue {queue}")))?;
+                Ok(Mutex::new(Some(Box::new(socket))))
+            })
+            .collect::<Result<_, XdpError>>()?;
+        Ok(Self {
+            name: name.to_owned(),
+            mtu,
+            hardware: [a, b, c, d, e, f],
+            shared: Arc::new(Shared { redirect, sockets }),
+            control,
+        })
+    }
+}
+
+impl Port for Xdp {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn queues(&self) -> u16 {
+        u16::try_from(self.shared.sockets.len()).unwrap_or(u16::MAX)
+    }
+
+    fn offloads(&self) -> Offloads {
+        Offloads {
+            checksum: true,
+            tso4: true,
+            tso6: true,
+            ecn: true,
+        }
+    }
+
+    fn mtu(&self) -> u16 {
+        self.mtu
+    }
+
+    fn link_is_up(&self) -> bool {
+        let running = u16::try_from(libc::IFF_RUNNING).unwrap_or(0);
+        ask(&self.control, &self.name, libc::SIOCGIFFLAGS)
+            .is_ok_and(|flags| u16::from_ne_bytes([flags[0], flags[1]]) & running != 0)
+    }
+
+    /// Frames towards the guest need none of them.
+    fn set_guest_offloads(&self, _offloads: Offloads) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn hardware_address(&self) -> Option<[u8; 6]> {
+        Some(self.hardware)
+    }
+
+    fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>> {
+        let place = self
+            .shared
+            .sockets
+            .get(usize::from(queue))
+            .ok_or(io::ErrorKind::NotFound)?;
+        let mut socket = place
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .ok_or(io::ErrorKind::ResourceBusy)?;
+        socket.discard();
+        let opened = Opened {
+            queue,
+            socket: ManuallyDrop::new(socket),
+            shared: Arc::clone(&self.shared),
+        };
+        self.shared.redirect.set(queue, opened.fd())?;
+        Ok(Box::new(opened))
+    }
+
+    fn steer(&self, _flow: &FlowKey, _queue: Option<u16>) -> io::Result<bool> {
+        Ok(false)
+    }
+}
+
+/// A queue that is in use.
+struct Opened {
+    queue: u16,
+    /// Goes back when this is dropped.
+    socket: ManuallyDrop<Box<XdpSocket>>,
+    shared: Arc<Shared>,
+}
+
+impl PortQueue for Opened {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.fd()
+    }
+
+    unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
+        // SAFETY: as the caller says.
+        unsafe { self.socket.receive(into) }
+    }
+
+    unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool> {
+        // SAFETY: as the caller says.
+        let sent = unsafe { self.socket.send(from)? };
+        if !sent {
+            // What waits goes out, so that there will be room.
+            self.socket.flush()?;
+        }
+        Ok(sent)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.socket.flush()
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let Err(error) = self.shared.redirect.clear(self.queue) {
+            log::warn!(
+                "Queue {} cannot be given back to the host: {error}",
+                self.queue
+            );
+        }
+        // SAFETY: once, and nobody uses it afterwards.
+        let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
+        if let Some(place) = self.shared.sockets.get(usize::from(self.queue)) {
+            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket);
+        }
+    }
+}
+
+fn packet_socket() -> io::Result<OwnedFd> {
+    // SAFETY: the descriptor is new. Protocol 0: it receives nothing.
+    unsafe {
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Keeps an interface promiscuous as long as the socket lives (`PACKET_MR_PROMISC`).
+fn promiscuous(socket: &OwnedFd, interface: u32) -> io::Result<()> {
+    // SAFETY: all zeroes is a request.
+    let mut request: libc::packet_mreq = unsafe { std::mem::zeroed() };
+    request.mr_ifindex = i32::try_from(interface).unwrap_or(0);
+    request.mr_type = u16::try_from(libc::PACKET_MR_PROMISC).unwrap_or(0);
+    // SAFETY: the kernel reads as many bytes as the request has.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_ADD_MEMBERSHIP,
+            (&raw const request).cast(),
+            libc::socklen_t::try_from(size_of_val(&request)).unwrap_or(0),
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// `struct ifreq`.
+#[repr(C)]
+struct Request {
+    name: [u8; libc::IFNAMSIZ],
+    value: [u8; 24],
+}
+
+/// Asks for something about an interface; the answer's bytes.
+fn ask(socket: &OwnedFd, name: &str, request: libc::Ioctl) -> io::Result<[u8; 24]> {
+    let mut asked = Request {
+        name: [0; libc::IFNAMSIZ],
+        value: [0; 24],
+    };
+    // The last byte stays zero.
+    if name.is_empty() || name.len() >= libc::IFNAMSIZ {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in asked.name.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    // SAFETY: these requests take an ifreq, which lives throughout the call.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut asked) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(asked.value)
+}
+
+/// The first four bytes.
+fn first(value: &[u8; 24]) -> &[u8; 4] {
+    let ([first, ..], _) = value.as_chunks::<4>() else {
+        return &[0; 4];
+    };
+    first
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,404 @@
+//! An AF_XDP socket on one queue of a NIC: frames without the host's network stack.
+//!
+//! The frames lie in memory of the process (a UMEM), in chunks. Half of them are lent to the kernel to receive into, the others are
+//! there to send from.
+
+use super::rings::{Mapping, Ring};
+use crate::bits::{FrameHeader, HEADER_BYTES};
+use crate::offload::{self, Outgoing};
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use zerocopy::FromBytes as _;
+
+/// Bytes of a chunk.
+const CHUNK: usize = 4096;
+/// Bytes of a chunk that the kernel keeps for programs (`XDP_PACKET_HEADROOM`).
+const HEADROOM: usize = 256;
+/// Longest frame.
+pub const MAX_FRAME: usize = CHUNK - HEADROOM - 64;
+/// Entries of each ring, and chunks for each direction.
+const ENTRIES: u32 = 2048;
+/// Where the rings are mapped (`XDP_PGOFF_*`, `XDP_UMEM_PGOFF_*`).
+const RX_PAGE: libc::off_t = 0;
+const TX_PAGE: libc::off_t = 0x8000_0000;
+const FILL_PAGE: libc::off_t = 0x1_0000_0000;
+const COMPLETION_PAGE: libc::off_t = 0x1_8000_0000;
+/// Times that the kernel is called to send what waits; it takes a few frames a call where it copies.
+const CALLS: u32 = ENTRIES / 16;
+
+/// An entry of the rings for frames.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Descriptor {
+    address: u64,
+    bytes: u32,
+    options: u32,
+}
+
+/// How frames reach the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copying {
+    /// As the driver can.
+    Any,
+    /// The kernel copies them.
+    Copy,
+    /// The NIC writes into the UMEM.
+    Zero,
+}
+
+/// The socket.
+#[derive(Debug)]
+pub struct XdpSocket {
+    // The rings and the socket go before the memory that they name.
+    rx: Ring<Descriptor>,
+    tx: Ring<Descriptor>,
+    fill: Ring<u64>,
+    completion: Ring<u64>,
+    socket: OwnedFd,
+    umem: Mapping,
+    /// Chunks that can be sent from.
+    free: Vec<u64>,
+    /// A frame that is being sent, and one segment of it.
+    frame: Vec<u8>,
+    segment: Vec<u8>,
+    mtu: u16,
+}
+
+fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &T) -> io::Result<()> {
+    let bytes = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
+    let value = std::ptr::from_ref(value).cast();
+    // SAFETY: the kernel reads as many bytes as the value has.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_XDP, name, value, bytes) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn offsets(socket: BorrowedFd<'_>) -> io::Result<libc::xdp_mmap_offsets> {
+    // SAFETY: all zeroes are offsets.
+    let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
+    let mut bytes = libc::socklen_t::try_from(size_of_val(&offsets)).unwrap_or(0);
+    let at = (&raw mut offsets).cast();
+    // SAFETY: the kernel writes at most as many bytes as it is told there are.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_XDP,
+            libc::XDP_MMAP_OFFSETS,
+            at,
+            &raw mut bytes,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(offsets)
+}
+
+impl XdpSocket {
+    /// Binds a socket to a queue of the interface of this number. Its memory is where the calling thread's is.
+    ///
+    /// # Errors
+    /// What the system says: there is no such queue, it is in use, the driver cannot.
+    pub fn bind(interface: u32, queue: u16, copying: Copying, mtu: u16) -> io::Result<Self> {
+        // SAFETY: the descriptor is new.
+        let socket = unsafe {
+            let fd = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let half = u64::from(ENTRIES);
+        let chunk = u64::try_from(CHUNK).unwrap_or(0);
+        let umem = Mapping::anonymous(2 * CHUNK * usize::try_from(ENTRIES).unwrap_or(0))?;
+        let region = libc::xdp_umem_reg {
+            addr: u64::try_from(umem.begin().as_ptr().expose_provenance()).unwrap_or(0),
+            len: u64::try_from(umem.bytes()).unwrap_or(0),
+            chunk_size: u32::try_from(CHUNK).unwrap_or(0),
+            headroom: 0,
+            flags: 0,
+            tx_metadata_len: 0,
+        };
+        let fd = socket.as_fd();
+        option(fd, libc::XDP_UMEM_REG, &region)?;
+        for ring in [
+            libc::XDP_UMEM_FILL_RING,
+            libc::XDP_UMEM_COMPLETION_RING,
+            libc::XDP_RX_RING,
+            libc::XDP_TX_RING,
+        ] {
+            option(fd, ring, &ENTRIES)?;
+        }
+        let offsets = offsets(fd)?;
+        let mut made = Self {
+            rx: Ring::new(fd, RX_PAGE, &offsets.rx, ENTRIES)?,
+            tx: Ring::new(fd, TX_PAGE, &offsets.tx, ENTRIES)?,
+            fill: Ring::new(fd, FILL_PAGE, &offsets.fr, ENTRIES)?,
+            completion: Ring::new(fd, COMPLETION_PAGE, &offsets.cr, ENTRIES)?,
+            free: (half..2 * half).map(|number| number * chunk).collect(),
+            frame: Vec::new(),
+            segment: vec![0; MAX_FRAME],
+            mtu,
+            umem,
+            socket,
+        };
+        for number in 0..half {
+            made.fill.push(number * chunk);
+        }
+        made.fill.publish();
+        made.bind_to(interface, queue, copying)?;
+        Ok(made)
+    }
+
+    fn bind_to(&self, interface: u32, queue: u16, copying: Copying) -> io::Result<()> {
+        let how = match copying {
+            Copying::Any => 0,
+            Copying::Copy => libc::XDP_COPY,
+            Copying::Zero => libc::XDP_ZEROCOPY,
+        };
+        let address = libc::sockaddr_xdp {
+            sxdp_family: u16::try_from(libc::AF_XDP).unwrap_or(0),
+            sxdp_flags: libc::XDP_USE_NEED_WAKEUP | how,
+            sxdp_ifindex: interface,
+            sxdp_queue_id: queue.into(),
+            sxdp_shared_umem_fd: 0,
+        };
+        let bytes = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
+        // SAFETY: the kernel reads as many bytes as the address has.
+        let result =
+            unsafe { libc::bind(self.socket.as_raw_fd(), (&raw const address).cast(), bytes) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Readable when frames wait, writable when there is room.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Takes a frame and puts it, behind a header, into memory. What does not fit is lost.
+    ///
+    /// # Errors
+    /// None of its own.
+    ///
+    /// # Safety
+    /// The memory of the vectors is valid and writable; others may write it meanwhile.
+    pub unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
+        let Some(descriptor) = self.rx.take() else {
+            if self.fill.needs_wakeup() {
+                self.wake()?;
+            }
+            return Ok(None);
+        };
+        let bytes = usize::try_from(descriptor.bytes).unwrap_or(0);
+        let offset = usize::try_from(descriptor.address).unwrap_or(usize::MAX);
+        let mut all = 0;
+        if let Some(frame) = self.umem.at(offset, bytes) {
+            let header = [0_u8; HEADER_BYTES];
+            // SAFETY: the caller vouches for the vectors; the frame lies in the UMEM, where the kernel writes no more until the
+            // chunk is given back.
+            unsafe {
+                all = scatter(
+                    &[(header.as_ptr(), HEADER_BYTES), (frame.as_ptr(), bytes)],
+                    into,
+                );
+            }
+        }
+        // The chunk begins at a multiple of its length (not XDP_UMEM_UNALIGNED_CHUNK_FLAG).
+        let chunk = u64::try_from(CHUNK).unwrap_or(1);
+        self.fill.push(descriptor.address / chunk * chunk);
+        self.fill.publish();
+        Ok(Some(all))
+    }
+
+    /// Takes a frame with its header and sends it: with its checksum, in segments if it is a large one. `false`: there is no room.
+    ///
+    /// # Errors
+    /// The frame asks for what cannot be done.
+    ///
+    /// # Safety
+    /// The memory of the vectors is valid; others may write it meanwhile.
+    pub unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool> {
+        while let Some(address) = self.completion.take() {
+            self.free.push(address);
+        }
+        // SAFETY: as the caller says.
+        unsafe { gather(from, &mut self.frame) };
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
+        let (header, frame) = self
+            .frame
+            .split_at_mut_checked(HEADER_BYTES)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        let header = FrameHeader::read_from_bytes(header)
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // An Ethernet header, and up to two tags, come on top of the MTU.
+        let most = MAX_FRAME.min(usize::from(self.mtu) + 22);
+        match offload::prepare(frame, &header, most).map_err(invalid)? {
+            Outgoing::Whole(frame) => {
+                let Some(address) = self.free.pop() else {
+                    return Ok(false);
+                };
+                put(&self.umem, &mut self.tx, &mut self.free, address, frame);
+            }
+            Outgoing::Segments(mut segments) => {
+                if segments.len() > self.free.len() {
+                    if segments.len() > usize::try_from(ENTRIES).unwrap_or(0) {
+                        return Err(invalid(offload::OffloadError::NoPayload));
+                    }
+                    return Ok(false);
+                }
+                while let Some(bytes) = segments.next_into(&mut self.segment) {
+                    let (Some(address), Some(segment)) =
+                        (self.free.pop(), self.segment.get(..bytes))
+                    else {
+                        break;
+                    };
+                    put(&self.umem, &mut self.tx, &mut self.free, address, segment);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Has the kernel send what waits.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.tx.publish();
+        for _ in 0..CALLS {
+            if self.tx.waiting() == 0 || !self.tx.needs_wakeup() {
+                break;
+            }
+            let before = self.tx.waiting();
+            self.kick()?;
+            if self.tx.waiting() >= before {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Throws away what has come.
+    pub fn discard(&mut self) {
+        // SAFETY: there is no memory.
+        while matches!(unsafe { self.receive(&[]) }, Ok(Some(_))) {}
+    }
+
+    /// Has the kernel send.
+    fn kick(&self) -> io::Result<()> {
+        // SAFETY: there are no bytes and no address.
+        let result = unsafe {
+            libc::sendto(
+                self.socket.as_raw_fd(),
+                std::ptr::null(),
+                0,
+                libc::MSG_DONTWAIT,
+                std::ptr::null(),
+                0,
+            )
+        };
+        busy(result)
+    }
+
+    /// Has the kernel look for chunks to receive into.
+    fn wake(&self) -> io::Result<()> {
+        // SAFETY: there are no bytes and no address.
+        let result = unsafe {
+            libc::recvfrom(
+                self.socket.as_raw_fd(),
+                std::ptr::null_mut(),
+                0,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        };
+        busy(result)
+    }
+}
+
+/// A busy kernel goes on by itself; an interface that is down sends nothing.
+fn busy(result: isize) -> io::Result<()> {
+    if result >= 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS | libc::ENETDOWN | libc::EINTR) => Ok(()),
+        _ => Err(error),
+    }
+}
+
+/// Copies a frame into a chunk and produces its descriptor; there is one for every chunk.
+fn put(umem: &Mapping, tx: &mut Ring<Descriptor>, free: &mut Vec<u64>, address: u64, frame: &[u8]) {
+    let to = usize::try_from(address)
+        .ok()
+        .and_then(|offset| umem.at(offset, frame.len().min(CHUNK)));
+    let (Some(to), Ok(bytes)) = (to, u32::try_from(frame.len().min(CHUNK))) else {
+        return;
+    };
+    // SAFETY: the chunk is ours until it is published, and `at` has found room for the bytes.
+    unsafe { std::ptr::copy_nonoverlapping(frame.as_ptr(), to.as_ptr(), frame.len().min(CHUNK)) };
+    let descriptor = Descriptor {
+        address,
+        bytes,
+        options: 0,
+    };
+    if !tx.push(descriptor) {
+        free.push(address);
+    }
+}
+
+/// Copies bytes, one after the other, into memory; returns how many there was room for.
+///
+/// # Safety
+/// The bytes are valid, the memory of the vectors is valid and writable.
+unsafe fn scatter(from: &[(*const u8, usize)], into: &[libc::iovec]) -> usize {
+    let mut all = 0;
+    let mut rooms = into.iter();
+    let mut room = (std::ptr::null_mut::<u8>(), 0);
+    for (mut at, mut bytes) in from.iter().copied() {
+        while bytes > 0 {
+            if room.1 == 0 {
+                let Some(next) = rooms.next() else {
+                    return all;
+                };
+                room = (next.iov_base.cast(), next.iov_len);
+                continue;
+            }
+            let count = bytes.min(room.1);
+            // SAFETY: both have at least so many bytes, as the caller says.
+            unsafe {
+                std::ptr::copy_nonoverlapping(at, room.0, count);
+                at = at.add(count);
+                room = (room.0.add(count), room.1 - count);
+            }
+            bytes -= count;
+            all += count;
+        }
+    }
+    all
+}
+
+/// Copies memory into a buffer, in place of what was in it.
+///
+/// # Safety
+/// The memory of the vectors is valid.
+unsafe fn gather(from: &[libc::iovec], into: &mut Vec<u8>) {
+    into.clear();
+    for part in from {
+        into.reserve(part.iov_len);
+        // SAFETY: the caller vouches for the memory, and there is room for it.
+        unsafe {
+            let end = into.as_mut_ptr().add(into.len());
+            std::ptr::copy_nonoverlapping(part.iov_base.cast(), end, part.iov_len);
+            into.set_len(into.len() + part.iov_len);
+        }
+    }
+}

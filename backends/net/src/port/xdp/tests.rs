@@ -1,0 +1,230 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::bits::{FrameHeader, HEADER_BYTES, gso, header_flag};
+use crate::flow::parse;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes as _;
+
+/// In a network namespace of this thread: a pair of interfaces, the port's and its peer. `false`: this user may not.
+fn pair(queues: u16) -> bool {
+    // SAFETY: asks for a number.
+    if unsafe { libc::geteuid() } != 0 {
+        return false;
+    }
+    // SAFETY: concerns this thread alone.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+    let ip = |arguments: &str| {
+        let done = Command::new("ip")
+            .args(arguments.split(' '))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(done.status.success(), "ip {arguments}: {said}");
+    };
+    let several = format!("numrxqueues {queues} numtxqueues {queues}");
+    ip(&format!(
+        "link add port {several} type veth peer name peer {several}"
+    ));
+    ip("link set port up");
+    ip("link set peer up");
+    true
+}
+
+/// Everything that comes out at the peer, and frames into it.
+struct Peer(OwnedFd);
+
+impl Peer {
+    fn new() -> Self {
+        // SAFETY: the descriptor is new; the address lives throughout the call.
+        unsafe {
+            let all = u16::try_from(libc::ETH_P_ALL).unwrap().to_be();
+            let fd = libc::socket(
+                libc::AF_PACKET,
+                libc::SOCK_RAW | libc::SOCK_NONBLOCK,
+                all.into(),
+            );
+            let socket = OwnedFd::from_raw_fd(fd);
+            let mut address: libc::sockaddr_ll = std::mem::zeroed();
+            address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
+            address.sll_protocol = all;
+            let index = ask(&socket, "peer", libc::SIOCGIFINDEX).unwrap();
+            address.sll_ifindex = i32::from_ne_bytes(*first(&index));
+            let bytes = u32::try_from(size_of_val(&address)).unwrap();
+            assert_eq!(
+                libc::bind(socket.as_raw_fd(), (&raw const address).cast(), bytes),
+                0
+            );
+            Self(socket)
+        }
+    }
+
+    fn send(&self, frame: &[u8]) {
+        assert_eq!(rustix::io::write(&self.0, frame).unwrap(), frame.len());
+    }
+
+    /// The next frame of TCP or UDP to the given port.
+    fn next(&self, port: u16) -> Vec<u8> {
+        let begin = Instant::now();
+        let mut bytes = [0; 4096];
+        loop {
+            if let Ok(got) = rustix::io::read(&self.0, &mut bytes)
+                && parse(&bytes[..got])
+                    .flow
+                    .is_some_and(|flow| flow.destination_port == port)
+            {
+                return bytes[..got].to_vec();
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20), "nothing came");
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn frame(port: u16, payload: usize) -> Vec<u8> {
+    let mut frame = vec![2; 12];
+    frame.extend([8, 0, 0x45, 0]);
+    frame.extend(u16::try_from(payload + 40).unwrap().to_be_bytes());
+    frame.extend([0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 0, 9]);
+    frame.extend(port.to_be_bytes());
+    frame.extend([0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x10, 1, 0, 0, 0, 0, 0]);
+    frame.extend((0..payload).map(|n| u8::try_from(n % 251).unwrap()));
+    frame
+}
+
+fn vector(bytes: &mut [u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    }
+}
+
+/// Receives the next frame of TCP to the given port, into pieces.
+fn receive(queue: &mut dyn PortQueue, port: u16) -> Vec<u8> {
+    let begin = Instant::now();
+    loop {
+        let (mut a, mut b) = (vec![0; 20], vec![0; 4000]);
+        let vectors = [vector(&mut a), vector(&mut b)];
+        // SAFETY: the vectors are of these buffers.
+        if let Some(bytes) = unsafe { queue.receive(&vectors) }.unwrap() {
+            a.extend(b);
+            a.truncate(bytes);
+            assert_eq!(a[..HEADER_BYTES], [0; HEADER_BYTES]);
+            let frame = a.split_off(HEADER_BYTES);
+            if parse(&frame)
+                .flow
+                .is_some_and(|flow| flow.destination_port == port)
+            {
+                return frame;
+            }
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "nothing came");
+        std::thread::yield_now();
+    }
+}
+
+fn send(queue: &mut dyn PortQueue, header: FrameHeader, frame: &[u8]) -> io::Result<bool> {
+    let mut header = header.as_bytes().to_vec();
+    let mut frame = frame.to_vec();
+    let vectors = [vector(&mut header), vector(&mut frame)];
+    // SAFETY: the vectors are of these buffers.
+    unsafe { queue.send(&vectors) }
+}
+
+#[test]
+fn frames_go_both_ways_and_large_ones_are_cut() {
+    for mode in [Mode::Any, Mode::Native, Mode::Generic, Mode::Copy] {
+        if !pair(1) {
+            eprintln!("needs root: nothing was tested");
+            return;
+        }
+        let peer = Peer::new();
+        let port = Xdp::open("port", 1, mode).unwrap();
+        assert!(port.link_is_up());
+        assert_eq!((port.mtu(), port.queues()), (1500, 1));
+        let mut queue = port.open(0).unwrap();
+        assert!(port.open(0).is_err(), "a queue is for one");
+        // More than the rings have entries, so that chunks come round.
+        for number in 1..5000_u16 {
+            peer.send(&frame(number, usize::from(number % 1400)));
+            assert_eq!(
+                receive(&mut *queue, number),
+                frame(number, usize::from(number % 1400)),
+                "{mode:?}"
+            );
+        }
+        for number in 1..5000_u16 {
+            let bytes = frame(number, usize::from(number % 1400));
+            assert!(send(&mut *queue, FrameHeader::default(), &bytes).unwrap());
+            queue.flush().unwrap();
+            assert_eq!(peer.next(number), bytes, "{mode:?}");
+        }
+        let large = FrameHeader {
+            flags: header_flag::NEEDS_CSUM,
+            gso_type: gso::TCPV4,
+            gso_size: 1000.into(),
+            ..FrameHeader::default()
+        };
+        assert!(send(&mut *queue, large, &frame(7, 60_000)).unwrap());
+        queue.flush().unwrap();
+        let mut payload: Vec<u8> = Vec::new();
+        for _ in 0..60 {
+            payload.extend(&peer.next(7)[54..]);
+        }
+        assert!(payload == frame(7, 60_000)[54..]);
+        let lie = FrameHeader {
+            gso_size: 0.into(),
+            ..large
+        };
+        assert!(send(&mut *queue, lie, &frame(7, 60_000)).is_err());
+        assert!(send(&mut *queue, FrameHeader::default(), &frame(7, 2000)).is_err());
+    }
+}
+
+#[test]
+fn a_queue_that_is_closed_can_be_opened_again_and_the_program_goes_with_the_port() {
+    if !pair(2) {
+        eprintln!("needs root: nothing was tested");
+        return;
+    }
+    let attached = || {
+        let shown = Command::new("ip")
+            .args(["link", "show", "port"])
+            .output()
+            .unwrap();
+        String::from_utf8(shown.stdout).unwrap().contains("xdp")
+    };
+    assert!(!attached());
+    let port = Xdp::open("port", 2, Mode::Any).unwrap();
+    assert!(attached());
+    assert!(
+        Xdp::open("port", 2, Mode::Any).is_err(),
+        "there is a program"
+    );
+    let peer = Peer::new();
+    for number in 1..4 {
+        let mut queue = port.open(0).unwrap();
+        peer.send(&frame(number, 100));
+        // A `veth` of two queues receives on that of the sending processor's; both are open.
+        let mut other = port.open(1).unwrap();
+        let begin = Instant::now();
+        let mut got = false;
+        while !got {
+            for queue in [&mut queue, &mut other] {
+                let mut room = vec![0; 4000];
+                // SAFETY: the vector is of this buffer.
+                let bytes = unsafe { queue.receive(&[vector(&mut room)]) }.unwrap();
+                got |= bytes.is_some_and(|bytes| room[HEADER_BYTES..bytes] == frame(number, 100));
+            }
+            peer.send(&frame(number, 100));
+            assert!(begin.elapsed() < Duration::from_secs(20), "nothing came");
+        }
+    }
+    drop(port);
+    assert!(!attached());
+    assert!(matches!(
+        Xdp::open("nobody", 1, Mode::Any),
+        Err(XdpError::System { .. })
+    ));
+}
