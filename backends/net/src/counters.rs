@@ -38,6 +38,7 @@ counters! {
     tx_invalid: "Frames of the guest that were dropped because they or their headers made no sense.",
     handed_over: "Frames that one queue pair's worker took and another's delivered.",
     rehomed: "Times that a queue pair's worker followed its memory to another node.",
+    commands: "Commands on control queues.",
     kicks: "Notifications of drivers.",
     interrupts: "Notifications to drivers.",
     broken_queues: "Queues that stopped because their driver wrote nonsense.",

@@ -7,6 +7,7 @@ use crate::port::Port;
 use farlane_daemon::limb::Limbs;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
+use farlane_daemon::metrics::Sample;
 use farlane_vhost::bits::feature as common;
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Given, Placement};
@@ -17,8 +18,8 @@ use std::time::Instant;
 
 /// Whoever is to be told of a change.
 pub trait Watcher: Send + Sync {
-    /// The configuration space is another.
-    fn changed(&self);
+    /// The configuration space is another: the link is up, or down.
+    fn changed(&self, up: bool);
 }
 
 /// What moved where, by direction.
@@ -98,6 +99,42 @@ impl Interface {
         self.port.queues()
     }
 
+    /// Its address, as long as no driver sets another.
+    #[must_use]
+    pub fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    /// What the flow table of the VM that is there has done.
+    #[must_use]
+    pub fn flow_samples(&self) -> Option<Vec<Sample<'static>>> {
+        let census = self.table().as_ref().and_then(Weak::upgrade)?.census();
+        let sample = |name, help, value| Sample { name, help, value };
+        Some(vec![
+            sample("flows", "Flows that are known now.", census.flows),
+            sample(
+                "flows_established",
+                "Those of them that are established.",
+                census.established,
+            ),
+            sample(
+                "flow_moves",
+                "Times that a flow began to move to another queue pair.",
+                census.moves,
+            ),
+            sample(
+                "flows_forgotten",
+                "Flows that were forgotten.",
+                census.forgotten,
+            ),
+            sample(
+                "flows_refused",
+                "Flows for which there was no room.",
+                census.refused,
+            ),
+        ])
+    }
+
     /// The features that it offers.
     #[must_use]
     pub fn features(&self) -> u64 {
@@ -110,9 +147,18 @@ impl Interface {
             | feature::MAC
             | feature::STATUS
             | feature::MTU
-            | feature::SPEED_DUPLEX;
+            | feature::SPEED_DUPLEX
+            | feature::CTRL_VQ
+            | feature::CTRL_RX
+            | feature::CTRL_RX_EXTRA
+            | feature::CTRL_VLAN
+            | feature::CTRL_MAC_ADDR
+            | feature::GUEST_ANNOUNCE;
         let both = [
-            (offloads.checksum, feature::CSUM | feature::GUEST_CSUM),
+            (
+                offloads.checksum,
+                feature::CSUM | feature::GUEST_CSUM | feature::CTRL_GUEST_OFFLOADS,
+            ),
             (offloads.tso4, feature::HOST_TSO4 | feature::GUEST_TSO4),
             (offloads.tso6, feature::HOST_TSO6 | feature::GUEST_TSO6),
             (offloads.ecn, feature::HOST_ECN | feature::GUEST_ECN),
@@ -173,7 +219,7 @@ impl Interface {
             log::info!("Interface {}: the link is {state}", self.name);
             let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(watcher) = watcher.as_ref().and_then(Weak::upgrade) {
-                watcher.changed();
+                watcher.changed(up);
             }
         }
     }

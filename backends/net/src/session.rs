@@ -3,9 +3,10 @@
 use crate::bits::{HEADER_BYTES, feature};
 use crate::counters::count;
 use crate::flow::{self, FlowTable};
+use crate::guest::Guest;
 use crate::interface::{Interface, Watcher};
 use crate::port::Offloads;
-use crate::worker::{Pair, Side, Terms, Worker};
+use crate::worker::{ControlWorker, Pair, Side, Terms, Worker};
 use farlane_vhost::bits::feature as common;
 use farlane_vhost::channel::Channel;
 use farlane_vhost::session::{Device, Setup};
@@ -23,11 +24,17 @@ const LEGACY_HEADER_BYTES: usize = HEADER_BYTES - 2;
 const LOOK_AT_MEMORY: Duration = Duration::from_secs(1);
 
 /// The front-end is told of a change.
-struct Changed(Arc<Channel>);
+struct Changed {
+    channel: Arc<Channel>,
+    guest: Arc<Guest>,
+}
 
 impl Watcher for Changed {
-    fn changed(&self) {
-        self.0.config_changed();
+    fn changed(&self, up: bool) {
+        if up {
+            self.guest.announce();
+        }
+        self.channel.config_changed();
     }
 }
 
@@ -41,7 +48,12 @@ struct Used {
 
 /// A queue that is served.
 #[derive(Debug)]
-pub struct Served(u16);
+pub enum Served {
+    /// One of a pair's, by its number.
+    Frames(u16),
+    /// The control queue.
+    Control(ControlWorker),
+}
 
 /// An interface in the hands of a VMM.
 pub struct NetDevice {
@@ -51,6 +63,7 @@ pub struct NetDevice {
     used: Vec<Used>,
     /// None where there is one pair only.
     table: Option<Arc<FlowTable>>,
+    guest: Arc<Guest>,
     placement: Option<(Arc<Placement>, Option<Watch>)>,
     /// Kept for as long as it is to be told.
     _watcher: Arc<dyn Watcher>,
@@ -79,8 +92,6 @@ impl NetDevice {
     /// Too many open files.
     pub fn new(interface: Arc<Interface>, channel: &Arc<Channel>) -> io::Result<Self> {
         interface.look();
-        let watcher: Arc<dyn Watcher> = Arc::new(Changed(Arc::clone(channel)));
-        interface.watch(Arc::downgrade(&watcher));
         count(&interface.counters.connections, 1);
         let count = interface.pairs();
         let pairs = (0..count).map(|index| Pair::new(index).map(Arc::new));
@@ -95,11 +106,18 @@ impl NetDevice {
             table.port_steers(spread);
             Arc::new(table)
         });
+        let guest = Arc::new(Guest::new(Arc::clone(&interface), table.clone()));
+        let watcher: Arc<dyn Watcher> = Arc::new(Changed {
+            channel: Arc::clone(channel),
+            guest: Arc::clone(&guest),
+        });
+        interface.watch(Arc::downgrade(&watcher));
         *interface.table() = table.as_ref().map(Arc::downgrade);
         Ok(Self {
             pairs: pairs.collect::<io::Result<_>>()?,
             used: (0..count).map(|_| Used::default()).collect(),
             table,
+            guest,
             features: 0,
             placement: None,
             _watcher: watcher,
@@ -115,10 +133,7 @@ impl NetDevice {
     fn pairs_changed(&self) {
         let served = self.used.iter().take_while(|used| used.serves[0]).count();
         let served = u16::try_from(served).unwrap_or(u16::MAX);
-        if let Some(table) = &self.table {
-            table.set_queues(served);
-            self.interface.port.spread(served.max(1));
-        }
+        self.guest.set_served(served);
     }
 
     fn offloads(&self, checksum: u64, tso4: u64, tso6: u64, ecn: u64) -> Offloads {
@@ -146,17 +161,7 @@ impl NetDevice {
                 feature::HOST_TSO6,
                 feature::HOST_ECN,
             ),
-            takes: self.takes(),
         }
-    }
-
-    fn takes(&self) -> Offloads {
-        self.offloads(
-            feature::GUEST_CSUM,
-            feature::GUEST_TSO4,
-            feature::GUEST_TSO6,
-            feature::GUEST_ECN,
-        )
     }
 }
 
@@ -168,7 +173,7 @@ impl Device for NetDevice {
     }
 
     fn queues(&self) -> u16 {
-        2 * self.interface.pairs()
+        2 * self.interface.pairs() + 1
     }
 
     fn features(&self) -> u64 {
@@ -177,16 +182,14 @@ impl Device for NetDevice {
 
     fn negotiated(&mut self, features: u64) {
         self.features = features;
-        if let Err(e) = self.interface.port.set_guest_offloads(self.takes()) {
-            log::warn!(
-                "Interface {}: offloads are not set: {e}",
-                self.interface.name
-            );
-        }
+        self.guest.negotiated(features);
     }
 
     fn config(&self) -> Vec<u8> {
-        self.interface.config().as_bytes().to_vec()
+        let mut config = self.interface.config();
+        config.mac = self.guest.mac();
+        config.status = (config.status.get() | self.guest.status()).into();
+        config.as_bytes().to_vec()
     }
 
     fn set_config(&mut self, _offset: u32, _bytes: &[u8]) -> Result<()> {
@@ -194,8 +197,12 @@ impl Device for NetDevice {
     }
 
     fn start(&mut self, queue: Setup) -> io::Result<Served> {
+        if queue.index == 2 * self.interface.pairs() {
+            let (guest, interface) = (Arc::clone(&self.guest), Arc::clone(&self.interface));
+            return ControlWorker::start(queue, guest, interface).map(Served::Control);
+        }
         let (index, side) = (queue.index, side_of(queue.index));
-        let terms = self.terms();
+        let (terms, guest) = (self.terms(), Arc::clone(&self.guest));
         let interface = Arc::clone(&self.interface);
         if self.placement.is_none() {
             let placement = interface.place(&queue.space);
@@ -216,18 +223,22 @@ impl Device for NetDevice {
                 let limb = limbs.all().get(limbs.index_of(node));
                 let limb = limb.ok_or(io::ErrorKind::NotFound)?;
                 let table = self.table.as_ref();
-                let worker = Worker::start(&interface, &self.pairs, pair, limb, placement, table)?;
+                let parts = (guest, table.cloned());
+                let worker = Worker::start(&interface, &self.pairs, pair, limb, placement, parts)?;
                 used.worker.insert(worker)
             }
         };
         worker.begin(side, queue, terms);
         used.serves[usize::from(index % 2)] = true;
         self.pairs_changed();
-        Ok(Served(index))
+        Ok(Served::Frames(index))
     }
 
     fn stop(&mut self, served: Served) -> u16 {
-        let index = served.0;
+        let index = match served {
+            Served::Frames(index) => index,
+            Served::Control(worker) => return worker.stop(),
+        };
         let Some(used) = self.used.get_mut(usize::from(index / 2)) else {
             return 0;
         };

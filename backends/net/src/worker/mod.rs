@@ -5,14 +5,18 @@
 //! something.
 
 mod buffers;
+mod control;
 mod end;
+mod homing;
 pub mod mailbox;
 mod pair;
 mod receive;
 mod transmit;
 
+use crate::control::filter::Filter;
 use crate::counters::count;
 use crate::flow::FlowTable;
+use crate::guest::Guest;
 use crate::interface::Interface;
 use crate::port::{Offloads, PortQueue};
 use buffers::Places;
@@ -23,7 +27,9 @@ use farlane_file_io::idle::{Idle, Rest};
 use farlane_vhost::chain::ChainError;
 use farlane_vhost::vring::RingError;
 use farlane_zero_copy::placement::Placement;
+use farlane_zero_copy::topology::Node;
 use farlane_zero_copy::{AddressSpaceError, chain, timeslice};
+use homing::Homing;
 use receive::Receive;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
@@ -32,6 +38,7 @@ use std::time::Duration;
 use thiserror::Error;
 use transmit::Transmit;
 
+pub use control::ControlWorker;
 pub use pair::{Command, Handed, Pair, Side, Worker};
 
 /// Most frames that are moved one way in one turn.
@@ -60,8 +67,6 @@ pub struct Terms {
     pub mergeable: bool,
     /// What frames of the guest may ask for.
     pub sends: Offloads,
-    /// What frames for the guest may ask of it.
-    pub takes: Offloads,
 }
 
 /// Why a queue cannot go on.
@@ -82,6 +87,7 @@ pub(super) struct Parts {
     pub interface: Arc<Interface>,
     pub pair: Arc<Pair>,
     pub pairs: Arc<[Arc<Pair>]>,
+    pub guest: Arc<Guest>,
     pub table: Option<Arc<FlowTable>>,
     pub limb: Limb,
     pub placement: Arc<Placement>,
@@ -94,6 +100,11 @@ struct Engine {
     pair: Arc<Pair>,
     /// All of them, by number.
     pairs: Arc<[Arc<Pair>]>,
+    guest: Arc<Guest>,
+    /// What it has set, and as of which change.
+    filter: Option<Arc<Filter>>,
+    takes: Offloads,
+    changes: u64,
     /// None where there is one pair only.
     table: Option<Arc<FlowTable>>,
     limb: Limb,
@@ -104,6 +115,8 @@ struct Engine {
     receive: Option<Receive>,
     transmit: Option<Transmit>,
     idle: Idle,
+    /// None where the machine has one node.
+    homing: Option<Homing>,
     /// Microseconds since it began, as of this turn.
     now_us: u64,
     last_tick_us: u64,
@@ -123,11 +136,16 @@ pub(super) fn work(parts: Parts) {
         log::debug!("No short time slices: {e}");
     }
     let generation = parts.placement.generation();
+    let several_nodes = parts.interface.limbs.all().len() > 1;
     Engine {
         places: Places::new(parts.placement.map()),
         interface: parts.interface,
         pair: parts.pair,
         pairs: parts.pairs,
+        changes: parts.guest.changes(),
+        filter: parts.guest.filter(),
+        takes: parts.guest.takes(),
+        guest: parts.guest,
         table: parts.table,
         limb: parts.limb,
         placement: parts.placement,
@@ -136,6 +154,7 @@ pub(super) fn work(parts: Parts) {
         receive: None,
         transmit: None,
         idle: Idle::new(true),
+        homing: several_nodes.then(Homing::default),
         now_us: 0,
         last_tick_us: 0,
     }
@@ -170,6 +189,12 @@ impl Engine {
                 }
             }
             self.look_at_places();
+            let changes = self.guest.changes();
+            if changes != self.changes {
+                self.changes = changes;
+                self.filter = self.guest.filter();
+                self.takes = self.guest.takes();
+            }
             let turn = self.turn();
             if turn.worked {
                 self.idle.worked();
@@ -246,8 +271,10 @@ impl Engine {
 
     fn turn(&mut self) -> Turn {
         let mut turn = Turn::default();
-        if let Some(table) = &self.table {
+        if self.table.is_some() || self.homing.is_some() {
             self.now_us = self.interface.now_us();
+        }
+        if let Some(table) = &self.table {
             if self.now_us.wrapping_sub(self.last_tick_us) >= TICK_US {
                 self.last_tick_us = self.now_us;
                 table.tick(self.now_us);
@@ -269,6 +296,7 @@ impl Engine {
         let result = self.receive_frames();
         turn.worked |= matches!(result, Ok(true));
         self.after(Side::Receive, result.map(drop));
+        self.go_home();
         if let Some(transmit) = &mut self.transmit {
             show(&self.interface, &mut transmit.end);
             if turn.worked && transmit.end.turned() {
@@ -289,6 +317,30 @@ impl Engine {
             }
         }
         turn
+    }
+
+    /// Follows the pair's memory to another node.
+    fn go_home(&mut self) {
+        let Some(homing) = &mut self.homing else {
+            return;
+        };
+        let transmitted = self
+            .transmit
+            .as_mut()
+            .map(|transmit| transmit.moved.drain(..));
+        let received = self.receive.as_mut().map(|receive| receive.moved.drain(..));
+        let transmitted = transmitted.into_iter().flatten();
+        for (node, bytes) in transmitted.chain(received.into_iter().flatten()) {
+            homing.moved(node, bytes);
+        }
+        let limbs = &self.interface.limbs;
+        if let Some(node) = homing.decide(self.limb.node(), self.now_us)
+            && let Some(limb) = limbs.all().get(limbs.index_of(node))
+        {
+            limb.enter();
+            self.limb = limb.clone();
+            count(&self.interface.counters.rehomed, 1);
+        }
     }
 
     /// There was nothing to do.
@@ -401,6 +453,14 @@ fn show(interface: &Interface, end: &mut End) {
                 chain(&e)
             );
         }
+    }
+}
+
+/// Notes where bytes lie that were moved.
+fn note(moved: &mut Vec<(Node, u64)>, node: Node, bytes: u64) {
+    match moved.iter_mut().find(|(other, _)| *other == node) {
+        Some((_, sum)) => *sum += bytes,
+        None => moved.push((node, bytes)),
     }
 }
 

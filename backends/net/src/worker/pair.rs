@@ -4,6 +4,7 @@ use super::mailbox::{Bell, Mailbox, Weighs};
 use super::{Parts, Terms, work};
 use crate::bits::FrameHeader;
 use crate::flow::{FlowTable, Task};
+use crate::guest::Guest;
 use crate::interface::Interface;
 use farlane_daemon::limb::Limb;
 use farlane_vhost::session::Setup;
@@ -194,14 +195,15 @@ impl Worker {
         pair: &Arc<Pair>,
         limb: &Limb,
         placement: &Arc<Placement>,
-        table: Option<&Arc<FlowTable>>,
+        (guest, table): (Arc<Guest>, Option<Arc<FlowTable>>),
     ) -> io::Result<Self> {
         let port = interface.port.open(pair.index)?;
         let parts = Parts {
             interface: Arc::clone(interface),
             pair: Arc::clone(pair),
             pairs: Arc::clone(pairs),
-            table: table.cloned(),
+            guest,
+            table,
             limb: limb.clone(),
             placement: Arc::clone(placement),
             port,

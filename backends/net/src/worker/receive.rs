@@ -6,12 +6,13 @@
 use super::buffers::{Buffers, copy_in, copy_out};
 use super::end::End;
 use super::pair::Handed;
-use super::{AT_ONCE, Broken, Engine, Terms, port_failed, vector};
+use super::{AT_ONCE, Broken, Engine, Places, Terms, note, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::counters::count;
 use crate::flow::{PARSE_BYTES, Route, Task, Ticket, parse};
 use crate::header::{MAX_FRAME, received};
 use crate::interface::Interface;
+use crate::port::Offloads;
 use farlane_zero_copy::topology::Node;
 use std::collections::VecDeque;
 use zerocopy::{FromZeros as _, IntoBytes as _};
@@ -35,6 +36,8 @@ pub(super) struct Receive {
     /// There were too few buffers for the last frame.
     hungry: bool,
     expected: usize,
+    /// Where bytes lie that were moved since somebody looked.
+    pub moved: Vec<(Node, u64)>,
     /// Where the end of a frame goes that is larger than expected.
     scratch: Box<[u8]>,
     vectors: Vec<libc::iovec>,
@@ -73,6 +76,7 @@ impl Receive {
             held: VecDeque::new(),
             hungry: false,
             expected: LEAST_EXPECTED,
+            moved: Vec::new(),
             scratch: vec![0; MAX_FRAME].into(),
             vectors: Vec::new(),
         }
@@ -110,8 +114,8 @@ impl Receive {
     fn place(
         &mut self,
         interface: &Interface,
-        places: &super::Places,
-        limb: Node,
+        (places, limb): (&Places, Node),
+        takes: Offloads,
         header: FrameHeader,
         there: usize,
         rest: &[u8],
@@ -129,15 +133,18 @@ impl Receive {
         }
         copy_in(self.buffers.pieces(header_bytes + there), rest);
         let count = self.buffers.count_for(total);
-        let header = received(header, self.terms.takes, count);
+        let header = received(header, takes, count);
         let bytes = header.as_bytes();
         copy_in(
             self.buffers.pieces(0),
             bytes.get(..header_bytes).unwrap_or(bytes),
         );
         let locality = &interface.locality.receive;
+        let moved = &mut self.moved;
         self.buffers.use_up(&mut self.end, total, |node, bytes| {
-            locality.add(node, limb, 0, u64::try_from(bytes).unwrap_or(0));
+            let bytes = u64::try_from(bytes).unwrap_or(0);
+            locality.add(node, limb, 0, bytes);
+            note(moved, node, bytes);
         })?;
         Ok(Placed::Yes)
     }
@@ -163,6 +170,7 @@ struct Tally {
     bytes: u64,
     dropped: u64,
     too_large: u64,
+    filtered: u64,
     handed_over: u64,
 }
 
@@ -198,6 +206,7 @@ impl Engine {
             (&counters.rx_bytes, tally.bytes),
             (&counters.rx_dropped, tally.dropped),
             (&counters.rx_too_large, tally.too_large),
+            (&counters.rx_filtered, tally.filtered),
             (&counters.handed_over, tally.handed_over),
         ] {
             if value > 0 {
@@ -337,12 +346,11 @@ impl Engine {
             receive.waiting.push_back(frame);
             return Ok(false);
         }
-        let node = self.limb.node();
         let before = receive.end.progress.next_used;
         let placed = receive.place(
             &self.interface,
-            &self.places,
-            node,
+            (&self.places, self.limb.node()),
+            self.takes,
             frame.header,
             0,
             &frame.bytes,
@@ -438,29 +446,41 @@ impl Engine {
     ) -> Result<(), Broken> {
         let header_bytes = receive.terms.header_bytes;
         let frame = there + rest.len();
-        let route = match &self.table {
-            None => Route::Deliver,
-            Some(table) => {
-                // The guest may write its buffers: what decides is a copy.
-                let mut prefix = [0; PARSE_BYTES];
-                let length = frame.min(PARSE_BYTES);
-                let prefix = prefix.get_mut(..length).unwrap_or_default();
-                let (front, back) = prefix.split_at_mut(there.min(length));
-                copy_out(receive.buffers.pieces(header_bytes), front);
-                let back_bytes = back.len();
-                back.copy_from_slice(rest.get(..back_bytes).unwrap_or_default());
-                let parsed = parse(prefix);
-                let buffers = receive.buffers.count_for(header_bytes + frame).max(1);
-                let next = self.pair.position() + u64::from(buffers);
-                table.received(self.pair.index, &parsed, next, self.now_us)
+        let route = if self.table.is_none() && self.filter.is_none() {
+            Route::Deliver
+        } else {
+            // The guest may write its buffers: what decides is a copy.
+            let mut prefix = [0; PARSE_BYTES];
+            let length = frame.min(PARSE_BYTES);
+            let prefix = prefix.get_mut(..length).unwrap_or_default();
+            let (front, back) = prefix.split_at_mut(there.min(length));
+            copy_out(receive.buffers.pieces(header_bytes), front);
+            let back_bytes = back.len();
+            back.copy_from_slice(rest.get(..back_bytes).unwrap_or_default());
+            if self
+                .filter
+                .as_ref()
+                .is_some_and(|filter| !filter.admits(prefix))
+            {
+                tally.filtered += 1;
+                return Ok(());
+            }
+            match &self.table {
+                None => Route::Deliver,
+                Some(table) => {
+                    let parsed = parse(prefix);
+                    let buffers = receive.buffers.count_for(header_bytes + frame).max(1);
+                    let next = self.pair.position() + u64::from(buffers);
+                    table.received(self.pair.index, &parsed, next, self.now_us)
+                }
             }
         };
         match route {
             Route::Deliver => {
-                let node = self.limb.node();
                 let before = receive.end.progress.next_used;
-                let interface = &self.interface;
-                let placed = receive.place(interface, &self.places, node, header, there, rest)?;
+                let (interface, takes) = (&self.interface, self.takes);
+                let places = (&self.places, self.limb.node());
+                let placed = receive.place(interface, places, takes, header, there, rest)?;
                 tally.add(&placed, frame);
                 match placed {
                     Placed::Yes => self.moved_on(receive, before),

@@ -2,13 +2,14 @@
 
 use super::buffers::{MAX_PIECES, Piece, copy_out, resolve};
 use super::end::End;
-use super::{AT_ONCE, Broken, Engine, Terms, port_failed, vector};
+use super::{AT_ONCE, Broken, Engine, Terms, note, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::counters::count;
 use crate::flow::{PARSE_BYTES, parse};
 use crate::header::{MAX_FRAME, check_sent};
 use farlane_daemon::warn_limited;
 use farlane_vhost::chain::Chain;
+use farlane_zero_copy::topology::Node;
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
 /// A transmit queue in use.
@@ -17,6 +18,8 @@ pub(super) struct Transmit {
     terms: Terms,
     /// The port has no room.
     pub blocked: bool,
+    /// Where bytes lie that were moved since somebody looked.
+    pub moved: Vec<(Node, u64)>,
     chain: Chain,
     pieces: Vec<Piece>,
     vectors: Vec<libc::iovec>,
@@ -44,6 +47,7 @@ impl Transmit {
             end,
             terms,
             blocked: false,
+            moved: Vec::new(),
             chain: Chain::default(),
             pieces: Vec::new(),
             vectors: Vec::new(),
@@ -136,7 +140,7 @@ fn send(
     interface: &crate::interface::Interface,
     port: &mut dyn crate::port::PortQueue,
     transmit: &mut Transmit,
-    limb: farlane_zero_copy::topology::Node,
+    limb: Node,
 ) -> Sent {
     let header_bytes = transmit.terms.header_bytes;
     let total = transmit
@@ -182,6 +186,7 @@ fn send(
             for piece in &transmit.pieces {
                 let bytes = u64::try_from(piece.bytes).unwrap_or(0);
                 interface.locality.transmit.add(piece.node, limb, 0, bytes);
+                note(&mut transmit.moved, piece.node, bytes);
             }
             Sent::Yes(frame)
         }

@@ -1,0 +1,205 @@
+//! The thread that serves a control queue.
+
+use super::Broken;
+use super::end::End;
+use super::mailbox::Bell;
+use crate::control::request::{ERR, MAX_COMMAND_BYTES, OK};
+use crate::counters::count;
+use crate::guest::Guest;
+use crate::interface::Interface;
+use farlane_daemon::warn_limited;
+use farlane_vhost::chain::Chain;
+use farlane_vhost::segment::total;
+use farlane_vhost::session::Setup;
+use farlane_vhost::vring::Rings;
+use farlane_zero_copy::chain;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// Commands that are done before it looks whether it is to stop.
+const AT_ONCE: usize = 16;
+/// How often a queue is looked at whose driver never tells.
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+
+/// A control queue that is served.
+#[derive(Debug)]
+pub struct ControlWorker {
+    stop: Arc<Stop>,
+    thread: JoinHandle<u16>,
+}
+
+#[derive(Debug)]
+struct Stop {
+    bell: Bell,
+    stopping: AtomicBool,
+}
+
+impl ControlWorker {
+    /// Starts to serve a control queue.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn start(setup: Setup, guest: Arc<Guest>, interface: Arc<Interface>) -> io::Result<Self> {
+        let stop = Arc::new(Stop {
+            bell: Bell::new()?,
+            stopping: AtomicBool::new(false),
+        });
+        if setup.next_available == 0 {
+            // A driver that begins. One that was only paused goes on with what it has set.
+            guest.begin_control();
+        }
+        let thread = std::thread::Builder::new()
+            .name("control".to_owned())
+            .spawn({
+                let stop = Arc::clone(&stop);
+                move || {
+                    Engine {
+                        end: End::new(setup),
+                        guest,
+                        interface,
+                        chain: Chain::default(),
+                        request: Vec::new(),
+                    }
+                    .run(&stop)
+                }
+            })?;
+        Ok(Self { stop, thread })
+    }
+
+    /// Stops to; returns where the next one begins.
+    #[must_use]
+    pub fn stop(self) -> u16 {
+        self.stop.stopping.store(true, Ordering::SeqCst);
+        self.stop.bell.ring();
+        self.thread.join().unwrap_or_else(|_| {
+            log::error!("A control queue's worker has panicked");
+            0
+        })
+    }
+}
+
+struct Engine {
+    end: End,
+    guest: Arc<Guest>,
+    interface: Arc<Interface>,
+    chain: Chain,
+    request: Vec<u8>,
+}
+
+impl Engine {
+    fn run(&mut self, stop: &Stop) -> u16 {
+        if let Err(e) = self.end.begin() {
+            self.breaks(&e);
+        }
+        while !stop.stopping.load(Ordering::SeqCst) {
+            let worked = if self.end.broken {
+                false
+            } else {
+                self.serve().unwrap_or_else(|e| {
+                    self.breaks(&e);
+                    false
+                })
+            };
+            if !worked {
+                self.sleep(stop);
+            }
+        }
+        self.end.progress.next_available
+    }
+
+    fn breaks(&mut self, why: &Broken) {
+        if self.end.breaks() {
+            count(&self.interface.counters.broken_queues, 1);
+            let name = &self.interface.name;
+            warn_limited!(
+                self.interface.limit,
+                "Interface {name}, control queue: {}",
+                chain(why)
+            );
+        }
+    }
+
+    /// Does commands. Returns whether there were any.
+    fn serve(&mut self) -> Result<bool, Broken> {
+        let rings = self.end.rings()?;
+        let mut worked = false;
+        for _ in 0..AT_ONCE {
+            let Some(head) = self.end.progress.take(&rings)? else {
+                break;
+            };
+            worked = true;
+            self.chain.follow(&rings, head)?;
+            let written = self.answer(&rings)?;
+            self.end.progress.put(&rings, head, written);
+        }
+        if self.end.show()? {
+            count(&self.interface.counters.interrupts, 1);
+        }
+        Ok(worked)
+    }
+
+    /// Does the command of a chain. Returns the bytes written.
+    fn answer(&mut self, rings: &Rings) -> Result<u32, Broken> {
+        let Some(ack) = self.chain.writable.first() else {
+            return Err(Broken::Buffer { pieces: 0, room: 0 });
+        };
+        let bytes = total(&self.chain.readable);
+        let fits = usize::try_from(bytes).is_ok_and(|bytes| bytes <= MAX_COMMAND_BYTES);
+        let result = if fits {
+            self.request.clear();
+            for segment in &self.chain.readable {
+                let at = self.request.len();
+                let length = usize::try_from(segment.bytes).unwrap_or(0);
+                self.request.resize(at + length, 0);
+                let part = self.request.get_mut(at..).unwrap_or_default();
+                rings.view().read(segment.address, part)?;
+            }
+            self.guest.command(&self.request).map_err(|e| e.to_string())
+        } else {
+            Err(format!("A command of {bytes} bytes"))
+        };
+        count(&self.interface.counters.commands, 1);
+        let ack_byte = match result {
+            Ok(()) => OK,
+            Err(e) => {
+                log::debug!("Interface {}, control queue: {e}", self.interface.name);
+                ERR
+            }
+        };
+        rings.view().write(ack.address, &[ack_byte])?;
+        Ok(1)
+    }
+
+    fn sleep(&mut self, stop: &Stop) {
+        let takes = !self.end.broken;
+        if takes {
+            match self.end.arm(0) {
+                Ok(false) => (),
+                Ok(true) => return,
+                Err(e) => return self.breaks(&e.into()),
+            }
+        }
+        stop.bell.about_to_sleep();
+        if !stop.stopping.load(Ordering::SeqCst) {
+            self.end.forget();
+            let mut fds = vec![PollFd::from_borrowed_fd(stop.bell.fd(), PollFlags::IN)];
+            let kick = self.end.kick().filter(|_| takes);
+            fds.extend(kick.map(|kick| PollFd::from_borrowed_fd(kick, PollFlags::IN)));
+            let never_tells = takes && kick.is_none();
+            let _ = poll(&mut fds, never_tells.then_some(&LOOK));
+        }
+        stop.bell.awake();
+        if self.end.take_kick() {
+            count(&self.interface.counters.kicks, 1);
+        }
+        if takes && let Err(e) = self.end.disarm() {
+            self.breaks(&e.into());
+        }
+    }
+}
