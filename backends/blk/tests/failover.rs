@@ -8,9 +8,9 @@ mod common;
 
 use common::vmm::{DATA, Vm};
 use common::{Daemon, make_disk, wait_until};
-use std::fs::File;
+use std::fs::{File, create_dir_all, write};
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -248,6 +248,85 @@ fn a_vmm_that_goes_away_while_requests_wait_is_followed_by_the_next() {
     let _frontend = vm.boot(&folder.path().join("socket"));
     loops.iter().for_each(Loop::give_back);
     assert_eq!(vm.does(0, 4096, DATA, 4096), 0);
+    drop(daemon);
+}
+
+/// Describes a loop device as the namespace of a drive's controller behind a PCI function.
+fn describe(root: &Path, function: &str, node: u32, device: &Path) {
+    let name = device.file_name().unwrap();
+    let function = root.join(format!("devices/pci0000:00/{function}"));
+    let namespace = function.join("nvme/nvme0").join(name);
+    create_dir_all(&namespace).unwrap();
+    write(function.join("numa_node"), format!("{node}\n")).unwrap();
+    write(namespace.join("wwid"), "eui.0025385b71b1d5a0\n").unwrap();
+    let number = std::fs::metadata(device).unwrap().rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    for (folder, name) in [
+        ("dev/block", format!("{major}:{minor}")),
+        ("class/block", name.to_str().unwrap().to_owned()),
+    ] {
+        create_dir_all(root.join(folder)).unwrap();
+        symlink(&namespace, root.join(folder).join(name)).unwrap();
+    }
+}
+
+/// It has been pulled: nothing describes it any more.
+fn forget(root: &Path, device: &Path) {
+    std::fs::remove_file(root.join("class/block").join(device.file_name().unwrap())).unwrap();
+}
+
+#[test]
+fn a_drive_that_is_plugged_in_again_is_found_under_another_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = make_disk(folder.path(), DISK);
+    let disk = folder.path().join("disk");
+    let attached = [0; 3].map(|_| Loop::attach(&disk));
+    let [Some(one), Some(two), Some(three)] = attached else {
+        return;
+    };
+    let root = folder.path().join("sysfs");
+    describe(&root, "0000:20:00.0", 0, &one.device);
+    describe(&root, "0000:40:00.0", 1, &two.device);
+    let socket = folder.path().join("socket");
+    let given = format!(
+        "socket={},path={},paths=auto,serial=S",
+        socket.display(),
+        one.device.display()
+    );
+    let sysfs = root.display().to_string();
+    let daemon = Daemon::with(folder.path(), &["--disk", &given, "--sysfs", &sysfs]);
+    let name = |path: &Loop| {
+        path.device
+            .file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned()
+    };
+    let (one_name, two_name) = (name(&one), name(&two));
+    let up = |name: &str, node: &str| {
+        let labels = [("disk", "S"), ("path", name), ("node", node)];
+        daemon.labelled("path_up", &labels) == 1
+    };
+    assert!(up(&one_name, "0") && up(&two_name, "1"));
+    let mut vm = Vm::new();
+    let _frontend = vm.boot(&socket);
+    // The first fails, then the second: the disk is only there if that one has come back under its new name.
+    two.pull(1);
+    forget(&root, &two.device);
+    one.pull(2);
+    vm.put(DATA, &[7; 4096]);
+    vm.request(0, 1, 0, DATA, 4096);
+    vm.publish(&[0], true);
+    wait_until(|| !up(&one_name, "0") && !up(&two_name, "1"));
+    assert!(vm.used().is_empty());
+    describe(&root, "0000:40:00.0", 1, &three.device);
+    assert_eq!(vm.wait_used(1)[0].2, 0);
+    wait_until(|| up(&two_name, "1"));
+    assert!(!up(&one_name, "0"));
+    let mut found = [0; 4096];
+    file.read_exact_at(&mut found, 0).unwrap();
+    assert_eq!(found, [7; 4096]);
     drop(daemon);
 }
 

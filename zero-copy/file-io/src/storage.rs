@@ -114,6 +114,18 @@ impl Storage {
     /// # Errors
     /// See [`StorageError`].
     pub fn open(path: &Path, read_only: bool) -> Result<Self, StorageError> {
+        Self::open_within(path, read_only, PATIENCE)
+    }
+
+    /// The same, without patience for who has it now.
+    ///
+    /// # Errors
+    /// See [`StorageError`].
+    pub fn open_now(path: &Path, read_only: bool) -> Result<Self, StorageError> {
+        Self::open_within(path, read_only, Duration::ZERO)
+    }
+
+    fn open_within(path: &Path, read_only: bool, patience: Duration) -> Result<Self, StorageError> {
         let fail = |what| failed(what, path);
         let stat = rustix::fs::stat(path).map_err(fail("examine"))?;
         let kind = FileType::from_raw_mode(stat.st_mode);
@@ -125,15 +137,15 @@ impl Storage {
             _ => return Err(StorageError::Kind(path.to_owned())),
         };
         let flags = flags(read_only) | exclusive;
-        let file =
-            patiently(|| rustix::fs::open(path, flags, Mode::empty())).map_err(fail("open"))?;
+        let file = patiently(patience, || rustix::fs::open(path, flags, Mode::empty()))
+            .map_err(fail("open"))?;
         if kind == FileType::RegularFile {
             let lock = if read_only {
                 FlockOperation::NonBlockingLockShared
             } else {
                 FlockOperation::NonBlockingLockExclusive
             };
-            patiently(|| rustix::fs::flock(&file, lock)).map_err(fail("lock"))?;
+            patiently(patience, || rustix::fs::flock(&file, lock)).map_err(fail("lock"))?;
         }
         let system = rustix::fs::fstatfs(&file).map_err(fail("examine"))?;
         // What is open, not what had that name a moment ago.
@@ -211,8 +223,11 @@ fn failed(what: &'static str, path: &Path) -> impl Fn(rustix::io::Errno) -> Stor
 
 /// Tries again for a while what somebody else still keeps from being done. A predecessor that was
 /// killed lets go of its files some time after its end: the kernel winds up its `io_uring` first.
-fn patiently<T>(mut attempt: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-    let until = Instant::now() + PATIENCE;
+fn patiently<T>(
+    patience: Duration,
+    mut attempt: impl FnMut() -> rustix::io::Result<T>,
+) -> rustix::io::Result<T> {
+    let until = Instant::now() + patience;
     loop {
         match attempt() {
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::BUSY) if Instant::now() < until => {

@@ -29,6 +29,7 @@ const FIRST_MARK: u64 = 1;
 /// System calls that look after several paths.
 pub const SYSTEM_CALLS: &[libc::c_long] = &[
     // Failed paths are opened again, and the kernel is asked where they lead.
+    libc::SYS_open,
     libc::SYS_openat,
     libc::SYS_access,
     libc::SYS_getdents64,

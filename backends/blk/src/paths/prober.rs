@@ -7,6 +7,7 @@ use super::{DiskPath, Paths};
 use farlane_daemon::log_limited;
 use farlane_file_io::bounce::Bounce;
 use farlane_file_io::storage::{Place, Storage, size};
+use farlane_zero_copy::chain;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -127,7 +128,10 @@ impl Paths {
                     path.replace(storage);
                     return true;
                 }
-                Err(e) => log::debug!("Path {}: {}: {e}", path.name, device.display()),
+                Err(e) => {
+                    let (name, device) = (&path.name, device.display());
+                    log::debug!("Path {name} is not back as {device}: {}", chain(&e));
+                }
             }
         }
         false
@@ -157,7 +161,7 @@ impl Paths {
             // It may have got the name of a device that another path has.
             return Err(io::Error::other("that is another path"));
         }
-        let storage = Storage::open(device, self.read_only).map_err(io::Error::other)?;
+        let storage = Storage::open_now(device, self.read_only).map_err(io::Error::other)?;
         let identity = Identity::of(&self.sysfs, storage.place);
         let known = (self.blocks.as_deref(), self.bytes.load(Ordering::Relaxed));
         let found = (identity.blocks.as_deref(), storage.bytes);

@@ -168,14 +168,16 @@ impl Engine {
                 errno => return self.refused(slot, request, errno),
             },
         };
+        let has_data = matches!(request.work, Work::Read(_) | Work::Write(_));
         let writes = !matches!(request.work, Work::Read(_) | Work::Flush) && !request.syncing;
         if writes
+            && (moved > 0 || !has_data)
             && self.paths.several()
             && let Some(path) = self.paths.get(request.path)
         {
             path.wrote();
         }
-        if moved > 0 || !matches!(request.work, Work::Read(_) | Work::Write(_)) {
+        if moved > 0 || !has_data {
             self.succeeded(request);
         }
         match &request.work {
