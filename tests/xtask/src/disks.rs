@@ -23,8 +23,16 @@ pub struct Disks {
 #[derive(Clone, Debug)]
 pub struct Disk {
     name: String,
-    path: PathBuf,
+    paths: Paths,
     keys: String,
+}
+
+/// What holds a disk.
+#[derive(Clone, Debug)]
+enum Paths {
+    One(PathBuf),
+    /// One on each of these nodes, with its name.
+    OnNodes(Vec<(u32, PathBuf, String)>),
 }
 
 /// A daemon that serves disks. It can be killed, and started again with the same words.
@@ -69,13 +77,21 @@ impl Disks {
         let mut made = vec![metrics.clone()];
         for disk in disks {
             let socket = socket(run, &disk.name);
-            let (path, serial, keys) = (disk.path.display(), &disk.name, &disk.keys);
-            let disk = format!(
-                "socket={},path={path},serial={serial}{keys}",
-                socket.display()
-            );
-            all.extend(["--disk".into(), disk.into()]);
+            let (serial, keys) = (&disk.name, &disk.keys);
+            let path = match &disk.paths {
+                Paths::One(path) => format!(",path={}", path.display()),
+                Paths::OnNodes(_) => String::new(),
+            };
+            let value = format!("socket={}{path},serial={serial}{keys}", socket.display());
+            all.extend(["--disk".into(), value.into()]);
             made.push(socket);
+            if let Paths::OnNodes(paths) = &disk.paths {
+                for (node, path, name) in paths {
+                    let path = path.display();
+                    let value = format!("disk={serial},node={node},dev={path},name={name}");
+                    all.extend(["--path".into(), value.into()]);
+                }
+            }
         }
         all.extend(words.iter().cloned());
         made.extend(sockets.iter().cloned());
@@ -104,12 +120,28 @@ pub fn socket(run: &Run<'_>, disk: &str) -> PathBuf {
     run.path(&format!("disk-{disk}"))
 }
 
+/// What the path on a node is called.
+pub fn path_name(node: u32) -> String {
+    format!("path{node}")
+}
+
 impl Disk {
     /// A disk over a file.
     pub fn new(name: &str, path: &Path) -> Self {
         Self {
             name: name.to_owned(),
-            path: path.to_owned(),
+            paths: Paths::One(path.to_owned()),
+            keys: String::new(),
+        }
+    }
+
+    /// A disk with a path on each of nodes 0, 1 and so on, called `path0`, `path1` and so on.
+    pub fn on_nodes(name: &str, paths: &[&Path]) -> Self {
+        let paths = (0..).zip(paths);
+        let paths = paths.map(|(node, path)| (node, path.to_path_buf(), path_name(node)));
+        Self {
+            name: name.to_owned(),
+            paths: Paths::OnNodes(paths.collect()),
             keys: String::new(),
         }
     }

@@ -24,6 +24,8 @@ pub struct Direction {
     pub bytes_per_second: f64,
     /// How many requests were done.
     pub requests: u64,
+    /// How many bytes were moved.
+    pub bytes: u64,
     /// The mean time from a request's submission to its completion.
     pub mean_us: f64,
 }
@@ -80,6 +82,7 @@ fn parse(text: &str) -> Result<Figures> {
             iops: part["iops"].as_f64().context("No iops")?,
             bytes_per_second: part["bw_bytes"].as_f64().context("No bw_bytes")?,
             requests: part["total_ios"].as_u64().context("No total_ios")?,
+            bytes: part["io_bytes"].as_u64().context("No io_bytes")?,
             mean_us: part["lat_ns"]["mean"].as_f64().context("No mean")? / 1e3,
         })
     };
@@ -95,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_report_is_read_behind_remarks() {
-        let part = r#"{"iops": 1500.5, "bw_bytes": 6146048, "total_ios": 3001, "lat_ns": {"mean": 2500.0}}"#;
+        let part = r#"{"iops": 1500.5, "bw_bytes": 6146048, "total_ios": 3001, "io_bytes": 4096, "lat_ns": {"mean": 2500.0}}"#;
         let text = format!(
             "fio: a remark\n{{\"jobs\": [{{\"error\": 0, \"read\": {part}, \"write\": {part}}}]}}"
         );

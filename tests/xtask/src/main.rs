@@ -11,12 +11,14 @@ mod fuzz;
 mod gpu_machine;
 mod lending;
 mod metrics;
+mod numa;
 mod place;
 mod recorder;
 mod run;
 mod scenarios;
 mod test_run;
 mod tools;
+mod two_nodes;
 mod vm;
 mod volumes;
 

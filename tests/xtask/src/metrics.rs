@@ -36,6 +36,15 @@ impl Metrics {
         value.with_context(|| format!("No counter {name} among {:?}", self.0.keys()))
     }
 
+    /// One under all its labels: these, and the number.
+    pub fn labelled(&self, name: &str) -> Vec<(BTreeMap<String, String>, u64)> {
+        let found = self.0.iter().filter_map(|(key, value)| {
+            let labels = key.strip_prefix(name)?.strip_prefix('{')?;
+            Some((labels_of(labels.strip_suffix('}')?), *value))
+        });
+        found.collect()
+    }
+
     /// The sum of one under all its labels.
     pub fn sum(&self, name: &str) -> Result<u64> {
         let is_it = |key: &str| key.split('{').next() == Some(name);
@@ -46,6 +55,15 @@ impl Metrics {
             .with_context(|| format!("No counter {name} among {:?}", self.0.keys()))?;
         Ok(values.sum())
     }
+}
+
+/// Labels between braces. Their values have neither commas nor quotes here.
+fn labels_of(text: &str) -> BTreeMap<String, String> {
+    let pairs = text.split(',').filter_map(|label| {
+        let (name, value) = label.split_once('=')?;
+        Some((name.to_owned(), value.trim_matches('"').to_owned()))
+    });
+    pairs.collect()
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ const MOST_KILLS: usize = 24;
 
 /// Writes at random, many at a time, over and over again, and checks each block soon after and all in the end. A request
 /// that is lost never ends, and neither does fio; one that is done twice is a completion that the guest's driver complains of.
-const JOB: &str = "--rw=randwrite --bsrange=16k-256k --iodepth=32 --size=24m --verify=crc32c --verify_fatal=1 \
+pub const JOB: &str = "--rw=randwrite --bsrange=16k-256k --iodepth=32 --size=24m --verify=crc32c --verify_fatal=1 \
     --verify_backlog=64 --time_based --runtime=30";
 
 /// So many requests are more than those that were under way.
@@ -58,16 +58,22 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     }
     let [guest] = run.boot([config])?;
     for (disk, _) in &folders {
-        under_fire(&guest, disk, &mut backend, report)?;
+        under_fire(&guest, disk, JOB, &mut backend, report)?;
     }
     no_complaint(&guest)?;
+    no_disk_error(&guest)?;
+    drop(guest);
+    backend.stop()
+}
+
+/// The guest's driver and block layer have nothing to say.
+pub fn no_disk_error(guest: &Guest) -> Result<()> {
     let log = guest.run("dmesg")?;
     let bad = log
         .lines()
         .find(|line| ERRORS.iter().any(|error| line.contains(error)));
     ensure!(bad.is_none(), "The guest has noticed:\n{log}");
-    drop(guest);
-    backend.stop()
+    Ok(())
 }
 
 /// Waits until some requests have been completed since this was called, or the job has ended. Returns whether it goes on.
@@ -86,14 +92,16 @@ fn busy(guest: &Guest, node: &str, job: &Job<'_>) -> Result<bool> {
     Ok(!job.has_ended())
 }
 
-fn under_fire(
+/// Kills the backend while fio works with `disk` as `words` say.
+pub fn under_fire(
     guest: &Guest,
     disk: &str,
+    words: &str,
     backend: &mut DiskBackend,
     report: &mut Report,
 ) -> Result<()> {
     let node = node(guest, disk)?;
-    let fio = Fio::new(&node, JOB);
+    let fio = Fio::new(&node, words);
     let job: Job<'_> = guest.spawn(fio.line())?;
     let mut resubmitted = 0;
     let mut kills = 0;

@@ -20,6 +20,9 @@ mod lend_reassign;
 pub mod lend_soft;
 mod lend_vfio;
 mod lend_vs_local;
+mod octo_restart;
+mod octo_ssd;
+mod octo_ssd_failover;
 mod p2p_lent;
 mod rdma_buffers;
 mod rdma_crash;
@@ -82,6 +85,9 @@ pub const ALL: &[Scenario] = &[
     gpu_hostile::SCENARIO,
     gpu_p2pmem::SCENARIO,
     gpu_raid::SCENARIO,
+    octo_ssd::SCENARIO,
+    octo_ssd_failover::SCENARIO,
+    octo_restart::SCENARIO,
 ];
 
 impl Scenario {

@@ -1,0 +1,43 @@
+//! A disk with a limb and a path on each of two nodes: whatever thread asks, each byte is moved by the limb of the node on which
+//! it lies, where the kernel's own multipath goes by the thread.
+
+mod described;
+mod real;
+mod stock;
+
+use anyhow::{Context as _, Result};
+use farlane_vmkit::report::Report;
+
+use super::Scenario;
+use crate::numa::{Memory, Placed};
+use crate::run::Run;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "octo-ssd",
+    about: "one disk, two paths: every byte goes by the limb of its buffer's node; the kernel's numa multipath goes by the thread's",
+    is_test: true,
+    run,
+};
+
+const DISK_BYTES: u64 = 64 << 20;
+/// Memory of each node of a guest.
+const NODE_MIB: u32 = 512;
+
+/// How much each job writes and reads back.
+const VERIFIED_MIB: u32 = 24;
+
+/// On the right node, on the wrong one, and on both.
+const JOBS: [Placed; 6] = [
+    Placed::new(0, Memory::On(0)),
+    Placed::new(1, Memory::On(1)),
+    Placed::new(0, Memory::On(1)),
+    Placed::new(1, Memory::On(0)),
+    Placed::new(0, Memory::Interleaved),
+    Placed::new(1, Memory::Striped),
+];
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    described::run(run, report).context("On a described machine")?;
+    stock::run(run, report).context("The kernel's multipath")?;
+    real::run(run, report).context("On a kernel with two nodes")
+}
