@@ -9,6 +9,10 @@ use std::time::{Duration, Instant};
 
 /// Bytes that are taken to lie on one node where memory is not bound.
 const GRANULE: u64 = 2 << 20;
+/// Runs that are searched rather than indexed.
+const SEARCHED_RUNS: usize = 8;
+/// Memory up to this address can be indexed: 4 bytes for each 2 MiB.
+const INDEXED_BYTES: u64 = 64 << 40;
 /// How much longer than it takes to look at the memory is waited at least before the next look.
 const SHARE: u32 = 100;
 
@@ -32,9 +36,27 @@ pub struct NodeMap {
     runs: Vec<Run>,
     /// Where nothing is known.
     other: Node,
+    /// For each [`GRANULE`] from address 0 on, the first run that does not end before it; empty where runs are few and are searched.
+    index: Vec<u32>,
 }
 
 impl NodeMap {
+    fn new(runs: Vec<Run>, other: Node) -> Self {
+        let end = runs.last().map_or(0, |run| run.1);
+        let mut index = Vec::new();
+        if runs.len() > SEARCHED_RUNS && end <= INDEXED_BYTES {
+            let mut run = 0_u32;
+            let mut ends = runs.iter().map(|run| run.1).peekable();
+            for granule in 0..end.div_ceil(GRANULE) {
+                while ends.next_if(|end| *end <= granule * GRANULE).is_some() {
+                    run += 1;
+                }
+                index.push(run);
+            }
+        }
+        Self { runs, other, index }
+    }
+
     /// The node of the byte at a guest-physical address. Where nothing is known, the machine's first.
     #[must_use]
     pub fn node_of(&self, address: u64) -> Node {
@@ -43,8 +65,21 @@ impl NodeMap {
 
     /// The node at an address, and the address up to which it is the same.
     fn run_at(&self, address: u64) -> (Node, u64) {
-        let index = self.runs.partition_point(|&(_, end, _)| end <= address);
-        match self.runs.get(index) {
+        let ends_before = |run: &&Run| run.1 <= address;
+        let granule = usize::try_from(address / GRANULE).unwrap_or(usize::MAX);
+        let run = match self.index.get(granule) {
+            Some(&first) => {
+                let runs = self
+                    .runs
+                    .get(usize::try_from(first).unwrap_or(usize::MAX)..);
+                runs.and_then(|runs| runs.iter().find(|run| !ends_before(run)))
+            }
+            None => {
+                let at = self.runs.partition_point(|run| ends_before(&run));
+                self.runs.get(at)
+            }
+        };
+        match run {
             Some(&(start, end, node)) if start <= address => (node, end),
             Some(&(start, _, _)) => (self.other, start),
             None => (self.other, u64::MAX),
@@ -131,7 +166,7 @@ impl Placement {
         for given in &self.given {
             runs = overlaid(&runs, given);
         }
-        let map = NodeMap { runs, other };
+        let map = NodeMap::new(runs, other);
         let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
         if **current != map {
             *current = Arc::new(map);
@@ -232,14 +267,12 @@ mod tests {
 
     #[test]
     fn requests_are_cut_where_the_node_changes() {
-        let map = NodeMap {
-            runs: vec![
-                (0, 0x1000, Node(0)),
-                (0x1000, 0x3000, Node(1)),
-                (0x4000, 0x5000, Node(1)),
-            ],
-            other: Node(0),
-        };
+        let runs = vec![
+            (0, 0x1000, Node(0)),
+            (0x1000, 0x3000, Node(1)),
+            (0x4000, 0x5000, Node(1)),
+        ];
+        let map = NodeMap::new(runs, Node(0));
         let mut parts = Vec::new();
         map.cut(0x800, 0x4000, |node, at, bytes| {
             parts.push((node.0, at, bytes))
@@ -400,10 +433,7 @@ mod tests {
                 runs.push((at + gap, at + gap + bytes, Node(node)));
                 at += gap + bytes;
             }
-            NodeMap {
-                runs,
-                other: Node(other),
-            }
+            NodeMap::new(runs, Node(other))
         })
     }
 
@@ -417,6 +447,29 @@ mod tests {
         #[test]
         fn every_byte_is_where_the_runs_say(map in maps(), address in 0_u64..120) {
             proptest::prop_assert_eq!(map.node_of(address), said(&map, address));
+        }
+
+        /// Runs as long as what one entry of the index stands for, and longer and shorter ones.
+        #[test]
+        fn many_runs_are_found_as_well(
+            parts in proptest::collection::vec((0_u64..2, 1_u64..5, 0_u32..2), 9..60),
+            unit in proptest::sample::select(vec![GRANULE, GRANULE / 2, GRANULE * 3 / 4, GRANULE * 5]),
+            addresses in proptest::collection::vec(0_u64..300, 20)
+        ) {
+            let mut runs = Vec::new();
+            let mut at = 0;
+            for (gap, length, node) in parts {
+                let start = at + gap * unit;
+                at = start + length * unit;
+                runs.push((start, at, Node(node)));
+            }
+            let map = NodeMap::new(runs, Node(7));
+            proptest::prop_assert!(!map.index.is_empty());
+            for address in addresses {
+                for address in [address * unit, address * unit + unit - 1] {
+                    proptest::prop_assert_eq!(map.node_of(address), said(&map, address));
+                }
+            }
         }
 
         #[test]
@@ -447,7 +500,7 @@ mod tests {
             map in maps(), start in 0_u64..100, length in 0_u64..30, node in 0_u32..3, address in 0_u64..150
         ) {
             let given = Given { start, length, node: Node(node) };
-            let over = NodeMap { runs: overlaid(&map.runs, &given), other: map.other };
+            let over = NodeMap::new(overlaid(&map.runs, &given), map.other);
             let expected = match (start..start + length).contains(&address) {
                 true => Node(node),
                 false => said(&map, address),
