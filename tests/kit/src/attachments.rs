@@ -252,7 +252,7 @@ pub(crate) fn port(id: &str, number: u32) -> Vec<String> {
     vec![
         "-device".into(),
         format!(
-            "pcie-root-port,id={id}-port,chassis={number},slot={number},pref64-reserve={PLUGGED_MEMORY}"
+            "pcie-root-port,id={id}-port,bus=pcie.0,chassis={number},slot={number},pref64-reserve={PLUGGED_MEMORY}"
         ),
     ]
 }
@@ -283,7 +283,7 @@ mod tests {
             nobody.words(7).unwrap(),
             [
                 "-device",
-                "pcie-root-port,id=lent-port,chassis=7,slot=7,pref64-reserve=1G"
+                "pcie-root-port,id=lent-port,bus=pcie.0,chassis=7,slot=7,pref64-reserve=1G"
             ]
         );
     }

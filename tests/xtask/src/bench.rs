@@ -1,15 +1,19 @@
 //! `cargo xtask bench NAME`: measurements at native speed, each figure beside its reference.
 
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
 use farlane_vmkit::debian::GUEST_TREE;
 use farlane_vmkit::process::{Process, describe};
 use farlane_vmkit::progress;
 use farlane_vmkit::tree::Tree;
 use farlane_vmkit::workspace::Workspace;
+
+use crate::run::{Context, Run};
+use crate::scenarios::net_vs_tap;
 
 /// Longer than any bench takes on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(900);
@@ -106,6 +110,10 @@ fn blk(workspace: &Workspace) -> Result<ExitCode> {
 }
 
 fn octo(workspace: &Workspace) -> Result<ExitCode> {
+    let out = workspace.target().join("bench");
+    std::fs::create_dir_all(&out)?;
+    let guest = out.join("octo-guest.json");
+    in_guest(workspace, &guest)?;
     progress::step("Building the backends and the bench", || {
         workspace.build_release(&["farlane-net", "farlane-blk", "farlane-bench"])
     })?;
@@ -115,10 +123,23 @@ fn octo(workspace: &Workspace) -> Result<ExitCode> {
         .arg(workspace.built("farlane-net")?)
         .arg("--blk")
         .arg(workspace.built("farlane-blk")?)
+        .arg("--guest")
+        .arg(guest)
         .arg("--out")
-        .arg(workspace.target().join("bench"))
+        .arg(out)
         .env("RUST_LOG", "warn");
     measure("farlane-bench-octo", command)
+}
+
+/// What is measured in a VM: a network interface beside QEMU's own.
+fn in_guest(workspace: &Workspace, to: &Path) -> Result<()> {
+    let context = Context::new(workspace);
+    let run = Run::new(&context, "bench-octo")?;
+    let all = net_vs_tap::compare(&run)
+        .with_context(|| format!("The VM's logs are in {}", run.logs().display()))?;
+    let all: Vec<_> = all.iter().map(net_vs_tap::Compared::json).collect();
+    std::fs::write(to, serde_json::to_string_pretty(&all)?)?;
+    run.forget_logs()
 }
 
 fn measure(name: &str, command: Command) -> Result<ExitCode> {

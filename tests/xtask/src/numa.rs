@@ -74,7 +74,7 @@ impl Placed {
     }
 
     /// The words of fio's command line for requests of at most `most` bytes, `depth` at a time.
-    fn words(self, guest: &Guest, most: u64, depth: u64) -> Result<String> {
+    pub fn words(self, guest: &Guest, most: u64, depth: u64) -> Result<String> {
         let policy = match self.memory {
             Memory::On(node) => format!("--numa_mem_policy=bind:{node}"),
             Memory::Interleaved => "--numa_mem_policy=interleave:0-1".to_owned(),

@@ -1,4 +1,4 @@
-//! Where a program runs: in a guest, or on this machine. The RDMA programs are called the same way in both.
+//! Where a program runs: in a guest, on this machine, or in a network of its own. The RDMA programs are called the same way in both.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use farlane_vm_agent::protocol::Ending;
 use farlane_vmkit::guest::{Guest, Job, Output, listens};
+use farlane_vmkit::network::{Network, PEER, Peer};
 use farlane_vmkit::process::Process;
 
 /// The ports that programs in guests use, one after the other.
@@ -18,6 +19,12 @@ const GUEST_PORTS: std::ops::Range<u16> = 18515..19515;
 
 /// How many of them were given out.
 static GUEST_PORTS_GIVEN: AtomicU16 = AtomicU16::new(0);
+
+/// The ports that programs in networks of their own use, one after the other.
+const NETWORK_PORTS: std::ops::Range<u16> = 20000..30000;
+
+/// How many of them were given out.
+static NETWORK_PORTS_GIVEN: AtomicU16 = AtomicU16::new(0);
 
 /// How long a look at a running program takes at most.
 const BRIEF: Duration = Duration::from_millis(2);
@@ -213,5 +220,27 @@ impl Running for HostProgram {
 
     fn so_far(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.output).unwrap_or_default()).into_owned()
+    }
+}
+
+impl Place for Network {
+    fn spawn(&self, line: &str) -> Result<Box<dyn Running + '_>> {
+        let Peer { process, output } = Network::spawn(self, line)?;
+        Ok(Box::new(HostProgram { process, output }))
+    }
+
+    fn free_port(&self) -> Result<u16> {
+        // Nobody else is there.
+        let given = NETWORK_PORTS_GIVEN.fetch_add(1, Ordering::Relaxed);
+        Ok(NETWORK_PORTS.start + given % (NETWORK_PORTS.end - NETWORK_PORTS.start))
+    }
+
+    fn is_listening(&self, port: u16) -> Result<bool> {
+        Ok(listens(&self.read_file("/proc/net/tcp")?, port)
+            || listens(&self.read_file("/proc/net/tcp6")?, port))
+    }
+
+    fn address(&self) -> Result<&str> {
+        Ok(PEER)
     }
 }

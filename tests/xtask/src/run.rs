@@ -15,6 +15,7 @@ use crate::disks::Disks;
 use crate::farlane::Farlane;
 use crate::gpu_machine::GpuParts;
 use crate::lending::Lending;
+use crate::net::Nets;
 
 /// What scenarios share: things that are made once.
 pub struct Context {
@@ -23,6 +24,7 @@ pub struct Context {
     farlane: OnceLock<Farlane>,
     lending: OnceLock<Lending>,
     disks: OnceLock<Disks>,
+    nets: OnceLock<Nets>,
     gpu_parts: OnceLock<GpuParts>,
 }
 
@@ -35,6 +37,7 @@ impl Context {
             farlane: OnceLock::new(),
             lending: OnceLock::new(),
             disks: OnceLock::new(),
+            nets: OnceLock::new(),
             gpu_parts: OnceLock::new(),
         }
     }
@@ -64,6 +67,11 @@ impl Context {
     /// The backend of disks, built from this checkout.
     pub fn disks(&self) -> Result<&Disks> {
         once(&self.disks, || Disks::build(&self.workspace))
+    }
+
+    /// The backend of network interfaces, built from this checkout.
+    pub fn nets(&self) -> Result<&Nets> {
+        once(&self.nets, || Nets::build(&self.workspace))
     }
 
     /// What a guest needs to use a GPU and its files, built from this checkout.

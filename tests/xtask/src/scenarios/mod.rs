@@ -20,9 +20,9 @@ mod lend_reassign;
 pub mod lend_soft;
 mod lend_vfio;
 mod lend_vs_local;
-mod octo_restart;
-mod octo_ssd;
-mod octo_ssd_failover;
+pub mod net_vs_tap;
+mod octo_net;
+mod octo_net_peers;
 mod p2p_lent;
 mod rdma_buffers;
 mod rdma_crash;
@@ -75,6 +75,9 @@ pub const ALL: &[Scenario] = &[
     lend_hostile::SCENARIO,
     lend_vfio::SCENARIO,
     lend_vs_local::SCENARIO,
+    net_vs_tap::SCENARIO,
+    octo_net::SCENARIO,
+    octo_net_peers::SCENARIO,
     p2p_lent::SCENARIO,
     gpu_soft::SCENARIO,
     gpu_unmodified::SCENARIO,
@@ -85,9 +88,6 @@ pub const ALL: &[Scenario] = &[
     gpu_hostile::SCENARIO,
     gpu_p2pmem::SCENARIO,
     gpu_raid::SCENARIO,
-    octo_ssd::SCENARIO,
-    octo_ssd_failover::SCENARIO,
-    octo_restart::SCENARIO,
 ];
 
 impl Scenario {

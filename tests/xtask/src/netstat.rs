@@ -1,0 +1,71 @@
+//! The counters of a network stack, as `/proc/net/netstat` and `/proc/net/snmp` tell them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail};
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::network::Network;
+
+/// The counters of one stack at one time.
+#[derive(Debug, Clone)]
+pub struct Netstat(BTreeMap<String, i64>);
+
+const FILES: [&str; 2] = ["/proc/net/netstat", "/proc/net/snmp"];
+
+impl Netstat {
+    /// Those of a guest.
+    pub fn of_guest(guest: &Guest) -> Result<Self> {
+        let texts = FILES.map(|file| guest.read_file(file));
+        Self::parse(texts)
+    }
+
+    /// Those of a network's own end.
+    pub fn of_network(network: &Network) -> Result<Self> {
+        Self::parse(FILES.map(|file| network.read_file(file)))
+    }
+
+    /// A line with names is followed by one with values.
+    fn parse(texts: [Result<String>; 2]) -> Result<Self> {
+        let mut counters = BTreeMap::new();
+        for text in texts {
+            let text = text?;
+            let lines: Vec<&str> = text.lines().collect();
+            for pair in lines.chunks(2) {
+                let [names, values] = pair else {
+                    bail!("A line has no values: {pair:?}");
+                };
+                let mut names = names.split_whitespace();
+                let group = names.next().context("An empty line")?;
+                let values = values.split_whitespace().skip(1);
+                for (name, value) in names.zip(values) {
+                    counters.insert(format!("{group}{name}"), value.parse()?);
+                }
+            }
+        }
+        Ok(Self(counters))
+    }
+
+    /// How much one, such as `TcpExt:TCPOFOQueue`, has grown since.
+    pub fn since(&self, before: &Self, name: &str) -> Result<i64> {
+        let of = |counters: &Self| counters.0.get(name).copied();
+        let (now, then) = (of(self), of(before));
+        Ok(now.with_context(|| format!("No counter {name}"))? - then.unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_values_stand_in_two_lines() {
+        let parse = |value: u32| {
+            let text = format!("Tcp: A B\nTcp: -1 {value}\nUdp: A\nUdp: 7\n");
+            Netstat::parse([Ok(text), Ok(String::new())]).unwrap()
+        };
+        let (before, after) = (parse(3), parse(5));
+        assert_eq!(after.since(&before, "Tcp:B").unwrap(), 2);
+        assert_eq!(after.since(&before, "Udp:A").unwrap(), 0);
+        assert!(after.since(&before, "Udp:B").is_err());
+    }
+}

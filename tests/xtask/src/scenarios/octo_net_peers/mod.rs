@@ -1,0 +1,68 @@
+//! What people do with a network interface, with the programs that they do it with.
+
+mod addresses;
+mod files;
+mod settings;
+mod traffic;
+mod vlan;
+
+use anyhow::Result;
+use farlane_vmkit::guest::Guest;
+use farlane_vmkit::interfaces::Server;
+use farlane_vmkit::network::Network;
+use farlane_vmkit::report::Report;
+
+use super::Scenario;
+use crate::conditions::no_complaint;
+use crate::net::{At, config, connect, network, socket};
+use crate::run::Run;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "octo-net-peers",
+    about: "iperf3, ping -f, curl, ssh, DHCP, IPv6, VLAN, jumbo frames, ethtool over farlane-net",
+    is_test: true,
+    run,
+};
+
+/// A guest, and the network that it is on.
+struct Ends<'a> {
+    run: &'a Run<'a>,
+    network: &'a Network,
+    guest: &'a Guest,
+}
+
+impl<'a> Ends<'a> {
+    /// The guest as a place where servers are found at an address.
+    fn at(&self) -> At<'a> {
+        At::new(self.guest)
+    }
+}
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let network = network(run)?;
+    let backend = run.context.nets()?.serve(run, &network, 2, &[])?;
+    let [guest, other] = run.boot([
+        config("a", Server::VhostUser(socket(run)), 2),
+        vlan::config(&network)?,
+    ])?;
+    connect(&guest)?;
+    let ends = Ends {
+        run,
+        network: &network,
+        guest: &guest,
+    };
+    vlan::check(&ends, &other, report)?;
+    drop(other);
+    traffic::streams(&ends, report)?;
+    traffic::pings(&ends, report)?;
+    traffic::jumbo(&ends, report)?;
+    addresses::version_6(&ends, report)?;
+    addresses::assigned(&ends, report)?;
+    files::curl(&ends, report)?;
+    files::scp(&ends, report)?;
+    settings::offloads(&ends, report)?;
+    settings::channels(&ends, report)?;
+    no_complaint(&guest)?;
+    drop(guest);
+    backend.stop()
+}

@@ -1,0 +1,74 @@
+//! What an administrator of the guest switches on and off.
+
+use anyhow::{Context as _, Result, ensure};
+use farlane_vmkit::report::Report;
+
+use super::Ends;
+use super::traffic::{flood, sound};
+use crate::iperf::Iperf;
+use crate::net::GUEST;
+
+/// What is switched, one after the other and never back until the end: from everything to nothing.
+const OFFLOADS: &[&str] = &["gro", "gro-hw", "tso", "gso", "sg", "tx", "rx"];
+
+/// The guest without offloads, one less each time, then with all again.
+pub fn offloads(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
+    let mut switched = Vec::new();
+    for offload in OFFLOADS {
+        // Those that cannot be switched in this guest say so.
+        let line = format!("ethtool -K eth0 {offload} off");
+        if ends.guest.exec(&line)?.success() {
+            switched.push(*offload);
+            both_ways(ends).context(line)?;
+        }
+    }
+    ensure!(
+        switched.len() >= 5,
+        "Only {switched:?} could be switched off"
+    );
+    for offload in switched.iter().rev() {
+        ends.guest.run(&format!("ethtool -K eth0 {offload} on"))?;
+    }
+    both_ways(ends).context("with all offloads again")?;
+    report.add(
+        "ethtool -K",
+        format!("{} off, one after the other, and on", switched.join(", ")),
+        "streams both ways",
+    );
+    Ok(())
+}
+
+fn both_ways(ends: &Ends<'_>) -> Result<()> {
+    for words in ["-n 4M", "-n 4M -R"] {
+        sound(&Iperf::new(GUEST, words).run(&ends.at(), ends.network)?)?;
+    }
+    Ok(())
+}
+
+/// The guest uses one pair of queues, then two, again and again while a stream flows both ways.
+pub fn channels(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
+    const CHANGES: u32 = 10;
+    let at = ends.at();
+    let iperf = Iperf::new(GUEST, "-t 5 --bidir");
+    let figures = std::thread::scope(|scope| {
+        let stream = scope.spawn(|| iperf.run(&at, ends.network));
+        for change in 0..CHANGES {
+            let channels = 1 + change % 2;
+            ends.guest
+                .run(&format!("ethtool -L eth0 combined {channels}"))?;
+            flood(ends.network, GUEST, 20, 1000)
+                .with_context(|| format!("With {channels} channels"))?;
+        }
+        match stream.join() {
+            Ok(figures) => figures,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })?;
+    sound(&figures)?;
+    report.add(
+        "ethtool -L",
+        format!("{CHANGES} times under streams both ways"),
+        "no pause that TCP gives up at",
+    );
+    Ok(())
+}
