@@ -357,3 +357,6 @@ pub fn bit(path: usize) -> u32 {
         .and_then(|n| 1_u32.checked_shl(n))
         .unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests;

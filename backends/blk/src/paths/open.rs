@@ -60,7 +60,7 @@ pub struct Manner {
 }
 
 /// One that is open.
-struct Open {
+pub(super) struct Open {
     config: PathConfig,
     identity: Identity,
     storage: Storage,
@@ -68,7 +68,7 @@ struct Open {
 }
 
 impl Open {
-    fn new(
+    pub(super) fn new(
         config: PathConfig,
         others: &[Self],
         manner: Manner,
@@ -179,7 +179,7 @@ impl Paths {
         }
     }
 
-    fn build(
+    pub(super) fn build(
         opened: Vec<Open>,
         manner: Manner,
         around: &Surroundings,

@@ -1,0 +1,176 @@
+//! Files that are believed to be ways to one disk: which is chosen, and by which ones writes are made durable.
+
+use super::health::Health;
+use super::open::{Manner, Open};
+use super::{PathConfig, Paths, bit};
+use crate::disk::Cache;
+use crate::surroundings::Surroundings;
+use farlane_daemon::limb::Limbs;
+use farlane_zero_copy::topology::{Described, Node, Topology};
+use std::io;
+use std::path::Path;
+
+const MANNER: Manner = Manner {
+    read_only: false,
+    cache: Cache::Direct,
+    block: 512,
+    discovers: false,
+};
+
+fn around() -> Surroundings {
+    Surroundings {
+        limbs: Limbs::new(Topology::of(Described::pair())),
+        ..Surroundings::default()
+    }
+}
+
+/// Paths on these nodes; those with the same letter are one file.
+fn paths(folder: &Path, files: &[(&str, u32)]) -> Paths {
+    let mut opened = Vec::new();
+    for (name, node) in files {
+        let device = folder.join(name);
+        if !device.exists() {
+            std::fs::write(&device, [0; 4096]).unwrap();
+        }
+        let config = PathConfig {
+            device,
+            node: Some(Node(*node)),
+            name: None,
+        };
+        opened.push(Open::new(config, &opened, MANNER, Path::new("/sys")).unwrap());
+    }
+    Paths::build(opened, MANNER, &around(), None).unwrap()
+}
+
+fn fail(paths: &Paths, path: usize) {
+    paths.suspect(path, &io::Error::from_raw_os_error(libc::EIO));
+    paths.confirm(bit(path));
+    assert_eq!(paths.get(path).unwrap().health(), Health::Failed);
+}
+
+#[test]
+fn each_limb_has_its_own_nodes_path_and_others_where_that_has_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = paths(folder.path(), &[("a", 1), ("b", 0), ("c", 1)]);
+    assert_eq!((paths.choose(0, 0), paths.choose(1, 0)), (Some(1), Some(0)));
+    // One on which it was tried already.
+    assert_eq!(paths.choose(1, 0b001), Some(2));
+    assert_eq!(paths.choose(1, 0b101), Some(1));
+    assert_eq!(paths.choose(1, 0b111), None);
+    fail(&paths, 0);
+    assert_eq!(paths.choose(1, 0), Some(2));
+    fail(&paths, 2);
+    assert_eq!((paths.choose(0, 0), paths.choose(1, 0)), (Some(1), Some(1)));
+    // Suspected: nothing new goes over it.
+    paths.suspect(1, &io::Error::from_raw_os_error(libc::EIO));
+    assert_eq!(
+        (paths.choose(0, 0), paths.in_state(Health::Suspect)),
+        (None, 0b010)
+    );
+}
+
+#[test]
+fn a_flush_goes_over_every_path_that_has_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = paths(folder.path(), &[("a", 0), ("b", 1)]);
+    // What a predecessor has written is nobody's secret.
+    assert_eq!(paths.to_sync(), [0, 1]);
+    for path in [0, 1] {
+        paths.synced(path, &paths.marks());
+    }
+    // Nothing was written: one is enough.
+    assert_eq!(paths.to_sync(), [0]);
+    paths.get(1).unwrap().wrote();
+    assert_eq!(paths.to_sync(), [1]);
+    // A write that comes while a flush is under way is not covered by it.
+    let marks = paths.marks();
+    paths.get(1).unwrap().wrote();
+    paths.synced(1, &marks);
+    assert_eq!(paths.to_sync(), [1]);
+    paths.get(0).unwrap().wrote();
+    // Whether it has failed is not known yet: it is asked for what it has written.
+    paths.suspect(1, &io::Error::from_raw_os_error(libc::EIO));
+    assert_eq!(paths.to_sync(), [0, 1]);
+    // It has: another one stands in, and it is asked again when it is back.
+    paths.confirm(0b10);
+    assert_eq!(paths.to_sync(), [0]);
+    paths.synced(0, &paths.marks());
+    assert_eq!(paths.to_sync(), [0]);
+    assert!(
+        paths
+            .get(1)
+            .unwrap()
+            .health
+            .change(Health::Failed, Health::Up)
+    );
+    assert_eq!(paths.to_sync(), [1]);
+    fail(&paths, 0);
+    fail(&paths, 1);
+    assert!(paths.to_sync().is_empty());
+}
+
+#[test]
+fn paths_that_are_one_file_are_synced_once_and_fail_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = paths(folder.path(), &[("a", 0), ("a", 1)]);
+    assert!(one.several() && !one.fails_over());
+    assert_eq!((one.all()[0].name(), one.all()[1].name()), ("a", "a:2"));
+    one.get(1).unwrap().wrote();
+    assert_eq!(one.to_sync(), [0]);
+    one.synced(0, &one.marks());
+    assert!(!one.get(1).unwrap().is_dirty());
+    drop(one);
+    let mixed = paths(folder.path(), &[("a", 0), ("b", 1), ("b", 0)]);
+    assert!(mixed.fails_over());
+    assert_eq!(mixed.to_sync(), [0, 1]);
+    fail(&mixed, 1);
+    assert_eq!(mixed.to_sync(), [0, 2]);
+}
+
+#[test]
+fn a_disk_has_the_size_that_its_paths_agree_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = paths(folder.path(), &[("a", 0), ("b", 1)]);
+    let resize = |name: &str, bytes| {
+        let file = std::fs::File::options()
+            .write(true)
+            .open(folder.path().join(name));
+        file.unwrap().set_len(bytes).unwrap();
+    };
+    assert_eq!(paths.size(), Some(4096));
+    resize("a", 8192);
+    assert_eq!(paths.size(), None);
+    resize("b", 8192);
+    assert_eq!(paths.size(), Some(8192));
+    // One has been pulled, and nobody has noticed.
+    resize("b", 0);
+    assert_eq!(paths.size(), None);
+    resize("a", 0);
+    assert_eq!(paths.size(), None);
+    resize("a", 8192);
+    fail(&paths, 1);
+    assert_eq!(paths.size(), Some(8192));
+}
+
+#[test]
+fn names_are_words_of_their_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = folder.path().join("disk \"x\"");
+    std::fs::write(&device, [0; 4096]).unwrap();
+    let named = |name: &str| PathConfig {
+        name: Some(name.to_owned()),
+        ..PathConfig::new(device.clone())
+    };
+    let open = |configs: &[PathConfig]| Paths::open(configs, MANNER, &around());
+    let paths = open(&[PathConfig::new(device.clone()), named("b")]).unwrap();
+    assert_eq!(
+        (paths.all()[0].name(), paths.all()[1].name()),
+        ("disk__x_", "b")
+    );
+    drop(paths);
+    assert!(open(&[named("a"), named("a")]).is_err());
+    assert!(open(&[named("a\"")]).is_err());
+    assert!(open(&[]).is_err());
+    let many = vec![PathConfig::new(device.clone()); super::MAX_PATHS + 1];
+    assert!(open(&many).is_err());
+}
