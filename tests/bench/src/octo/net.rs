@@ -6,7 +6,7 @@ use crate::plot::{Axis, Figure, Line};
 use crate::report::Report;
 use crate::rig::{self, Generator};
 use crate::stats::Times;
-use crate::ways::{Ours, Plain, Put, Rate, Way};
+use crate::ways::{BUFFER, Ours, Plain, Put, Rate, Way};
 use crate::{Options, median};
 use anyhow::{Context as _, Result};
 use farlane_net_driver::frame::{End, Tcp, echo_request, tcp_large, udp};
@@ -105,6 +105,7 @@ pub fn boot(served: &Served, machine: &Machine, pairs: u16) -> Result<Nic> {
         nodes: machine.binding(),
         pairs,
         features: feature::LINUX & !feature::CTRL_VQ,
+        receive_buffer_bytes: Some(u32::try_from(BUFFER)?),
         ..Vm::default()
     };
     Ok(Nic::connect(&served.socket, &vm)?)

@@ -10,8 +10,8 @@ use zerocopy::IntoBytes as _;
 
 /// How long frames may take to come.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of a receive buffer of the driver, with mergeable buffers.
-const BUFFER: usize = 2048;
+/// Bytes of a receive buffer of the driver, with mergeable buffers: a page, as Linux takes for a stream of large frames.
+pub const BUFFER: usize = 4096;
 
 /// How fast frames went, and what that took.
 #[derive(Clone, Copy, Debug)]
