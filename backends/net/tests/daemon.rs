@@ -1,0 +1,40 @@
+//! The conventions of a backend daemon.
+
+#![allow(clippy::unwrap_used)]
+
+use std::process::Command;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-net");
+
+#[test]
+fn it_says_what_it_is() {
+    let output = Command::new(PROGRAM)
+        .arg("--print-capabilities")
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(said.trim(), r#"{"type":"net"}"#);
+}
+
+#[test]
+fn what_cannot_be_an_interface_is_named_before_there_is_a_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let run = |tap: &str| {
+        let output = Command::new(PROGRAM)
+            .arg("--socket-path")
+            .arg(&socket)
+            .args(["--tap", tap])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code().unwrap(), 1);
+        assert!(!socket.exists());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = run("a name");
+    assert!(said.contains("no name of an interface"), "{said}");
+    // There is one, and it is no tap.
+    let said = run("lo");
+    assert!(said.contains("Tap lo: cannot take a queue of it"), "{said}");
+}
