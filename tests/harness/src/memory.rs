@@ -6,9 +6,10 @@ use farlane_link::Map;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use vhost::VhostUserMemoryRegionInfo;
 
 /// Guest-physical address of the upper half: memory has a hole, as on a PC.
 const UPPER: u64 = 4 << 30;
@@ -73,12 +74,11 @@ impl GuestMemory {
     }
 
     /// The file that has the bytes.
-    #[must_use]
-    pub fn file(&self) -> BorrowedFd<'_> {
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// What a VMM tells of it.
+    /// Its halves.
     #[must_use]
     pub fn halves(&self) -> [Half; 2] {
         let base = self.map.base().as_ptr().expose_provenance() as u64;
@@ -90,6 +90,18 @@ impl GuestMemory {
                 user_address: base + offset,
                 offset,
             }
+        })
+    }
+
+    /// What a VMM tells of it over vhost-user.
+    #[must_use]
+    pub fn regions(&self) -> [VhostUserMemoryRegionInfo; 2] {
+        self.halves().map(|half| VhostUserMemoryRegionInfo {
+            guest_phys_addr: half.guest_address,
+            memory_size: half.bytes,
+            userspace_addr: half.user_address,
+            mmap_offset: half.offset,
+            mmap_handle: self.file.as_raw_fd(),
         })
     }
 

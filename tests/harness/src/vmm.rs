@@ -20,7 +20,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{
     Frontend, FrontendReqHandler, VhostUserFrontend as _, VhostUserFrontendReqHandler,
 };
-use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend as _, VringConfigData};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -138,15 +138,8 @@ impl Vm {
             .map_err(failed("SET_FEATURES"))?;
         let config = read_config(&mut frontend)?;
 
-        let regions = memory.halves().map(|half| VhostUserMemoryRegionInfo {
-            guest_phys_addr: half.guest_address,
-            memory_size: half.bytes,
-            userspace_addr: half.user_address,
-            mmap_offset: half.offset,
-            mmap_handle: memory.file().as_raw_fd(),
-        });
         frontend
-            .set_mem_table(&regions)
+            .set_mem_table(&memory.regions())
             .map_err(failed("SET_MEM_TABLE"))?;
         let driver = Driver::new(&memory, &config, watched.into(), mapping)?;
         let vm = Arc::new(Self {

@@ -31,7 +31,7 @@ mod vmm;
 
 pub use control::ControlQueue;
 pub use header::{HEADER_BYTES, Header, feature};
-pub use memory::Range;
+pub use memory::{Range, bind};
 pub use nic::{Nic, Options, Pair};
 pub use rx::{Received, Rx};
 pub use tx::{Frame, Tx};

@@ -1,7 +1,8 @@
 //! The VM's memory: two ranges, each of which may be bound to a node.
 
 use crate::{Error, to_usize};
-use farlane_harness::{GuestMemory, Half};
+use farlane_harness::GuestMemory;
+use std::io;
 use std::sync::Arc;
 
 /// `MPOL_BIND`.
@@ -30,23 +31,27 @@ pub(crate) fn ranges(memory: &GuestMemory) -> [Range; 2] {
 pub(crate) fn make(bytes: u64, nodes: Option<[u32; 2]>) -> Result<Arc<GuestMemory>, Error> {
     let memory = GuestMemory::new(bytes)?;
     for (half, node) in memory.halves().into_iter().zip(nodes.into_iter().flatten()) {
-        bind(&memory, half, node)?;
+        let bytes = to_usize(half.bytes);
+        let start = memory.map().at(to_usize(half.offset), bytes);
+        bind(start.as_ptr().addr(), bytes, node)?;
     }
     Ok(memory)
 }
 
-fn bind(memory: &GuestMemory, half: Half, node: u32) -> Result<(), Error> {
+/// Binds memory of this process, at an address, to a node, and moves what is there already.
+///
+/// # Errors
+/// There is no such node, or no such memory.
+pub fn bind(start: usize, bytes: usize, node: u32) -> io::Result<()> {
     let mut mask = [0_u64; 16];
     let word = mask.get_mut(to_usize(node / 64));
-    *word.ok_or(std::io::Error::from(std::io::ErrorKind::InvalidInput))? = 1 << (node % 64);
-    let start = memory.map().at(to_usize(half.offset), to_usize(half.bytes));
-    // SAFETY: the range is that of a mapping of this process; the policy of its memory changes, and nothing else. The mask has as
-    // many bits as are said.
+    *word.ok_or(io::Error::from(io::ErrorKind::InvalidInput))? = 1 << (node % 64);
+    // SAFETY: what the memory holds stays as it is, wherever it is; the mask has as many bits as are said.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_mbind,
-            start.as_ptr(),
-            half.bytes,
+            start,
+            bytes,
             BIND,
             mask.as_ptr(),
             mask.len() * 64,
@@ -54,7 +59,23 @@ fn bind(memory: &GuestMemory, half: Half, node: u32) -> Result<(), Error> {
         )
     };
     if rc != 0 {
-        return Err(std::io::Error::last_os_error().into());
+        return Err(io::Error::last_os_error());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn memory_has_two_ranges_and_is_bound_to_no_node_that_is_not_there() {
+        let [lower, upper] = ranges(&make(1 << 20, None).unwrap());
+        assert_eq!((lower.start, lower.length), (0, 1 << 19));
+        assert_eq!((upper.start, upper.length), (4 << 30, 1 << 19));
+        for nodes in [[1023, 0], [5000, 0]] {
+            assert!(make(1 << 20, Some(nodes)).is_err());
+        }
+    }
 }

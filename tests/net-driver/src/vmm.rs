@@ -4,7 +4,6 @@ use crate::ring::Place;
 use crate::{Error, feature};
 use farlane_harness::GuestMemory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend as _};
-use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend as _, VringConfigData};
 
 /// Most queues of a session.
 const QUEUES: u64 = 513;
@@ -89,15 +88,8 @@ impl Vmm {
         frontend
             .set_features(accepted)
             .map_err(failed("SET_FEATURES"))?;
-        let regions = memory.halves().map(|half| VhostUserMemoryRegionInfo {
-            guest_phys_addr: half.guest_address,
-            memory_size: half.bytes,
-            userspace_addr: half.user_address,
-            mmap_offset: half.offset,
-            mmap_handle: memory.file().as_raw_fd(),
-        });
         frontend
-            .set_mem_table(&regions)
+            .set_mem_table(&memory.regions())
             .map_err(failed("SET_MEM_TABLE"))?;
         Ok(Self {
             frontend,

@@ -5,8 +5,8 @@ use crate::drive::{Direction, Drive, MOST};
 use crate::machine::Machine;
 use crate::plot::{Axis, Figure, Line};
 use crate::report::Report;
-use anyhow::{Result, bail};
-use farlane_net_driver::Range;
+use anyhow::Result;
+use farlane_net_driver::{Range, bind};
 use farlane_vmkit::backend::Backend;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -107,7 +107,8 @@ impl Rig<'_> {
         let mut drive = Drive::connect_with(&socket, DISK, block, Some(BUFFERS))?;
         if self.machine.is_real {
             for (node, range) in lie.ranges(block) {
-                bind(drive.buffers(), range, node)?;
+                let start = drive.buffers().addr() + usize::try_from(range.start)?;
+                bind(start, usize::try_from(range.length)?, node)?;
             }
         }
         drive.run(Direction::Read, depth, STRETCH / 3)?;
@@ -135,34 +136,6 @@ impl Rig<'_> {
         let [one, two] = rates;
         Ok([one, two, ratios].map(crate::median))
     }
-}
-
-/// Moves a part of the buffers to a node and binds it there.
-fn bind(buffers: *mut u8, range: Range, node: u32) -> Result<()> {
-    const BIND: libc::c_int = 2;
-    const MOVE: libc::c_uint = 2;
-    let mask = [1_u64 << node, 0];
-    let start = buffers.wrapping_add(usize::try_from(range.start)?);
-    // SAFETY: the range is a part of a mapping of this process, whose memory's policy changes and nothing else; the mask has as
-    // many bits as are said.
-    let rc = unsafe {
-        libc::syscall(
-            libc::SYS_mbind,
-            start,
-            range.length,
-            BIND,
-            mask.as_ptr(),
-            128,
-            MOVE,
-        )
-    };
-    if rc != 0 {
-        bail!(
-            "Cannot bind to node {node}: {}",
-            std::io::Error::last_os_error()
-        );
-    }
-    Ok(())
 }
 
 /// Measures everything.
