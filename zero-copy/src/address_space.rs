@@ -512,7 +512,7 @@ impl AddressSpace {
         let ranges = &view.state().ranges;
         let range = ranges.get(ranges.partition_point(|r| r.end() < from))?;
         let (base, end) = (range.mapping.base(), range.start + range.length);
-        if let Some(node) = topology.binding(base) {
+        if let Some(node) = topology.binding_of_range(base, range.mapping.len()) {
             each(Placed {
                 range: range.start,
                 start: range.start,

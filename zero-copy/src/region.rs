@@ -320,7 +320,7 @@ impl Region {
                 let base = piece.mapping.base().wrapping_add(piece.offset);
                 let length = usize::try_from(piece.length).unwrap_or(usize::MAX);
                 topology
-                    .binding(base)
+                    .binding_of_range(base, length)
                     .or_else(|| topology.node_of_range(base, length))
             });
             if let Some(node) = node {

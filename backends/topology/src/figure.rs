@@ -116,7 +116,7 @@ fn share(svg: &mut Svg, series: &Series, device: &str, top: f64, x: &impl Fn(f64
             let height = SHARE * percent / 100.0;
             let (left, right) = (x(tick.at - tick.length), x(tick.at));
             let bar = [left, top + SHARE - height, right - left, height];
-            svg.rectangle(bar, "fill=\"#666666\"");
+            svg.rectangle(bar, "fill=\"#666666\" shape-rendering=\"crispEdges\"");
         }
     }
     svg.text((LEFT - 6.0, top + 10.0), "end", 11, &"100 %");

@@ -82,6 +82,18 @@ impl Topology {
         Self(Arc::new(machine))
     }
 
+    /// The one node to which all of `[address, address + length)` of this process is bound, as far as 16 sampled places tell.
+    #[must_use]
+    pub fn binding_of_range(&self, address: *const u8, length: usize) -> Option<Node> {
+        const SAMPLES: usize = 16;
+        let last = length.checked_sub(1)?;
+        let node = self.binding(address)?;
+        let step = length / SAMPLES;
+        let mut others = (1..SAMPLES).map(|n| n * step).chain([last]);
+        let is_same = |at| self.binding(address.wrapping_add(at)) == Some(node);
+        others.all(is_same).then_some(node)
+    }
+
     /// The node that most of up to 16 sampled pages of `[address, address + length)` of this process lie on; `None` where no
     /// sampled page has memory behind it, or the kernel does not say.
     #[must_use]
@@ -120,6 +132,21 @@ mod tests {
         assert_eq!(nodes(&[-1, -1, 2]), Some(Node(2)));
         assert_eq!(nodes(&[1, 0, 1, -1]), Some(Node(1)));
         assert_eq!(nodes(&[1, 0]), Some(Node(0)));
+    }
+
+    #[test]
+    fn a_range_is_bound_where_all_of_it_is() {
+        let machine = Described::pair();
+        let base = std::ptr::without_provenance::<u8>(64 << 20);
+        machine.bind(base, 32 << 20, Some(Node(1)));
+        let topology = Topology::of(machine.clone());
+        let bound = |length| topology.binding_of_range(base, length);
+        assert_eq!(bound(32 << 20), Some(Node(1)));
+        assert_eq!((bound(1), bound(0)), (Some(Node(1)), None));
+        assert_eq!(bound((32 << 20) + 1), None);
+        machine.bind(base.wrapping_add(16 << 20), 4 << 20, Some(Node(0)));
+        assert_eq!(bound(32 << 20), None);
+        assert_eq!(bound(16 << 20), Some(Node(1)));
     }
 
     #[test]
