@@ -5,10 +5,9 @@
 mod common;
 
 use common::{
-    Backend, GUEST, HOST, PATIENCE, TAP, datagram, echo, host_socket, next_datagram, wait_until,
+    Backend, GUEST, HOST, PATIENCE, TAP, datagram, echo, host_socket, ip, next_datagram, wait_until,
 };
 use farlane_net_driver::{Nic, feature};
-use std::process::Command;
 use std::time::Instant;
 
 const OK: u8 = 0;
@@ -19,11 +18,6 @@ const MAC: u8 = 1;
 const VLAN: u8 = 2;
 const PAIRS: u8 = 4;
 const OFFLOADS: u8 = 5;
-
-fn ip(words: &str) {
-    let status = Command::new("ip").args(words.split(' ')).status().unwrap();
-    assert!(status.success(), "ip {words}");
-}
 
 /// A VM whose interface has the guest's address.
 fn boot(backend: &Backend, pairs: u16) -> Nic {

@@ -4,7 +4,9 @@
 
 mod common;
 
-use common::{Backend, GUEST, HOST, datagram, echo, host_socket, next_datagram, wait_until};
+use common::{
+    Backend, GUEST, HOST, TAP, datagram, echo, host_socket, ip, next_datagram, wait_until,
+};
 use farlane_net_driver::{Header, Nic, Options, feature};
 
 #[test]
@@ -182,4 +184,24 @@ fn a_flow_comes_to_where_the_guest_sends_it_from_in_order() {
         }
     }
     assert!(moves >= 30, "it has followed {moves} times of 40");
+}
+
+#[test]
+fn a_tap_that_goes_away_lets_the_backend_sleep() {
+    let mut backend = Backend::start(1, &[]);
+    let socket = host_socket();
+    let mut nic = backend.connect(1, feature::PLAIN);
+    echo(&mut nic, &socket, 0, b"before");
+    ip(&format!("link delete {TAP}"));
+    wait_until(|| nic.config().unwrap().unwrap().status == 0);
+    nic.send(0, &datagram(b"nowhere")).unwrap();
+    nic.drain().unwrap();
+    assert_eq!(backend.metric("tx_dropped"), 1);
+    // It sleeps, but for a look now and then: a thread that span would hardly ever be seen asleep.
+    let mut asleep = 0;
+    wait_until(|| {
+        asleep = if backend.sleeps() { asleep + 1 } else { 0 };
+        asleep == 20
+    });
+    assert_eq!(backend.terminate(), Some(0));
 }

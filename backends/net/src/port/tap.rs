@@ -73,7 +73,7 @@ impl Request {
         let fits = !name.is_empty() && name.len() < libc::IFNAMSIZ;
         let plain = name
             .bytes()
-            .all(|b| b.is_ascii_graphic() && b != b'/' && b != b'%');
+            .all(|b| b.is_ascii_graphic() && !b"/%:\"\\".contains(&b));
         if !fits || !plain {
             return None;
         }
@@ -168,7 +168,12 @@ impl Tap {
                 one = request()?.with_flags(with(several));
                 result = system_call(fd.as_fd(), TUNSETIFF, address(&mut one));
             }
-            result.map_err(failed("take a queue of it"))?;
+            let what = if queues > 1 {
+                "take several queues of it (is it a tap, made with multi_queue, and nobody else's?)"
+            } else {
+                "take a queue of it (is it a tap, and nobody else's?)"
+            };
+            result.map_err(failed(what))?;
             let mut header = i32::try_from(HEADER_BYTES).unwrap_or(0);
             system_call(fd.as_fd(), TUNSETVNETHDRSZ, address(&mut header))
                 .map_err(failed("set its header's size"))?;

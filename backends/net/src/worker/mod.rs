@@ -43,6 +43,8 @@ pub use pair::{Command, Handed, Pair, Side, Worker};
 
 /// Most frames that are moved one way in one turn.
 const AT_ONCE: usize = 64;
+/// Turns in which a transmit queue is emptied when it stops: as many frames as it has entries.
+const LAST_TURNS: usize = 1024 / AT_ONCE;
 /// How often a queue is looked at whose driver never tells.
 const LOOK: Timespec = Timespec {
     tv_sec: 0,
@@ -52,6 +54,11 @@ const LOOK: Timespec = Timespec {
 const LOOK_AT_HELD: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 300_000,
+};
+/// How often a port's queue is tried that has failed.
+const LOOK_AT_AILING: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 20_000_000,
 };
 /// Pause between two ticks of the flow table, in microseconds.
 const TICK_US: u64 = 1000;
@@ -115,6 +122,8 @@ struct Engine {
     receive: Option<Receive>,
     transmit: Option<Transmit>,
     idle: Idle,
+    /// The port's queue has failed: it is left alone for a while.
+    ailing: bool,
     /// None where the machine has one node.
     homing: Option<Homing>,
     /// Microseconds since it began, as of this turn.
@@ -154,6 +163,7 @@ pub(super) fn work(parts: Parts) {
         receive: None,
         transmit: None,
         idle: Idle::new(true),
+        ailing: false,
         homing: several_nodes.then(Homing::default),
         now_us: 0,
         last_tick_us: 0,
@@ -226,10 +236,18 @@ impl Engine {
                 show(&self.interface, &mut receive.end);
                 receive.end.progress.next_available
             }
-            Side::Transmit => self.transmit.take().map_or(0, |mut transmit| {
-                show(&self.interface, &mut transmit.end);
-                transmit.end.progress.next_available
-            }),
+            Side::Transmit => {
+                // What the driver has sent before it stopped the queue goes out, as far as the port has room.
+                for _ in 0..LAST_TURNS {
+                    if !matches!(self.transmit_frames(), Ok(true)) {
+                        break;
+                    }
+                }
+                self.transmit.take().map_or(0, |mut transmit| {
+                    show(&self.interface, &mut transmit.end);
+                    transmit.end.progress.next_available
+                })
+            }
         }
     }
 
@@ -382,6 +400,10 @@ impl Engine {
         let holds = self.receive.as_ref().is_some_and(Receive::holds);
         let look = if holds {
             Some(&LOOK_AT_HELD)
+        } else if std::mem::take(&mut self.ailing) {
+            // It would be ready for ever.
+            wanted = PollFlags::empty();
+            Some(&LOOK_AT_AILING)
         } else {
             never_tells.then_some(&LOOK)
         };

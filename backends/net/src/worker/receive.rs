@@ -417,6 +417,7 @@ impl Engine {
             Ok(None) => return Ok(Took::Nothing),
             Err(e) => {
                 port_failed(&self.interface, "receive", &e);
+                self.ailing = true;
                 return Ok(Took::Nothing);
             }
         };

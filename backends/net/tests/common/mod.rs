@@ -45,7 +45,8 @@ fn enter_own_network() {
     );
 }
 
-fn ip(words: &str) {
+/// Runs `ip`.
+pub fn ip(words: &str) {
     let status = Command::new("ip").args(words.split(' ')).status();
     assert!(status.expect("iproute2 is needed").success(), "ip {words}");
 }
@@ -141,6 +142,16 @@ impl Backend {
         let text = self.metrics();
         let line = text.lines().find(|l| l.starts_with(&name)).unwrap();
         line.rsplit_once(' ').unwrap().1.parse().unwrap()
+    }
+
+    /// Whether all of its threads sleep.
+    pub fn sleeps(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        threads.into_iter().all(|thread| {
+            let stat = std::fs::read_to_string(thread.unwrap().path().join("stat")).unwrap();
+            // After the name, which is in brackets (proc(5)).
+            stat.rsplit_once(") ").unwrap().1.starts_with('S')
+        })
     }
 
     /// The process.
