@@ -73,7 +73,7 @@ pub struct FrameHeader {
     pub checksum_start: U16,
     /// Where in that it is put.
     pub checksum_offset: U16,
-    /// Buffers of a received frame, with [`feature::MRG_RXBUF`] and [`feature::VERSION_1`].
+    /// Buffers of a received frame, with [`feature::MRG_RXBUF`] or `VERSION_1`.
     pub buffers: U16,
 }
 
