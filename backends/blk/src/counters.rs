@@ -42,6 +42,7 @@ counters! {
     resubmitted: "Requests taken over from a backend that had ended.",
     handed: "Requests and parts that were handed to another limb.",
     split: "Requests that were split because their data lies on several nodes.",
+    rehomed: "Times that a queue's worker followed its data to another node.",
     redone: "Requests and parts that were done again over another path.",
     waited: "Requests and parts that waited for a path.",
     kicks: "Notifications of drivers.",

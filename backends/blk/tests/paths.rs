@@ -179,6 +179,29 @@ fn below_the_stated_size_a_request_goes_where_most_of_it_is() {
 }
 
 #[test]
+fn a_worker_follows_its_data_to_another_node_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let _file = make_disk(folder.path(), DISK);
+    let daemon = start(folder.path(), &[]);
+    let mut vm = Vm::new();
+    let _frontend = vm.boot(&folder.path().join("socket"));
+    let mut read = |at: u64, count: u64| {
+        for n in 0..count {
+            assert_eq!(vm.does(0, n * 8, at, 4096), 0);
+        }
+    };
+    read(FAR, 1024);
+    assert_eq!(daemon.metric("rehomed"), 1);
+    assert_eq!(daemon.metric("handed"), 256);
+    read(DATA, 1024);
+    assert_eq!(daemon.metric("rehomed"), 2);
+    assert_eq!(daemon.metric("handed"), 512);
+    // Wherever it was, each was moved where its data is.
+    assert_eq!(bytes(&daemon, "0", "0", "disk"), 1024 * 4096);
+    assert_eq!(bytes(&daemon, "1", "1", "link"), 1024 * 4096);
+}
+
+#[test]
 fn without_steering_the_queues_limb_does_everything() {
     let folder = tempfile::tempdir().unwrap();
     let _file = make_disk(folder.path(), DISK);

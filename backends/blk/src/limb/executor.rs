@@ -248,11 +248,8 @@ impl Limbs {
             &transfer.vectors
         };
         if self.paths.in_memory() {
-            let path = self
-                .paths
-                .get(transfer.path)
-                .ok_or(io::ErrorKind::NotFound)?;
-            let file = &path.storage().file;
+            let storage = self.ring.storage(transfer.path);
+            let file = &storage.ok_or(io::ErrorKind::NotFound)?.file;
             // SAFETY: as above.
             let moved = unsafe { transfer_some(file, transfer.write, vectors, transfer.offset) };
             return moved.map(Some);

@@ -2,6 +2,7 @@
 
 use super::Paths;
 use farlane_file_io::ring::Ring;
+use farlane_file_io::storage::Storage;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
@@ -12,8 +13,9 @@ use std::sync::Arc;
 pub struct PathRing {
     ring: Ring,
     paths: Arc<Paths>,
-    /// Which opening of each path the ring has.
+    /// Which opening of each path the ring has, and what that is.
     generations: Vec<u32>,
+    open: Vec<Arc<Storage>>,
 }
 
 impl PathRing {
@@ -33,7 +35,14 @@ impl PathRing {
             ring: Ring::new(&files, kicks)?,
             paths,
             generations,
+            open,
         })
+    }
+
+    /// What is open of a path, as far as the ring knows.
+    #[must_use]
+    pub fn storage(&self, path: usize) -> Option<&Storage> {
+        self.open.get(path).map(AsRef::as_ref)
     }
 
     /// The number of a path's file, as it is open now.
@@ -43,7 +52,8 @@ impl PathRing {
     pub fn file(&mut self, path: usize) -> io::Result<u32> {
         let number = u32::try_from(path).map_err(io::Error::other)?;
         let known = self.generations.get_mut(path);
-        let (Some(known), Some(path)) = (known, self.paths.get(path)) else {
+        let open = self.open.get_mut(path);
+        let (Some(known), Some(open), Some(path)) = (known, open, self.paths.get(path)) else {
             return Err(io::ErrorKind::NotFound.into());
         };
         let generation = path.generation();
@@ -56,6 +66,7 @@ impl PathRing {
                 .is_ok()
             {
                 *known = generation;
+                *open = storage;
             }
         }
         Ok(number)

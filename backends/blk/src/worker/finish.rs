@@ -68,8 +68,7 @@ impl Engine {
         let (Work::Read(extent) | Work::Write(extent)) = &request.work else {
             return;
         };
-        let limb = request.limb.unwrap_or(self.home);
-        let Some(limb) = self.disk.around().limbs.all().get(limb) else {
+        let Some(limb) = self.disk.around().limbs.all().get(request.by) else {
             return;
         };
         let locality = self.disk.locality();

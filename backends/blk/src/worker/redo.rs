@@ -41,7 +41,7 @@ impl Engine {
             Work::Flush => return Ok(self.strand(slot, request, errno)),
             Work::Read(_) | Work::Write(_) => (),
         }
-        let limb = request.limb.unwrap_or(self.home);
+        let limb = request.by;
         match self.paths.choose(limb, tried) {
             Some(next) => self.over(slot, request, next),
             None => Ok(self.strand(slot, request, errno)),
@@ -140,7 +140,7 @@ impl Engine {
         if keeps_path {
             return self.over(slot, request, path);
         }
-        let limb = request.limb.unwrap_or(self.home);
+        let limb = request.by;
         match self.paths.choose(limb, tried) {
             Some(path) => self.over(slot, request, path),
             // It has just failed.

@@ -88,7 +88,9 @@ pub struct Request {
     pub head: u16,
     /// The request that it is a part of.
     pub whole: Option<Rc<Whole>>,
-    /// The limb that moves its data, if that is not the worker's own.
+    /// The limb that moves its data.
+    pub by: usize,
+    /// That one, if its data is to be handed to it.
     pub limb: Option<usize>,
     /// The path that it goes over.
     pub path: usize,
@@ -129,6 +131,7 @@ impl Request {
         Self {
             head,
             whole: None,
+            by: 0,
             limb: None,
             path: 0,
             lies: Lies::On(Node(0)),

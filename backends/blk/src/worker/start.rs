@@ -117,7 +117,9 @@ impl Engine {
     /// Begins a request, or a part of one, at the limb of its data and over that one's path.
     fn begin(&mut self, mut request: Box<Request>) {
         let limb = self.limb_of(&request);
+        request.by = limb;
         request.limb = (limb != self.home).then_some(limb);
+        self.follow(limb);
         let slot = self.requests.reserve();
         let step = match self.paths.choose(limb, 0) {
             Some(path) => {

@@ -8,10 +8,8 @@ use crate::counters::count;
 use crate::request::{Extent, Range};
 use farlane_file_io::bounce::Bounce;
 use farlane_file_io::ring::{Durable, Fallocate};
-use farlane_file_io::storage::Storage;
 use farlane_file_io::vectors::{skip, transfer_now};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Most bytes that one request has in a buffer of ours.
@@ -39,11 +37,6 @@ pub enum Step {
 }
 
 impl Engine {
-    fn storage(&self, path: usize) -> io::Result<Arc<Storage>> {
-        let path = self.paths.get(path).ok_or(io::ErrorKind::NotFound)?;
-        Ok(path.storage())
-    }
-
     fn durable(&self) -> Durable {
         Durable(!self.writeback.load(Ordering::Relaxed))
     }
@@ -106,9 +99,12 @@ impl Engine {
             }
             // It cannot now: the worker does it itself.
             request.limb = None;
+            request.by = self.home;
         }
         if self.disk.in_memory() && !request.copies {
-            let storage = self.storage(request.path)?;
+            // What is in memory is never opened again.
+            let storage = self.ring.storage(request.path);
+            let storage = storage.ok_or(io::ErrorKind::NotFound)?;
             // SAFETY: the vectors name memory that the request keeps mapped.
             let moved = unsafe { transfer_now(&storage.file, write, &mut request.vectors, offset) };
             return Ok(Step::Done(match moved {
