@@ -12,6 +12,7 @@ use farlane_vmkit::workspace::Workspace;
 use crate::run::{Context, Run};
 use crate::scenarios::gpu_scan;
 use crate::scenarios::lend_soft;
+use crate::scenarios::octo_ssd;
 use crate::scenarios::rdma_host::on_host;
 use crate::scenarios::rdma_perftest::perftests;
 use crate::scenarios::rdma_pingpong::{device_info, ping_pongs};
@@ -38,7 +39,7 @@ const PERFTESTS: &[&str] = &[
 ];
 
 /// Runs unmodified programs between two guests, then between two processes of this machine, then on a lent disk, then with
-/// a lent GPU that a disk reaches, and prints their figures.
+/// a lent GPU that a disk reaches, then with a disk that has a limb on each of two nodes, and prints their figures.
 pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     let start = Instant::now();
     let context = Context::new(workspace);
@@ -63,6 +64,13 @@ pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     gpu_scan::show(&scanning, &mut report)
         .with_context(|| format!("The logs are in {}", scanning.logs().display()))?;
     scanning.forget_logs()?;
+    progress::note(
+        "A virtual machine with two NUMA nodes: what moves its disk's bytes is on the node where they lie",
+    );
+    let nodes = Run::new(&context, "demo-nodes")?;
+    octo_ssd::show(&nodes, &mut report)
+        .with_context(|| format!("The logs are in {}", nodes.logs().display()))?;
+    nodes.forget_logs()?;
     println!(
         "\nWhat ran, all of it without an error, in {:.0} s:\n\n{report}",
         start.elapsed().as_secs_f64()

@@ -154,6 +154,11 @@ impl Disk {
 }
 
 impl DiskBackend {
+    /// Where it tells its counters.
+    pub fn metrics_socket(&self) -> &Path {
+        &self.metrics
+    }
+
     /// Its counters.
     pub fn metrics(&self) -> Result<Metrics> {
         Metrics::read(&self.metrics, "farlane_blk_")

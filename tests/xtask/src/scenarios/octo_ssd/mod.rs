@@ -3,6 +3,7 @@
 
 mod described;
 mod real;
+mod show;
 mod stock;
 
 use anyhow::{Context as _, Result};
@@ -11,6 +12,8 @@ use farlane_vmkit::report::Report;
 use super::Scenario;
 use crate::numa::{Memory, Placed};
 use crate::run::Run;
+
+pub use show::show;
 
 pub const SCENARIO: Scenario = Scenario {
     name: "octo-ssd",

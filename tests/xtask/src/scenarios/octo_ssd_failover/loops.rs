@@ -85,8 +85,11 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let metrics = backend.metrics()?;
     for number in [0, 1] {
         let name = path_name(number);
-        let of =
-            |counter: &str| metrics.get(&format!("{counter}{{disk=\"{DISK}\",path=\"{name}\",node=\"{number}\"}}"));
+        let of = |counter: &str| {
+            metrics.get(&format!(
+                "{counter}{{disk=\"{DISK}\",path=\"{name}\",node=\"{number}\"}}"
+            ))
+        };
         let (failures, returns) = (of("path_failures")?, of("path_returns")?);
         ensure!(
             failures >= LEAST && returns >= LEAST,
