@@ -100,7 +100,7 @@ impl Locality {
         share
     }
 
-    /// As [`write`], of one device; `labels` are further ones, such as `disk="a",`.
+    /// As [`write()`], of one device; `labels` are further ones, such as `disk="a",`.
     pub fn write(&self, out: &mut String, prefix: &str, labels: &str) {
         write(out, prefix, &[(labels.to_owned(), self)]);
     }
