@@ -21,6 +21,7 @@ mod run;
 mod scenarios;
 mod test_run;
 mod tools;
+mod two_nodes;
 mod vm;
 mod volumes;
 

@@ -23,6 +23,9 @@ mod lend_vs_local;
 pub mod net_vs_tap;
 mod octo_net;
 mod octo_net_peers;
+mod octo_restart;
+pub mod octo_ssd;
+mod octo_ssd_failover;
 mod p2p_lent;
 mod rdma_buffers;
 mod rdma_crash;
@@ -78,6 +81,9 @@ pub const ALL: &[Scenario] = &[
     net_vs_tap::SCENARIO,
     octo_net::SCENARIO,
     octo_net_peers::SCENARIO,
+    octo_ssd::SCENARIO,
+    octo_ssd_failover::SCENARIO,
+    octo_restart::SCENARIO,
     p2p_lent::SCENARIO,
     gpu_soft::SCENARIO,
     gpu_unmodified::SCENARIO,
