@@ -7,8 +7,10 @@ use farlane_daemon::limb::{self, Limbs};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::{metrics, privileges, seccomp};
 use farlane_net::interface::Interface;
-use farlane_net::options::{NetOptions, Options, SocketOption};
+use farlane_net::options::{HostOption, NetOptions, Options, SocketOption};
+use farlane_net::port::Port;
 use farlane_net::port::tap::Tap;
+use farlane_net::port::xdp::{self, Xdp};
 use farlane_net::session::NetDevice;
 use farlane_net::watch;
 use farlane_vhost::serve::serve;
@@ -40,10 +42,13 @@ fn run() -> anyhow::Result<ExitCode> {
     let limbs = Limbs::new(options.locality.topology());
     let mut interfaces = Vec::new();
     for net in &given {
-        let tap = Tap::open(&net.tap, net.queues, net.mtu)?;
+        let port: Box<dyn Port> = match &net.host {
+            HostOption::Tap(name) => Box::new(Tap::open(name, net.queues, net.mtu)?),
+            HostOption::Xdp(name, mode) => Box::new(Xdp::open(name, net.queues, *mode)?),
+        };
         interfaces.push(Arc::new(Interface::new(
             net.id.clone(),
-            Box::new(tap),
+            port,
             net.mac.map(|mac| mac.0),
             limbs.clone(),
             options.locality.given(),
@@ -73,7 +78,12 @@ fn run() -> anyhow::Result<ExitCode> {
             farlane_net::metrics_text(&interfaces)
         })?;
     }
-    let calls = [farlane_net::SYSTEM_CALLS, limb::SYSTEM_CALLS].concat();
+    let calls = [
+        farlane_net::SYSTEM_CALLS,
+        xdp::SYSTEM_CALLS,
+        limb::SYSTEM_CALLS,
+    ]
+    .concat();
     seccomp::confine(options.daemon.seccomp, &calls)?;
     log::info!("Ready");
 

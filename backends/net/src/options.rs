@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::port::tap::MAX_QUEUES;
+use crate::port::xdp;
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -14,38 +15,44 @@ const MTU: std::ops::RangeInclusive<u16> = 68..=65_535;
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "farlane-net", version)]
 pub struct Options {
-    /// An interface: where its VMM finds it (a vhost-user socket to make, or an inherited listening one), and the tap that it is
-    /// connected to. queues=N queue pairs, mac=M, mtu=N, id=S for the counters
+    /// An interface: where its VMM finds it (a vhost-user socket to make, or an inherited listening one), and the tap or the
+    /// interface of the host that it is connected to. queues=N queue pairs, mac=M, mtu=N of a tap, mode=MODE of xdp, id=S for the
+    /// counters
     #[arg(
         long = "net",
-        value_name = "socket=PATH|fd=N,tap=NAME[,KEY=VALUE]...",
-        required_unless_present_any = ["tap", "print_capabilities"]
+        value_name = "socket=PATH|fd=N,tap=NAME|xdp=NAME[,KEY=VALUE]...",
+        required_unless_present_any = ["host", "print_capabilities"]
     )]
     pub nets: Vec<NetOptions>,
 
     /// One interface by itself: the tap that it is connected to. One that is not there is made, and goes when this ends
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", group = "host")]
     pub tap: Option<String>,
 
+    /// In place of a tap, queues of an interface of the host, over AF_XDP: all its frames are the guest's. MODE: native, generic,
+    /// copy or zerocopy; otherwise the best that its driver has
+    #[arg(long, value_name = "NAME[,queues=N][,mode=MODE]", group = "host")]
+    pub xdp: Option<XdpOptions>,
+
     /// The vhost-user socket of that interface
-    #[arg(long, value_name = "PATH", requires = "tap")]
+    #[arg(long, value_name = "PATH", requires = "host")]
     pub socket_path: Option<PathBuf>,
 
     /// A listening vhost-user socket of that interface, as an inherited descriptor
     #[arg(
         long,
         value_name = "N",
-        requires = "tap",
+        requires = "host",
         conflicts_with = "socket_path"
     )]
     pub fd: Option<RawFd>,
 
     /// Its queue pairs
-    #[arg(long, value_name = "N", requires = "tap", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES)))]
+    #[arg(long, value_name = "N", requires = "host", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES)))]
     pub queues: u16,
 
-    /// Its address, for a VMM that does not choose one itself; made of the tap's where it is not given
-    #[arg(long, value_name = "M", requires = "tap")]
+    /// Its address, for a VMM that does not choose one itself; made of the host's where it is not given
+    #[arg(long, value_name = "M", requires = "host")]
     pub mac: Option<Mac>,
 
     /// Sets the tap's MTU, which the guest is told; otherwise it is left as it is
@@ -68,7 +75,15 @@ impl Options {
     /// See [`OptionsError`].
     pub fn all_nets(&self) -> Result<Vec<NetOptions>, OptionsError> {
         let mut nets = self.nets.clone();
-        if let Some(tap) = &self.tap {
+        let tap = self
+            .tap
+            .clone()
+            .map(|name| (HostOption::Tap(name), self.queues));
+        let xdp = self.xdp.clone().map(|xdp| {
+            let queues = xdp.queues.unwrap_or(self.queues);
+            (HostOption::Xdp(xdp.name, xdp.mode), queues)
+        });
+        if let Some((host, queues)) = tap.or(xdp) {
             let socket = match (&self.socket_path, self.fd) {
                 (Some(path), _) => SocketOption::Path(path.clone()),
                 (None, Some(fd)) => SocketOption::Descriptor(fd),
@@ -76,9 +91,9 @@ impl Options {
             };
             nets.push(NetOptions {
                 socket,
-                tap: tap.clone(),
-                id: tap.clone(),
-                queues: self.queues,
+                id: host.name().to_owned(),
+                host,
+                queues,
                 mac: self.mac,
                 mtu: self.mtu,
             });
@@ -90,9 +105,9 @@ impl Options {
                 .iter()
                 .map(|path| path.display().to_string()),
         );
-        let mut taps: Vec<_> = nets.iter().map(|net| net.tap.clone()).collect();
+        let mut hosts: Vec<_> = nets.iter().map(|net| net.host.name().to_owned()).collect();
         let mut ids: Vec<_> = nets.iter().map(|net| net.id.clone()).collect();
-        for values in [&mut sockets, &mut taps, &mut ids] {
+        for values in [&mut sockets, &mut hosts, &mut ids] {
             values.sort();
             if let Some(pair) = values.windows(2).find(|pair| pair[0] == pair[1]) {
                 return Err(OptionsError::Twice(pair[0].clone()));
@@ -142,6 +157,83 @@ impl std::fmt::Display for SocketOption {
     }
 }
 
+/// What an interface is connected to on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostOption {
+    /// A tap.
+    Tap(String),
+    /// Queues of an interface.
+    Xdp(String, xdp::Mode),
+}
+
+impl HostOption {
+    /// Its name there.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Tap(name) | Self::Xdp(name, _) => name,
+        }
+    }
+}
+
+/// Queues of an interface of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XdpOptions {
+    /// Its name.
+    pub name: String,
+    /// How many, if it is said here.
+    pub queues: Option<u16>,
+    /// How frames are taken.
+    pub mode: xdp::Mode,
+}
+
+impl FromStr for XdpOptions {
+    type Err = OptionsError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut words = text.split(',');
+        let name = words.next().unwrap_or_default();
+        let mut options = Self {
+            name: value(
+                name,
+                "an interface",
+                (!name.is_empty()).then(|| name.to_owned()),
+            )?,
+            queues: None,
+            mode: xdp::Mode::Any,
+        };
+        let mut seen = Vec::new();
+        for word in words {
+            let unknown = || OptionsError::Unknown(word.to_owned());
+            let (key, given) = word.split_once('=').ok_or_else(unknown)?;
+            if seen.contains(&key) {
+                return Err(unknown());
+            }
+            seen.push(key);
+            match key {
+                "queues" => options.queues = Some(queues(given)?),
+                "mode" => options.mode = mode(given)?,
+                _ => return Err(unknown()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn queues(given: &str) -> Result<u16, OptionsError> {
+    let number = given.parse().ok();
+    let number = number.filter(|n| (1..=MAX_QUEUES).contains(n));
+    value(given, "a number from 1 to 256", number)
+}
+
+fn mode(given: &str) -> Result<xdp::Mode, OptionsError> {
+    value(
+        given,
+        "native, generic, copy or zerocopy",
+        given.parse().ok(),
+    )
+}
+
 /// An address of an interface: not one of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mac(pub [u8; 6]);
@@ -169,8 +261,8 @@ impl FromStr for Mac {
 pub struct NetOptions {
     /// Where.
     pub socket: SocketOption,
-    /// Its tap.
-    pub tap: String,
+    /// What it is connected to.
+    pub host: HostOption,
     /// What it is called in counters.
     pub id: String,
     /// Its queue pairs.
@@ -192,14 +284,18 @@ impl FromStr for NetOptions {
     type Err = OptionsError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (mut socket, mut tap, mut id) = (None, None, None);
-        let (mut queues, mut mac, mut mtu) = (1, None, None);
+        let (mut socket, mut host, mut id) = (None, None, None);
+        let (mut pairs, mut mac, mut mtu, mut how) = (1, None, None, None);
         let mut seen = Vec::new();
         for word in text.split(',') {
             let unknown = || OptionsError::Unknown(word.to_owned());
             let (key, given) = word.split_once('=').ok_or_else(unknown)?;
             // Two names of one thing.
-            let name = if key == "fd" { "socket" } else { key };
+            let name = match key {
+                "fd" => "socket",
+                "xdp" => "tap",
+                key => key,
+            };
             if given.is_empty() || seen.contains(&name) {
                 return Err(unknown());
             }
@@ -210,7 +306,9 @@ impl FromStr for NetOptions {
                     let fd = value(given, "a descriptor", given.parse().ok())?;
                     socket = Some(SocketOption::Descriptor(fd));
                 }
-                "tap" => tap = Some(given.to_owned()),
+                "tap" => host = Some(HostOption::Tap(given.to_owned())),
+                "xdp" => host = Some(HostOption::Xdp(given.to_owned(), xdp::Mode::Any)),
+                "mode" => how = Some(mode(given)?),
                 "id" => {
                     let plain = !given.contains(['"', '\\']);
                     id = Some(value(
@@ -219,11 +317,7 @@ impl FromStr for NetOptions {
                         plain.then(|| given.to_owned()),
                     )?);
                 }
-                "queues" => {
-                    let number = given.parse().ok();
-                    let number = number.filter(|n| (1..=MAX_QUEUES).contains(n));
-                    queues = value(given, "a number from 1 to 256", number)?;
-                }
+                "queues" => pairs = queues(given)?,
                 "mac" => mac = Some(given.parse()?),
                 "mtu" => {
                     let number = given.parse().ok().filter(|n| MTU.contains(n));
@@ -232,12 +326,19 @@ impl FromStr for NetOptions {
                 _ => return Err(unknown()),
             }
         }
-        let tap = tap.ok_or(OptionsError::Missing("tap"))?;
+        let mut host = host.ok_or(OptionsError::Missing("tap or xdp"))?;
+        match (&mut host, how, mtu) {
+            (HostOption::Tap(_), Some(_), _) => return Err(OptionsError::Unknown("mode".into())),
+            // The MTU of a NIC is its administrator's.
+            (HostOption::Xdp(..), _, Some(_)) => return Err(OptionsError::Unknown("mtu".into())),
+            (HostOption::Xdp(_, mode), Some(how), _) => *mode = how,
+            _ => {}
+        }
         Ok(Self {
             socket: socket.ok_or(OptionsError::Missing("socket or fd"))?,
-            id: id.unwrap_or_else(|| tap.clone()),
-            tap,
-            queues,
+            id: id.unwrap_or_else(|| host.name().to_owned()),
+            host,
+            queues: pairs,
             mac,
             mtu,
         })
@@ -267,7 +368,7 @@ mod tests {
             net,
             NetOptions {
                 socket: SocketOption::Path("/s".into()),
-                tap: "t0".to_owned(),
+                host: HostOption::Tap("t0".to_owned()),
                 id: "lan".to_owned(),
                 queues: 4,
                 mac: Some(Mac([0x52, 0x54, 0, 0x12, 0x34, 0x5f])),
@@ -288,6 +389,10 @@ mod tests {
             "socket=/s,tap=t,mtu=67",
             "socket=/s,tap=t,id=a\"b",
             "socket=/s,tap=t,colour=blue",
+            "socket=/s,tap=t,xdp=e",
+            "socket=/s,tap=t,mode=copy",
+            "socket=/s,xdp=e,mode=fast",
+            "socket=/s,xdp=e,mtu=9000",
         ] {
             assert!(text.parse::<NetOptions>().is_err(), "{text}");
         }
@@ -304,6 +409,32 @@ mod tests {
             &["farlane-net"][..],
             &["farlane-net", "--fd", "3"],
             &["farlane-net", "--tap", "t", "--fd", "3", "--queues", "0"],
+        ] {
+            assert!(Options::try_parse_from(words).is_err(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn queues_of_an_interface_take_the_place_of_a_tap() {
+        let net: NetOptions = "socket=/s,xdp=eth1,queues=2,mode=zerocopy".parse().unwrap();
+        let host = HostOption::Xdp("eth1".to_owned(), xdp::Mode::ZeroCopy);
+        assert_eq!((net.host, net.queues, net.id.as_str()), (host, 2, "eth1"));
+        for (words, queues) in [
+            (&["--xdp", "eth1,queues=3,mode=copy", "--fd", "3"][..], 3),
+            (
+                &["--xdp", "eth1,mode=copy", "--queues", "4", "--fd", "3"],
+                4,
+            ),
+        ] {
+            let nets = parse(words).all_nets().unwrap();
+            let host = HostOption::Xdp("eth1".to_owned(), xdp::Mode::Copy);
+            assert_eq!((&nets[0].host, nets[0].queues), (&host, queues));
+        }
+        for words in [
+            &["farlane-net", "--xdp", "e", "--tap", "t", "--fd", "3"][..],
+            &["farlane-net", "--xdp", "e,mode=fast", "--fd", "3"],
+            &["farlane-net", "--xdp", ",mode=copy", "--fd", "3"],
+            &["farlane-net", "--xdp", "e", "--mtu", "9000", "--fd", "3"],
         ] {
             assert!(Options::try_parse_from(words).is_err(), "{words:?}");
         }

@@ -2,11 +2,17 @@
 
 use super::key::FlowKey;
 use super::parse::protocol;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, Hasher};
+
+/// The key. A fuzzer's input does the same every time.
+#[cfg(not(fuzzing))]
+type Key = std::hash::RandomState;
+#[cfg(fuzzing)]
+type Key = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
 
 /// A hash with a random key, so that nobody can make flows collide.
 #[derive(Clone, Debug, Default)]
-pub struct KeyedHash(RandomState);
+pub struct KeyedHash(Key);
 
 impl KeyedHash {
     /// Of a flow.
