@@ -29,5 +29,6 @@ pub mod qmp;
 pub mod report;
 pub mod scratch;
 pub mod tree;
+mod vm_config;
 pub mod wire;
 pub mod workspace;
