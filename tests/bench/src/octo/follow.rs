@@ -2,7 +2,7 @@
 
 use crate::Options;
 use crate::machine::Machine;
-use crate::net::{boot, guest, host, serve, set_up};
+use crate::net::{boot, guest, host, serve};
 use crate::plot::{Axis, Figure, Line};
 use crate::report::Report;
 use crate::rig::Generator;
@@ -45,7 +45,7 @@ struct Seen {
 /// Measures it, draws it.
 pub fn run(options: &Options, machine: &Machine, folder: &Path, report: &mut Report) -> Result<()> {
     let served = serve(&options.net, folder, machine, 2)?;
-    let mac = set_up()?;
+    let mac = served.set_up()?;
     let mut nic = boot(&served, machine, 2)?;
     let over = AtomicBool::new(false);
     let generator = Generator::new()?;

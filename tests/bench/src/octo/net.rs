@@ -52,8 +52,15 @@ pub fn host(mac: [u8; 6], port: u16) -> End {
     }
 }
 
+impl Served {
+    /// Gives its tap the addresses.
+    pub fn set_up(&self) -> Result<[u8; 6]> {
+        set_up().with_context(|| format!("farlane-net said:\n{}", self.backend.log()))
+    }
+}
+
 /// Gives the tap that is there its addresses.
-pub fn set_up() -> Result<[u8; 6]> {
+fn set_up() -> Result<[u8; 6]> {
     let guest = guest(0);
     rig::set_up(host([0; 6], 0).ip, (guest.ip, guest.mac))
 }
@@ -173,7 +180,7 @@ pub fn run(options: &Options, machine: &Machine, report: &mut Report) -> Result<
         for turn in [round % 2, 1 - round % 2] {
             if turn == 0 {
                 let served = serve(&options.net, folder.path(), machine, 1)?;
-                let mac = set_up()?;
+                let mac = served.set_up()?;
                 let mut ours = Ours {
                     nic: boot(&served, machine, 1)?,
                     process: served.backend.pid(),
