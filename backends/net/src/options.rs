@@ -56,7 +56,7 @@ pub struct Options {
     pub mac: Option<Mac>,
 
     /// Sets the tap's MTU, which the guest is told; otherwise it is left as it is
-    #[arg(long, value_name = "BYTES", requires = "tap", value_parser = clap::value_parser!(u16).range(i64::from(*MTU.start())..))]
+    #[arg(long, value_name = "BYTES", requires = "tap", conflicts_with = "xdp", value_parser = clap::value_parser!(u16).range(i64::from(*MTU.start())..))]
     pub mtu: Option<u16>,
 
     #[command(flatten)]
