@@ -34,6 +34,7 @@ mod rdma_isolation;
 pub mod rdma_perftest;
 pub mod rdma_pingpong;
 mod rdma_vs_rxe;
+mod topology;
 mod vmkit;
 
 use std::process::ExitCode;
@@ -60,6 +61,7 @@ pub struct Scenario {
 /// All scenarios.
 pub const ALL: &[Scenario] = &[
     vmkit::SCENARIO,
+    topology::SCENARIO,
     driver_builds::SCENARIO,
     blk::SCENARIO,
     blk_crash::SCENARIO,

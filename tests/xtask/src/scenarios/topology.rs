@@ -1,0 +1,64 @@
+//! A kernel with two NUMA nodes: what farlane-topology shows of it, and whether memory is found where it lies and followed when it
+//! moves.
+
+use anyhow::{Result, ensure};
+use farlane_vmkit::guest_root::GuestFile;
+use farlane_vmkit::numa::Numa;
+use farlane_vmkit::progress;
+use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::report::Report;
+
+use super::Scenario;
+use crate::conditions::no_complaint;
+use crate::numa::NODES;
+use crate::run::Run;
+
+pub const SCENARIO: Scenario = Scenario {
+    name: "topology",
+    about: "a kernel with two NUMA nodes: what is shown of it, and memory that is found and followed",
+    is_test: true,
+    run,
+};
+
+const NODE_MIB: u32 = 512;
+const BLOCKS: u64 = 16 << 20;
+const CHECK: &str = "usr/bin/two_nodes";
+const SHOW: &str = "usr/bin/farlane-topology";
+
+fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+    let workspace = run.context.workspace();
+    let check = progress::step("Building farlane-topology", || {
+        workspace.build_release(&["farlane-topology"])?;
+        workspace.build_example("farlane-zero-copy", "two_nodes")
+    })?;
+    let file = run.path("blocks");
+    std::fs::File::create(&file).and_then(|file| file.set_len(BLOCKS))?;
+    let config = VmConfig::new("host")
+        .numa(Numa::pair(NODE_MIB))
+        .nvme_subsystem("dual", file, &NODES)
+        .files([
+            GuestFile::new(check, CHECK),
+            GuestFile::new(workspace.built("farlane-topology")?, SHOW),
+        ]);
+    let [guest] = run.boot([config])?;
+
+    let shown = guest.run(&format!("/{SHOW} --svg /tmp/machine.svg"))?;
+    for node in NODES {
+        let mut lines = shown.lines();
+        let title = format!("node {node}: processor {node}, ");
+        ensure!(lines.any(|line| line.starts_with(&title)), "{shown}");
+        // The controller of the node stands below it, before anything else's.
+        let next = lines.next().unwrap_or_default();
+        ensure!(next.trim_start().starts_with("NVMe "), "{shown}");
+    }
+    let drawing = guest.read_file("/tmp/machine.svg")?;
+    ensure!(drawing.contains("distance 21"), "{drawing}");
+    report.add("farlane-topology", "two nodes, a controller each", "shown");
+
+    let said = guest.run(&format!("/{CHECK}"))?;
+    for line in said.lines() {
+        progress::note(line);
+        report.add("placement", line, "yes");
+    }
+    no_complaint(&guest)
+}
