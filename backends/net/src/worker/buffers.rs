@@ -89,6 +89,8 @@ pub(super) struct Buffers {
     found: VecDeque<Buffer>,
     bytes: usize,
     pieces: usize,
+    /// No further piece is found, whatever the driver adds.
+    is_full: bool,
     spare: Vec<Vec<Piece>>,
     chain: Chain,
 }
@@ -101,6 +103,7 @@ impl Buffers {
         }
         self.bytes = 0;
         self.pieces = 0;
+        self.is_full = false;
     }
 
     fn recycle(&mut self, mut pieces: Vec<Piece>) {
@@ -111,6 +114,11 @@ impl Buffers {
     /// Bytes of all of them.
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Whether no more are found until some are used: they are in too many pieces.
+    pub fn is_full(&self) -> bool {
+        self.is_full
     }
 
     pub fn is_empty(&self) -> bool {
@@ -147,6 +155,7 @@ impl Buffers {
             }
             if self.pieces + pieces.len() > MAX_PIECES {
                 self.recycle(pieces);
+                self.is_full = true;
                 return Ok(());
             }
             self.bytes += room;
@@ -157,6 +166,7 @@ impl Buffers {
                 pieces,
             });
         }
+        self.is_full = self.pieces >= MAX_PIECES;
         Ok(())
     }
 
@@ -219,6 +229,7 @@ impl Buffers {
             left -= used;
             self.bytes -= buffer.bytes;
             self.pieces -= buffer.pieces.len();
+            self.is_full = false;
             self.recycle(buffer.pieces);
         }
         Ok(count)

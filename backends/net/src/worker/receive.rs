@@ -127,7 +127,7 @@ impl Receive {
         self.buffers.find(&mut self.end, total, several, places)?;
         if self.buffers.bytes() < total {
             let rings = self.end.rings()?;
-            let has_all = self.buffers.len() >= rings.size();
+            let has_all = self.buffers.len() >= rings.size() || self.buffers.is_full();
             let never = has_all || (!several && !self.buffers.is_empty());
             return Ok(if never { Placed::Never } else { Placed::Later });
         }
