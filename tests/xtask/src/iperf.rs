@@ -11,7 +11,6 @@ use crate::tools::{Program, Talk};
 pub struct Iperf {
     words: String,
     address: String,
-    server: String,
 }
 
 /// What came out.
@@ -44,19 +43,17 @@ impl Iperf {
         Self {
             words: words.to_owned(),
             address: address.to_owned(),
-            server: String::new(),
         }
     }
 
-    /// With words before the server's command, such as `taskset`.
-    pub fn server_under(mut self, words: &str) -> Self {
-        self.server = format!("{words} ");
-        self
+    /// The client's words.
+    pub fn words(&self) -> &str {
+        &self.words
     }
 
     /// The server's command line.
     pub fn serve(&self, port: u16) -> String {
-        format!("{}iperf3 -s -1 -J -p {port}", self.server)
+        format!("iperf3 -s -1 -J -p {port}")
     }
 
     /// The client's.
@@ -82,6 +79,18 @@ impl Iperf {
         parse(&talk.asked, &talk.served, is_reverse)
             .with_context(|| format!("iperf3 {} said:\n{}", self.words, talk.asked))
     }
+}
+
+/// For the table.
+pub fn figure(figures: &Figures) -> String {
+    let mut text = format!("{:.0} Mbit/s", figures.received_bits_per_second / 1e6);
+    if let Some(datagrams) = figures.datagrams {
+        text += &format!(", {} of {} lost", datagrams.lost, datagrams.all);
+    }
+    if let Some(again @ 1..) = figures.retransmits {
+        text += &format!(", {again} segments sent again");
+    }
+    text
 }
 
 /// Reads the reports of a client and a server; `is_reverse` tells that the client has received.

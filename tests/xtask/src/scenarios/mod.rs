@@ -21,7 +21,8 @@ pub mod lend_soft;
 mod lend_vfio;
 mod lend_vs_local;
 pub mod net_vs_tap;
-mod octo_net;
+pub mod octo_net;
+mod octo_net_flood;
 mod octo_net_peers;
 mod octo_restart;
 pub mod octo_ssd;
@@ -82,10 +83,8 @@ pub const ALL: &[Scenario] = &[
     lend_vs_local::SCENARIO,
     net_vs_tap::SCENARIO,
     octo_net::SCENARIO,
+    octo_net_flood::SCENARIO,
     octo_net_peers::SCENARIO,
-    octo_ssd::SCENARIO,
-    octo_ssd_failover::SCENARIO,
-    octo_restart::SCENARIO,
     p2p_lent::SCENARIO,
     gpu_soft::SCENARIO,
     gpu_unmodified::SCENARIO,
@@ -96,6 +95,9 @@ pub const ALL: &[Scenario] = &[
     gpu_hostile::SCENARIO,
     gpu_p2pmem::SCENARIO,
     gpu_raid::SCENARIO,
+    octo_ssd::SCENARIO,
+    octo_ssd_failover::SCENARIO,
+    octo_restart::SCENARIO,
 ];
 
 impl Scenario {

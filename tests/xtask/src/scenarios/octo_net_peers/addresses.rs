@@ -5,9 +5,9 @@ use farlane_vmkit::network::{BRIDGE, PEER_6};
 use farlane_vmkit::report::Report;
 
 use super::Ends;
-use super::traffic::{figure, flood, sound};
+use super::traffic::{flood, sound};
 use crate::conditions::wait_until;
-use crate::iperf::Iperf;
+use crate::iperf::{Iperf, figure};
 use crate::net::{GUEST, GUEST_6};
 
 /// The first address that the DHCP server gives.

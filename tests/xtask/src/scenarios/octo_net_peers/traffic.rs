@@ -5,7 +5,7 @@ use farlane_vmkit::network::{BRIDGE, PEER};
 use farlane_vmkit::report::Report;
 
 use super::Ends;
-use crate::iperf::{Figures, Iperf};
+use crate::iperf::{Figures, Iperf, figure};
 use crate::net::{GUEST, TAP};
 use crate::place::Place;
 
@@ -46,18 +46,6 @@ pub fn sound(figures: &Figures) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// For the table.
-pub fn figure(figures: &Figures) -> String {
-    let mut text = format!("{:.0} Mbit/s", figures.received_bits_per_second / 1e6);
-    if let Some(datagrams) = figures.datagrams {
-        text += &format!(", {} of {} lost", datagrams.lost, datagrams.all);
-    }
-    if let Some(again @ 1..) = figures.retransmits {
-        text += &format!(", {again} segments sent again");
-    }
-    text
 }
 
 /// Floods of pings of all sizes both ways.

@@ -8,8 +8,8 @@ use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::report::Report;
 
 use super::Ends;
-use super::traffic::{figure, flood, sound};
-use crate::iperf::Iperf;
+use super::traffic::{flood, sound};
+use crate::iperf::{Iperf, figure};
 use crate::net::At;
 
 const OTHER_TAP: &str = "tap1";

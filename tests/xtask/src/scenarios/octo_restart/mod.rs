@@ -1,6 +1,7 @@
 //! kill -9 of the backends of devices with limbs on two nodes, under load: the next ones go on where they were.
 
 mod blk;
+mod net;
 
 use anyhow::{Context as _, Result};
 use farlane_vmkit::report::Report;
@@ -16,5 +17,6 @@ pub const SCENARIO: Scenario = Scenario {
 };
 
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
-    blk::run(run, report).context("farlane-blk")
+    blk::run(run, report).context("farlane-blk")?;
+    net::run(run, report).context("farlane-net")
 }
