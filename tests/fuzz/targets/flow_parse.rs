@@ -93,7 +93,7 @@ fn send(header: &[u8], mut frame: Vec<u8>) {
 fuzz_target!(|data: &[u8]| {
     format_all_logs();
     let mut input = Input::new(data);
-    let placement = if input.u8() % 2 == 0 {
+    let placement = if input.u8().is_multiple_of(2) {
         Placement::Arrival
     } else {
         Placement::Hash

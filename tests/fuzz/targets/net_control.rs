@@ -35,7 +35,7 @@ fn check(effect: &Effect, features: u64) {
 fuzz_target!(|data: &[u8]| {
     format_all_logs();
     let mut input = Input::new(data);
-    let features = if input.u8() % 4 == 0 {
+    let features = if input.u8().is_multiple_of(4) {
         input.u64()
     } else {
         u64::MAX
