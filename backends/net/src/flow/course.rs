@@ -91,10 +91,10 @@ pub struct Moment {
 }
 
 impl Course {
-    /// A flow that is to have this home. Frames that came before it was known went into the queue of whoever read them; `done`: the
-    /// guest is done with those that its driver has consumed.
+    /// A flow that is to have this home. Frames that came before it was known went into the queue of whoever read them, and are
+    /// waited for as its own are.
     #[must_use]
-    pub fn known(target: u16, done: bool) -> Self {
+    pub fn known(target: u16) -> Self {
         Self {
             sequencer: NOBODY,
             heard: NOBODY,
@@ -107,7 +107,7 @@ impl Course {
             drained_at: None,
             held_since: None,
             last: None,
-            done,
+            done: false,
         }
     }
 
@@ -116,7 +116,8 @@ impl Course {
     pub fn placed(target: u16) -> Self {
         Self {
             home: target,
-            ..Self::known(target, true)
+            done: true,
+            ..Self::known(target)
         }
     }
 

@@ -584,10 +584,10 @@ impl FlowTable {
     ) -> Option<Slot> {
         let source = self.hash.source(&key).to_le_bytes()[0];
         let seen = part.stranger(within).map_or(0, |seen| *seen);
-        let course = match now_us.saturating_sub(seen) {
-            _ if seen == 0 => Course::placed(target),
-            age if age >= LONG_AGO_US => Course::placed(target),
-            age => Course::known(target, age >= self.settings.patience.settle_us),
+        let course = if seen == 0 || now_us.saturating_sub(seen) >= LONG_AGO_US {
+            Course::placed(target)
+        } else {
+            Course::known(target)
         };
         let slot = part.flows.insert(
             Named {

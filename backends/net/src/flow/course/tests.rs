@@ -31,16 +31,7 @@ fn a_new_course_leads_to_its_target_at_once() {
 
 #[test]
 fn frames_before_it_was_known_are_waited_for() {
-    let mut course = Course::known(2, true);
-    assert_eq!(
-        course.received(at(0, 6, 0), None, &PATIENCE, consumed(4)),
-        Step::Hold(0)
-    );
-    assert_eq!(
-        course.retried(at(0, 6, 1), None, &PATIENCE, consumed(5)),
-        Step::Forward(2)
-    );
-    let mut course = Course::known(2, false);
+    let mut course = Course::known(2);
     assert_eq!(
         course.received(at(0, 6, 0), None, &PATIENCE, consumed(5)),
         Step::Hold(0)

@@ -319,7 +319,7 @@ fn run(events: &[Event], placement: Placement) -> World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
+    #![proptest_config(ProptestConfig::with_cases(5_000))]
 
     #[test]
     fn frames_stay_in_order_over_several_port_queues(
