@@ -101,6 +101,17 @@ impl Backend {
     fn is_ready(&self) {
         // Metrics come last.
         wait_until(|| UnixStream::connect(self.folder.path().join("metrics")).is_ok());
+        // The kernel takes frames for a tap a while after somebody has opened it: it works that off in the background, and a
+        // change of the interface waits for it.
+        wait_until(|| {
+            let output = Command::new("ip")
+                .args(["-o", "link", "show", TAP])
+                .output();
+            let said = String::from_utf8(output.unwrap().stdout).unwrap();
+            assert!(said.contains(TAP), "{said}");
+            !said.contains("state DOWN")
+        });
+        ip(&format!("link set {TAP} up"));
     }
 
     /// Where a VMM connects.
