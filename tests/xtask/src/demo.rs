@@ -12,6 +12,7 @@ use farlane_vmkit::workspace::Workspace;
 use crate::run::{Context, Run};
 use crate::scenarios::gpu_scan;
 use crate::scenarios::lend_soft;
+use crate::scenarios::octo_net;
 use crate::scenarios::octo_ssd;
 use crate::scenarios::rdma_host::on_host;
 use crate::scenarios::rdma_perftest::perftests;
@@ -71,6 +72,13 @@ pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     octo_ssd::show(&nodes, &mut report)
         .with_context(|| format!("The logs are in {}", nodes.logs().display()))?;
     nodes.forget_logs()?;
+    progress::note(
+        "Its network interface: a stream whose receiver goes to the other node and back, every 100 ms",
+    );
+    let nets = Run::new(&context, "demo-net")?;
+    octo_net::show(&nets, &mut report)
+        .with_context(|| format!("The logs are in {}", nets.logs().display()))?;
+    nets.forget_logs()?;
     println!(
         "\nWhat ran, all of it without an error, in {:.0} s:\n\n{report}",
         start.elapsed().as_secs_f64()
