@@ -122,6 +122,19 @@ impl NetBackend<'_> {
         &self.sockets[1]
     }
 
+    /// The memory that it holds now (resident set).
+    pub fn resident_bytes(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.backend.pid());
+        let status =
+            std::fs::read_to_string(&path).with_context(|| format!("Cannot read {path}"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().next());
+        let kib: u64 = kib
+            .with_context(|| format!("{path} has no VmRSS"))?
+            .parse()?;
+        Ok(kib * 1024)
+    }
+
     /// Ends it with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         self.backend.kill()

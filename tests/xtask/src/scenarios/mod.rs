@@ -22,6 +22,7 @@ mod lend_vfio;
 mod lend_vs_local;
 pub mod net_vs_tap;
 pub mod octo_net;
+mod octo_net_flood;
 mod octo_net_peers;
 mod octo_restart;
 pub mod octo_ssd;
@@ -82,6 +83,7 @@ pub const ALL: &[Scenario] = &[
     lend_vs_local::SCENARIO,
     net_vs_tap::SCENARIO,
     octo_net::SCENARIO,
+    octo_net_flood::SCENARIO,
     octo_net_peers::SCENARIO,
     p2p_lent::SCENARIO,
     gpu_soft::SCENARIO,
