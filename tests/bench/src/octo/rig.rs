@@ -14,26 +14,20 @@ pub const TAP_FRAMES: u32 = 10_000;
 /// Frames of one system call.
 const AT_ONCE: usize = 64;
 
-/// Runs `what`, and the threads and processes that it starts, in a new network.
-pub fn within<T: Send + 'static>(what: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let thread = std::thread::Builder::new()
-        .name("network".into())
-        .spawn(move || {
-            // SAFETY: only this thread gets another network; it shares nothing of that with others.
-            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-                let error = std::io::Error::last_os_error();
-                return Err(anyhow!(error).context("Cannot make a network (only root can)"));
-            }
-            // Nothing is sent but what is measured.
-            let switch = "/proc/sys/net/ipv6/conf/default/disable_ipv6";
-            if std::path::Path::new(switch).exists() {
-                std::fs::write(switch, "1").with_context(|| format!("Cannot write {switch}"))?;
-            }
-            what()
-        })?;
-    thread
-        .join()
-        .map_err(|e| anyhow!("The network's thread failed: {e:?}"))?
+/// Takes the calling thread, and the threads and processes that come from it, into a new network. To be called before there are
+/// others: processes are started by a thread that was made before.
+pub fn enter() -> Result<()> {
+    // SAFETY: only the calling thread gets another network; it shares nothing of that with others.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(anyhow!(error).context("Cannot make a network (only root can)"));
+    }
+    // Nothing is sent but what is measured.
+    let switch = "/proc/sys/net/ipv6/conf/default/disable_ipv6";
+    if std::path::Path::new(switch).exists() {
+        std::fs::write(switch, "1").with_context(|| format!("Cannot write {switch}"))?;
+    }
+    Ok(())
 }
 
 /// The name of the tap in a request.
