@@ -3,10 +3,11 @@
 use anyhow::Context as _;
 use clap::Parser as _;
 use farlane_blk::disk::Disk;
-use farlane_blk::options::{DiskOptions, Options, SocketOption};
+use farlane_blk::options::Options;
 use farlane_blk::session::DiskDevice;
 use farlane_blk::tunnel::{self, Tunnel};
 use farlane_blk::{paths, sizes};
+use farlane_daemon::keys::Socket;
 use farlane_daemon::lifecycle::{Ending, Lifecycle};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::{limb, metrics, privileges, seccomp};
@@ -36,14 +37,16 @@ fn run() -> anyhow::Result<ExitCode> {
     options.daemon.start_logging();
     let given = options.all_disks()?;
     // Inherited sockets first: as long as nothing else is open, a wrong number is noticed.
-    let inherited = inherit(&given)?;
+    let sockets = given.iter().map(|given| given.socket.clone().inherit());
+    let sockets: Vec<_> = sockets.collect::<Result<_, _>>()?;
     // The disks before their sockets: whoever finds a socket finds a disk behind it.
     let around = options.surroundings();
     let disks = given
         .iter()
         .map(|given| Disk::open(given.disk.clone(), &around));
     let disks: Vec<Arc<Disk>> = disks.collect::<Result<_, _>>()?;
-    let listeners = listen(&given, inherited)?;
+    let listeners = sockets.into_iter().map(Socket::listen);
+    let listeners: Vec<_> = listeners.collect::<Result<_, _>>()?;
     let tunnel_socket = match &options.tunnel {
         Some(path) => Some(Listener::bind(path, Kind::Stream)?),
         None => None,
@@ -104,30 +107,4 @@ fn run() -> anyhow::Result<ExitCode> {
         Ending::Asked => 0,
         Ending::Failed => 1,
     });
-}
-
-fn inherit(given: &[DiskOptions]) -> anyhow::Result<Vec<Option<Listener>>> {
-    let mut listeners = Vec::new();
-    for disk in given {
-        listeners.push(match disk.socket {
-            SocketOption::Descriptor(fd) => Some(Listener::inherit(fd, Kind::Stream)?),
-            SocketOption::Path(_) => None,
-        });
-    }
-    Ok(listeners)
-}
-
-fn listen(
-    given: &[DiskOptions],
-    inherited: Vec<Option<Listener>>,
-) -> anyhow::Result<Vec<Listener>> {
-    let mut listeners = Vec::new();
-    for (disk, inherited) in given.iter().zip(inherited) {
-        listeners.push(match (inherited, &disk.socket) {
-            (Some(listener), _) => listener,
-            (None, SocketOption::Path(path)) => Listener::bind(path, Kind::Stream)?,
-            (None, SocketOption::Descriptor(_)) => anyhow::bail!("A socket is missing"),
-        });
-    }
-    Ok(listeners)
 }

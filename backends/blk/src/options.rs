@@ -4,6 +4,8 @@ use crate::bits::ID_BYTES;
 use crate::disk::{Cache, DiskConfig};
 use crate::paths::PathConfig;
 use crate::surroundings::{SPLIT, Surroundings};
+pub use farlane_daemon::keys::{KeysError as OptionsError, SocketOption};
+use farlane_daemon::keys::{all_different, value};
 use farlane_daemon::limb::Limbs;
 use farlane_daemon::options::{DaemonOptions, LocalityOptions, bytes};
 use farlane_zero_copy::topology::Node;
@@ -11,7 +13,6 @@ use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
-use thiserror::Error;
 
 /// Most queues of a disk where nothing else is said: VMMs take as many as the VM has processors, and
 /// refuse a disk that has fewer.
@@ -138,7 +139,10 @@ impl Options {
                 (Some(serial), disks) => disks
                     .iter_mut()
                     .find(|disk| disk.disk.serial.as_ref() == Some(serial))
-                    .ok_or_else(|| OptionsError::NoDisk(serial.clone()))?,
+                    .ok_or_else(|| OptionsError::Value {
+                        value: serial.clone(),
+                        wanted: "the serial number of a disk",
+                    })?,
             };
             disk.disk.paths.push(path.clone());
         }
@@ -148,13 +152,9 @@ impl Options {
         let mut sockets: Vec<_> = disks.iter().map(|d| d.socket.to_string()).collect();
         let others = self.daemon.metrics.iter().chain(&self.tunnel);
         sockets.extend(others.map(|path| path.display().to_string()));
-        let mut serials: Vec<_> = disks.iter().filter_map(|d| d.disk.serial.clone()).collect();
-        for values in [&mut sockets, &mut serials] {
-            values.sort();
-            if let Some(pair) = values.windows(2).find(|pair| pair[0] == pair[1]) {
-                return Err(OptionsError::Twice(pair[0].clone()));
-            }
-        }
+        let serials: Vec<_> = disks.iter().filter_map(|d| d.disk.serial.clone()).collect();
+        all_different(sockets)?;
+        all_different(serials)?;
         Ok(disks)
     }
 }
@@ -232,49 +232,6 @@ impl FromStr for PathOption {
     }
 }
 
-/// Why the command line cannot be followed.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum OptionsError {
-    /// A socket or serial number for two disks.
-    #[error("{0} is given twice")]
-    Twice(String),
-    /// A path of no disk.
-    #[error("There is no disk with the serial number {0:?}")]
-    NoDisk(String),
-    /// A key is missing.
-    #[error("{0} is missing")]
-    Missing(&'static str),
-    /// A key that is not known, or comes twice.
-    #[error("{0:?} is not known here, or given twice")]
-    Unknown(String),
-    /// A value that is none.
-    #[error("{value:?} is not {wanted}")]
-    Value {
-        /// What was given.
-        value: String,
-        /// What it should be.
-        wanted: &'static str,
-    },
-}
-
-/// Where a VMM connects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SocketOption {
-    /// A socket to make.
-    Path(PathBuf),
-    /// One that is inherited.
-    Descriptor(RawFd),
-}
-
-impl std::fmt::Display for SocketOption {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Path(path) => path.display().fmt(f),
-            Self::Descriptor(fd) => write!(f, "descriptor {fd}"),
-        }
-    }
-}
-
 /// A disk, and where it is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskOptions {
@@ -301,13 +258,6 @@ impl DiskOptions {
             },
         }
     }
-}
-
-fn value<T>(value: &str, wanted: &'static str, parsed: Option<T>) -> Result<T, OptionsError> {
-    parsed.ok_or_else(|| OptionsError::Value {
-        value: value.to_owned(),
-        wanted,
-    })
 }
 
 impl FromStr for DiskOptions {

@@ -1,7 +1,7 @@
 //! What every backend daemon shares, so that a backend's `main` only builds its device and serves
 //! it:
 //!
-//! * [`options`]: the arguments that all of them take;
+//! * [`options`]: the arguments that all of them take; [`keys`]: those of several keys;
 //! * [`lifecycle`]: signals, quick and clean ends;
 //! * [`listener`]: UNIX sockets that belong to one daemon;
 //! * [`vhost`] and [`vring`]: one VM after the other on a vhost-user socket;
@@ -15,6 +15,7 @@
 //! [`lifecycle::Lifecycle::begin`], arguments, sockets, [`privileges::give_up`], threads,
 //! [`seccomp::confine`].
 
+pub mod keys;
 pub mod lifecycle;
 pub mod limb;
 pub mod listener;

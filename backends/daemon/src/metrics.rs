@@ -23,6 +23,30 @@ pub struct Sample<'a> {
     pub value: u64,
 }
 
+/// Defines `Counters`, which a thing of a kind has: a field for each name, and `samples`, which lists them.
+#[macro_export]
+macro_rules! counters {
+    ($(#[$meta:meta])* $($name:ident: $help:literal,)*) => {
+        $(#[$meta])*
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $(#[doc = $help] pub $name: std::sync::atomic::AtomicU64,)*
+        }
+
+        impl Counters {
+            /// All of them, as they are now.
+            #[must_use]
+            pub fn samples(&self) -> Vec<$crate::metrics::Sample<'static>> {
+                vec![$($crate::metrics::Sample {
+                    name: stringify!($name),
+                    help: $help,
+                    value: self.$name.load(std::sync::atomic::Ordering::Relaxed),
+                }),*]
+            }
+        }
+    };
+}
+
 /// Writes `samples` in Prometheus's text format, each as `PREFIX_name`.
 pub fn write_samples<'a>(
     out: &mut String,

@@ -1,31 +1,9 @@
 //! What an interface counts.
 
-use farlane_daemon::metrics::Sample;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-macro_rules! counters {
-    ($($name:ident: $help:literal,)*) => {
-        /// Counters of one interface. The guest's view: what it receives comes from the port.
-        #[derive(Debug, Default)]
-        pub struct Counters {
-            $(#[doc = $help] pub $name: AtomicU64,)*
-        }
-
-        impl Counters {
-            /// All of them, as they are now.
-            #[must_use]
-            pub fn samples(&self) -> Vec<Sample<'static>> {
-                vec![$(Sample {
-                    name: stringify!($name),
-                    help: $help,
-                    value: self.$name.load(Ordering::Relaxed),
-                }),*]
-            }
-        }
-    };
-}
-
-counters! {
+farlane_daemon::counters! {
+    /// Counters of one interface. The guest's view: what it receives comes from the port.
     connections: "Connections of VMMs.",
     rx_frames: "Frames that the guest received.",
     rx_bytes: "Bytes of these frames.",

@@ -2,12 +2,13 @@
 
 use anyhow::Context as _;
 use clap::Parser as _;
+use farlane_daemon::keys::Socket;
 use farlane_daemon::lifecycle::{Ending, Lifecycle};
 use farlane_daemon::limb::{self, Limbs};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::{metrics, privileges, seccomp};
 use farlane_net::interface::Interface;
-use farlane_net::options::{HostOption, NetOptions, Options, SocketOption};
+use farlane_net::options::{HostOption, Options};
 use farlane_net::port::Port;
 use farlane_net::port::tap::Tap;
 use farlane_net::port::xdp::{self, Xdp};
@@ -37,7 +38,8 @@ fn run() -> anyhow::Result<ExitCode> {
     options.daemon.start_logging();
     let given = options.all_nets()?;
     // Inherited sockets first: as long as nothing else is open, a wrong number is noticed.
-    let inherited = inherit(&given)?;
+    let sockets = given.iter().map(|given| given.socket.clone().inherit());
+    let sockets: Vec<_> = sockets.collect::<Result<_, _>>()?;
     // The ports before the sockets: whoever finds a socket finds an interface behind it.
     let limbs = Limbs::new(options.locality.topology());
     let mut interfaces = Vec::new();
@@ -54,7 +56,8 @@ fn run() -> anyhow::Result<ExitCode> {
             options.locality.given(),
         )));
     }
-    let listeners = listen(&given, inherited)?;
+    let listeners = sockets.into_iter().map(Socket::listen);
+    let listeners: Vec<_> = listeners.collect::<Result<_, _>>()?;
     let metrics_socket = match &options.daemon.metrics {
         Some(path) => Some(Listener::bind(path, Kind::Stream)?),
         None => None,
@@ -94,27 +97,4 @@ fn run() -> anyhow::Result<ExitCode> {
         Ending::Asked => 0,
         Ending::Failed => 1,
     });
-}
-
-fn inherit(given: &[NetOptions]) -> anyhow::Result<Vec<Option<Listener>>> {
-    let mut listeners = Vec::new();
-    for net in given {
-        listeners.push(match net.socket {
-            SocketOption::Descriptor(fd) => Some(Listener::inherit(fd, Kind::Stream)?),
-            SocketOption::Path(_) => None,
-        });
-    }
-    Ok(listeners)
-}
-
-fn listen(given: &[NetOptions], inherited: Vec<Option<Listener>>) -> anyhow::Result<Vec<Listener>> {
-    let mut listeners = Vec::new();
-    for (net, inherited) in given.iter().zip(inherited) {
-        listeners.push(match (inherited, &net.socket) {
-            (Some(listener), _) => listener,
-            (None, SocketOption::Path(path)) => Listener::bind(path, Kind::Stream)?,
-            (None, SocketOption::Descriptor(_)) => anyhow::bail!("A socket is missing"),
-        });
-    }
-    Ok(listeners)
 }

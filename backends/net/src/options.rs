@@ -2,11 +2,12 @@
 
 use crate::port::tap::MAX_QUEUES;
 use crate::port::xdp;
+pub use farlane_daemon::keys::{KeysError as OptionsError, SocketOption};
+use farlane_daemon::keys::{all_different, value};
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
-use thiserror::Error;
 
 /// Least and most MTU (virtio 1.2, 5.1.4.1).
 const MTU: std::ops::RangeInclusive<u16> = 68..=65_535;
@@ -105,55 +106,12 @@ impl Options {
                 .iter()
                 .map(|path| path.display().to_string()),
         );
-        let mut hosts: Vec<_> = nets.iter().map(|net| net.host.name().to_owned()).collect();
-        let mut ids: Vec<_> = nets.iter().map(|net| net.id.clone()).collect();
-        for values in [&mut sockets, &mut hosts, &mut ids] {
-            values.sort();
-            if let Some(pair) = values.windows(2).find(|pair| pair[0] == pair[1]) {
-                return Err(OptionsError::Twice(pair[0].clone()));
-            }
+        let hosts: Vec<_> = nets.iter().map(|net| net.host.name().to_owned()).collect();
+        let ids: Vec<_> = nets.iter().map(|net| net.id.clone()).collect();
+        for values in [sockets, hosts, ids] {
+            all_different(values)?;
         }
         Ok(nets)
-    }
-}
-
-/// Why the command line cannot be followed.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum OptionsError {
-    /// A socket, tap or name for two interfaces.
-    #[error("{0} is given twice")]
-    Twice(String),
-    /// A key is missing.
-    #[error("{0} is missing")]
-    Missing(&'static str),
-    /// A key that is not known, or comes twice.
-    #[error("{0:?} is not known here, or given twice")]
-    Unknown(String),
-    /// A value that is none.
-    #[error("{value:?} is not {wanted}")]
-    Value {
-        /// What was given.
-        value: String,
-        /// What it should be.
-        wanted: &'static str,
-    },
-}
-
-/// Where a VMM connects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SocketOption {
-    /// A socket to make.
-    Path(PathBuf),
-    /// One that is inherited.
-    Descriptor(RawFd),
-}
-
-impl std::fmt::Display for SocketOption {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Path(path) => path.display().fmt(f),
-            Self::Descriptor(fd) => write!(f, "descriptor {fd}"),
-        }
     }
 }
 
@@ -271,13 +229,6 @@ pub struct NetOptions {
     pub mac: Option<Mac>,
     /// The MTU to set.
     pub mtu: Option<u16>,
-}
-
-fn value<T>(value: &str, wanted: &'static str, parsed: Option<T>) -> Result<T, OptionsError> {
-    parsed.ok_or_else(|| OptionsError::Value {
-        value: value.to_owned(),
-        wanted,
-    })
 }
 
 impl FromStr for NetOptions {

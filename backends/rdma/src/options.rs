@@ -1,5 +1,6 @@
 //! The command line.
 
+pub use farlane_daemon::keys::SocketOption;
 use farlane_daemon::options::{DaemonOptions, LocalityOptions};
 use std::net::IpAddr;
 use std::os::fd::RawFd;
@@ -143,24 +144,6 @@ impl FromStr for Gid {
 impl std::fmt::Display for Gid {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         IpAddr::from(self.0).to_canonical().fmt(f)
-    }
-}
-
-/// Where a VMM finds its device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SocketOption {
-    /// A socket to make.
-    Path(PathBuf),
-    /// A listening socket that whoever starts the backend has made.
-    Descriptor(RawFd),
-}
-
-impl std::fmt::Display for SocketOption {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Path(path) => path.display().fmt(f),
-            Self::Descriptor(fd) => write!(f, "descriptor {fd}"),
-        }
     }
 }
 
