@@ -321,10 +321,16 @@ impl Progress {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
+    /// Used buffers that wait to be published.
+    #[must_use]
+    pub fn unpublished(&self) -> u16 {
+        self.next_used.wrapping_sub(self.published)
+    }
+
     /// Whether used buffers wait to be published.
     #[must_use]
     pub fn has_unpublished(&self) -> bool {
-        self.next_used != self.published
+        self.unpublished() > 0
     }
 
     /// Shows the driver all used buffers.

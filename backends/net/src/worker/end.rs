@@ -56,6 +56,11 @@ impl End {
         self.index
     }
 
+    /// Entries.
+    pub fn size(&self) -> u16 {
+        self.layout.size
+    }
+
     /// The ring in memory as it is now.
     pub fn rings(&mut self) -> Result<Rc<Rings>, RingError> {
         if let Some(rings) = &self.rings {

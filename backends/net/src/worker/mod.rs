@@ -316,7 +316,9 @@ impl Engine {
         self.after(Side::Receive, result.map(drop));
         self.go_home();
         if let Some(transmit) = &mut self.transmit {
-            show(&self.interface, &mut transmit.end);
+            if transmit.is_to_show() {
+                show(&self.interface, &mut transmit.end);
+            }
             if turn.worked && transmit.end.turned() {
                 transmit.end.forget();
             }
@@ -379,6 +381,10 @@ impl Engine {
         let transmits = |e: RingError| (Side::Transmit, e.into());
         let mut wanted = PollFlags::empty();
         let mut never_tells = false;
+        if let Some(transmit) = &mut self.transmit {
+            show(&self.interface, &mut transmit.end);
+            transmit.shown();
+        }
         if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.end.broken) {
             if transmit.blocked {
                 wanted |= PollFlags::OUT;

@@ -10,7 +10,13 @@ use crate::header::{MAX_FRAME, check_sent};
 use farlane_daemon::warn_limited;
 use farlane_vhost::chain::Chain;
 use farlane_zero_copy::topology::Node;
+use std::time::{Duration, Instant};
 use zerocopy::{FromZeros as _, IntoBytes as _};
+
+/// Buffers whose frames are gone are shown to the driver together, when there are so many, or after so long, or before the worker
+/// sleeps: no one waits for them, and each showing may cost the guest an interrupt.
+const SHOWN_TOGETHER: u16 = 64;
+const SHOWN_AFTER: Duration = Duration::from_micros(100);
 
 /// A transmit queue in use.
 pub(super) struct Transmit {
@@ -25,6 +31,8 @@ pub(super) struct Transmit {
     vectors: Vec<libc::iovec>,
     /// For frames in more pieces than a port takes.
     scratch: Vec<u8>,
+    /// Since when used buffers wait to be shown.
+    hidden: Option<Instant>,
 }
 
 // SAFETY: the vectors are filled for one call at a time; what they point to stays where it is when this moves.
@@ -52,7 +60,30 @@ impl Transmit {
             pieces: Vec::new(),
             vectors: Vec::new(),
             scratch: Vec::new(),
+            hidden: None,
         }
+    }
+
+    /// None wait any more.
+    pub fn shown(&mut self) {
+        self.hidden = None;
+    }
+
+    /// Whether used buffers are to be shown to the driver now.
+    pub fn is_to_show(&mut self) -> bool {
+        let waiting = self.end.progress.unpublished();
+        let since = match self.hidden {
+            _ if waiting == 0 => None,
+            Some(since) => Some(since),
+            None => Some(Instant::now()),
+        };
+        let many = SHOWN_TOGETHER.min(self.end.size() / 4);
+        let now = waiting > 0
+            && (self.blocked
+                || waiting >= many
+                || since.is_some_and(|since| since.elapsed() >= SHOWN_AFTER));
+        self.hidden = since.filter(|_| !now);
+        now
     }
 
     /// The pieces from byte `skip` on.
