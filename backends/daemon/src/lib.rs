@@ -25,6 +25,7 @@ pub mod logging;
 pub mod mailbox;
 pub mod metrics;
 pub mod options;
+pub mod panics;
 pub mod privileges;
 pub mod seccomp;
 pub mod vhost;

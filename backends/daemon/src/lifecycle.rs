@@ -41,11 +41,13 @@ impl Lifecycle {
     /// the signals are blocked.
     ///
     /// Files and sockets that the daemon makes from now on are its user's alone. A mapped file that
-    /// its owner shrinks ends the daemon no more, see [`farlane_zero_copy::fault`].
+    /// its owner shrinks ends the daemon no more, see [`farlane_zero_copy::fault`]. A panic of any thread does, see
+    /// [`crate::panics`].
     ///
     /// # Errors
     /// When the signals cannot be blocked or handled.
     pub fn begin() -> io::Result<Self> {
+        crate::panics::abort_on_panic();
         farlane_zero_copy::fault::install()?;
         rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
         let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();

@@ -41,7 +41,7 @@ impl Kit {
     pub fn prepare(workspace: &Workspace) -> Result<Self> {
         let tree = Tree::ensure(workspace, &GUEST_TREE)?;
         let root = GuestRoot::ensure(workspace, &tree)?;
-        workspace.build_release(&["farlane-vm-agent"])?;
+        workspace.build(&["farlane-vm-agent"])?;
         let mut kit = Self {
             qemu: Qemu::find(&tree),
             kernel: tree.join(format!("boot/vmlinuz-{}", tree.kernel_release()?)),

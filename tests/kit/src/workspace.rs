@@ -2,19 +2,39 @@
 
 use std::env;
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::process::{Process, describe};
+
+/// How long one build may take.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The folders of this checkout.
 #[derive(Debug, Clone)]
 pub struct Workspace {
     root: PathBuf,
     target: PathBuf,
+    /// Whether all that can be built was, by this process.
+    all_built: Arc<AtomicBool>,
+}
+
+/// A test program that cargo built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TestProgram {
+    /// Its package's folder, and which of its programs: `blk/src` holds the unit tests, `blk/tests/disk` those of a file.
+    pub name: String,
+    /// The program's file.
+    pub program: PathBuf,
+    /// The package's folder, in which cargo runs tests.
+    pub folder: PathBuf,
 }
 
 impl Workspace {
@@ -36,6 +56,7 @@ impl Workspace {
                 root.join(target)
             },
             root,
+            all_built: Arc::default(),
         })
     }
 
@@ -51,14 +72,21 @@ impl Workspace {
         &self.target
     }
 
-    /// A release program or library that cargo built.
+    /// The folder of the programs and libraries that cargo built. Everything is built in one profile, `dev`: tests, daemons,
+    /// guest libraries and benches share what they are made of.
+    #[must_use]
+    pub fn programs(&self) -> PathBuf {
+        self.target.join("debug")
+    }
+
+    /// A program or library that cargo built.
     ///
     /// # Errors
     /// When it was not built.
     pub fn built(&self, name: &str) -> Result<PathBuf> {
-        let path = self.target.join("release").join(name);
+        let path = self.programs().join(name);
         if !path.exists() {
-            bail!("The release build did not make {}", path.display());
+            bail!("The build did not make {}", path.display());
         }
         Ok(path)
     }
@@ -114,11 +142,12 @@ impl Workspace {
         command
     }
 
-    /// Builds release binaries; cargo's own output goes to the terminal.
+    /// Builds the programs and libraries of packages; cargo's own output goes to the terminal. Does nothing after
+    /// [`Workspace::build_all`].
     ///
     /// # Errors
     /// When the build fails.
-    pub fn build_release(&self, packages: &[&str]) -> Result<()> {
+    pub fn build(&self, packages: &[&str]) -> Result<()> {
         let words: Vec<&str> = packages
             .iter()
             .flat_map(|package| ["--package", package])
@@ -126,7 +155,7 @@ impl Workspace {
         self.build_words(&words, &packages.join(", "))
     }
 
-    /// Builds an example of a package for release and returns its path.
+    /// Builds an example of a package and returns its path.
     ///
     /// # Errors
     /// When the build fails.
@@ -136,19 +165,108 @@ impl Workspace {
         self.built(&format!("examples/{name}"))
     }
 
-    fn build_words(&self, words: &[&str], what: &str) -> Result<()> {
-        let mut command = self.cargo(&["build", "--release", "--quiet"]);
-        command.args(words);
+    /// Builds everything in the workspace at once, tests too, and returns the test programs: what is asked for later is
+    /// there already.
+    ///
+    /// # Errors
+    /// When the build fails.
+    pub fn build_all(&self) -> Result<Vec<TestProgram>> {
+        let programs = self.build_tests(&["--workspace", "--all-targets"])?;
+        self.all_built.store(true, Ordering::Release);
+        Ok(programs)
+    }
+
+    /// Builds what `words` tell cargo to and returns the test programs among it.
+    ///
+    /// # Errors
+    /// When the build fails.
+    pub fn build_tests(&self, words: &[&str]) -> Result<Vec<TestProgram>> {
+        let mut command = self.cargo(&["build", "--message-format=json-render-diagnostics"]);
+        command
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
         let mut build = Process::spawn("cargo build", command)?;
-        let status = build
-            .wait(Duration::from_secs(3600))?
-            .context("cargo build takes over an hour")?;
-        if !status.success() {
-            bail!(
-                "cargo build --release of {what} failed: {}",
-                describe(status)
-            );
+        let stdout = build.take_stdout().context("cargo build has no output")?;
+        let mut programs = Vec::new();
+        for line in BufReader::new(stdout).lines() {
+            let line = line.context("Cannot read what cargo says")?;
+            programs.extend(TestProgram::parse(&line)?);
         }
-        Ok(())
+        finish(build, "the workspace")?;
+        programs.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(programs)
+    }
+
+    fn build_words(&self, words: &[&str], what: &str) -> Result<()> {
+        if self.all_built.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut command = self.cargo(&["build", "--quiet"]);
+        command.args(words);
+        finish(Process::spawn("cargo build", command)?, what)
+    }
+}
+
+fn finish(mut build: Process, what: &str) -> Result<()> {
+    let status = build
+        .wait(BUILD_TIMEOUT)?
+        .context("cargo build takes over an hour")?;
+    if !status.success() {
+        bail!("cargo build of {what} failed: {}", describe(status));
+    }
+    Ok(())
+}
+
+impl TestProgram {
+    /// Reads a line of cargo's JSON messages (The Cargo Book, External tools): an artifact that is a test program, if it is
+    /// one.
+    fn parse(line: &str) -> Result<Option<Self>> {
+        let message: Value =
+            serde_json::from_str(line).with_context(|| format!("cargo said {line:?}"))?;
+        if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
+            return Ok(None);
+        }
+        let Some(program) = message["executable"].as_str() else {
+            return Ok(None);
+        };
+        let manifest = message["manifest_path"].as_str().unwrap_or_default();
+        let folder = Path::new(manifest)
+            .parent()
+            .with_context(|| format!("cargo names no manifest of {program}"))?;
+        let package = folder.file_name().unwrap_or_default().to_string_lossy();
+        let target = message["target"]["name"].as_str().unwrap_or_default();
+        let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
+        let name = match kind {
+            "test" => format!("{package}/tests/{target}"),
+            "bin" | "example" => format!("{package}/{kind}/{target}"),
+            _ => format!("{package}/src"),
+        };
+        Ok(Some(Self {
+            name,
+            program: program.into(),
+            folder: folder.to_owned(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_programs_are_told_from_other_artifacts() {
+        let line = |test: bool, kind: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/backends/blk/Cargo.toml","target":{{"kind":["{kind}"],"name":"disk"}},"profile":{{"test":{test}}},"executable":"/w/t/disk-1"}}"#
+            )
+        };
+        let found = TestProgram::parse(&line(true, "test")).unwrap().unwrap();
+        assert_eq!(found.name, "blk/tests/disk");
+        assert_eq!(found.folder, Path::new("/w/backends/blk"));
+        let found = TestProgram::parse(&line(true, "lib")).unwrap().unwrap();
+        assert_eq!(found.name, "blk/src");
+        assert!(TestProgram::parse(&line(false, "bin")).unwrap().is_none());
+        assert!(TestProgram::parse("nonsense").is_err());
     }
 }

@@ -50,9 +50,7 @@ pub struct DiskBackend {
 impl Disks {
     /// Builds the daemon.
     pub fn build(workspace: &Workspace) -> Result<Self> {
-        progress::step("Building farlane-blk", || {
-            workspace.build_release(&["farlane-blk"])
-        })?;
+        progress::step("Building farlane-blk", || workspace.build(&["farlane-blk"]))?;
         Ok(Self {
             program: workspace.built("farlane-blk")?,
         })

@@ -18,7 +18,7 @@ use farlane_vmkit::workspace::Workspace;
 
 use crate::run::Run;
 
-/// The packages whose release builds make the programs and libraries.
+/// The packages that make the programs and libraries.
 const PACKAGES: &[&str] = &["farlane-rdma", "farlane-run", "farlane-verbs", "farlane"];
 
 /// What was built.
@@ -42,7 +42,7 @@ impl Farlane {
     /// Builds everything.
     pub fn build(workspace: &Workspace, kit: &Kit) -> Result<Self> {
         progress::step("Building the daemon and the libraries", || {
-            workspace.build_release(PACKAGES)
+            workspace.build(PACKAGES)
         })?;
         link_libraries(workspace)?;
         let driver = driver::build(workspace, kit.tree())?;
@@ -50,7 +50,7 @@ impl Farlane {
             |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));
         Ok(Self {
             daemon: workspace.built("farlane-rdma")?,
-            programs: workspace.target().join("release"),
+            programs: workspace.programs(),
             guest_files: vec![
                 GuestFile::new(driver.path, "usr/lib/farlane/farlane.ko"),
                 built("farlane-run", "usr/bin/farlane-run")?,

@@ -17,7 +17,7 @@ use crate::disks::{Disk, DiskBackend, socket};
 use crate::lending::{Blocks, Borrower, Device, Lender, gpu_programs};
 use crate::run::{Context, Run};
 
-/// The packages whose release builds make what guests run programs with.
+/// The packages that make what guests run programs with.
 const PACKAGES: &[&str] = &["farlane-io", "farlane-run"];
 
 /// What the GPU is called.
@@ -38,9 +38,7 @@ impl GpuParts {
     /// Builds everything.
     pub fn build(context: &Context) -> Result<Self> {
         let workspace = context.workspace();
-        progress::step("Building the I/O library", || {
-            workspace.build_release(PACKAGES)
-        })?;
+        progress::step("Building the I/O library", || workspace.build(PACKAGES))?;
         let driver = driver::build(workspace, context.kit()?.tree())?;
         let built =
             |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));

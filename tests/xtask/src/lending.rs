@@ -21,7 +21,7 @@ use crate::conditions::wait_until;
 use crate::metrics::Metrics;
 use crate::run::Run;
 
-/// The packages whose release builds make the daemons.
+/// The packages that make the daemons.
 const PACKAGES: &[&str] = &["farlane-lend", "farlane-borrow"];
 
 /// How long the lender may take to answer its administrator.
@@ -83,7 +83,7 @@ impl Lending {
     /// Builds everything.
     pub fn build(workspace: &Workspace) -> Result<Self> {
         progress::step("Building the lender and the borrower", || {
-            workspace.build_release(PACKAGES)
+            workspace.build(PACKAGES)
         })?;
         Ok(Self {
             lend: workspace.built("farlane-lend")?,

@@ -56,9 +56,7 @@ pub struct NetBackend<'a> {
 impl Nets {
     /// Builds the daemon.
     pub fn build(workspace: &Workspace) -> Result<Self> {
-        progress::step("Building farlane-net", || {
-            workspace.build_release(&["farlane-net"])
-        })?;
+        progress::step("Building farlane-net", || workspace.build(&["farlane-net"]))?;
         Ok(Self {
             program: workspace.built("farlane-net")?,
         })

@@ -50,7 +50,7 @@ impl Host {
     pub fn boot(run: &Run<'_>) -> Result<Self> {
         let workspace = run.context.workspace();
         progress::step("Building farlane-blk and its driver", || {
-            workspace.build_release(&["farlane-blk", "farlane-blk-driver"])
+            workspace.build(&["farlane-blk", "farlane-blk-driver"])
         })?;
         let file = run.path("blocks");
         std::fs::File::create(&file)

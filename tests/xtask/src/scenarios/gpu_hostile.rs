@@ -35,9 +35,7 @@ const RESOURCE: &str = "$(for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) 
 
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
-    progress::step("Building the attacker", || {
-        workspace.build_release(&[PACKAGE])
-    })?;
+    progress::step("Building the attacker", || workspace.build(&[PACKAGE]))?;
     let program = GuestFile::new(
         workspace.built("farlane-token-hostile")?,
         "usr/bin/token-hostile",

@@ -186,7 +186,7 @@ impl Attacker {
     fn build(run: &Run<'_>) -> Result<Self> {
         let workspace = run.context.workspace();
         progress::step("Building the attacker", || {
-            workspace.build_release(&["farlane-lend-hostile"])
+            workspace.build(&["farlane-lend-hostile"])
         })?;
         Ok(Self(workspace.built("farlane-lend-hostile")?))
     }

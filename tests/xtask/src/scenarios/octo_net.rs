@@ -84,7 +84,7 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     const MIGRATIONS: u32 = 80;
     const PAUSE: Duration = Duration::from_millis(100);
     let workspace = run.context.workspace();
-    workspace.build_release(&["farlane-topology"])?;
+    workspace.build(&["farlane-topology"])?;
     let network = network(run)?;
     let numa = Numa::pair(512);
     let words = backend_words(run, &numa)?;

@@ -113,7 +113,7 @@ fn compile(workspace: &Workspace, program: &Path) -> Result<()> {
         .arg(source.join("include"))
         .arg(source.join("examples/transfer.c"))
         .arg("-L")
-        .arg(workspace.target().join("release"))
+        .arg(workspace.programs())
         .arg("-lfarlane")
         .arg("-o")
         .arg(program);

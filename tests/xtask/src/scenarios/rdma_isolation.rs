@@ -54,7 +54,7 @@ const HARM: &str =
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
     let workspace = run.context.workspace();
-    workspace.build_release(&["farlane-hostile"])?;
+    workspace.build(&["farlane-hostile"])?;
     let hostile = workspace.built("farlane-hostile")?;
     let files = [GuestFile::new(&hostile, "usr/bin/farlane-hostile")];
     let socket = run.path("host");

@@ -28,7 +28,7 @@ const SHOW: &str = "usr/bin/farlane-topology";
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
     let check = progress::step("Building farlane-topology", || {
-        workspace.build_release(&["farlane-topology"])?;
+        workspace.build(&["farlane-topology"])?;
         workspace.build_example("farlane-zero-copy", "two_nodes")
     })?;
     let file = run.path("blocks");

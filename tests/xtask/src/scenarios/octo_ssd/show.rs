@@ -39,7 +39,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
-    workspace.build_release(&["farlane-topology"])?;
+    workspace.build(&["farlane-topology"])?;
     let folder = Scratch::new()?;
     let paths = [folder.join("blocks"), folder.join("blocks-again")];
     File::create(&paths[0])
