@@ -26,6 +26,7 @@ pub mod process;
 pub mod progress;
 pub mod qemu;
 pub mod qmp;
+pub mod recorder;
 pub mod report;
 pub mod scratch;
 pub mod tree;

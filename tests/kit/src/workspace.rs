@@ -14,6 +14,9 @@ use serde_json::Value;
 
 use crate::process::{Process, describe};
 
+/// An example that is built in no time.
+const SMALLEST_EXAMPLE: &str = "c_header";
+
 /// How long one build may take.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -142,27 +145,43 @@ impl Workspace {
         command
     }
 
-    /// Builds the programs and libraries of packages; cargo's own output goes to the terminal. Does nothing after
+    /// Builds programs, and the workspace's libraries; cargo's own output goes to the terminal. Does nothing after
     /// [`Workspace::build_all`].
     ///
     /// # Errors
     /// When the build fails.
-    pub fn build(&self, packages: &[&str]) -> Result<()> {
-        let words: Vec<&str> = packages
-            .iter()
-            .flat_map(|package| ["--package", package])
-            .collect();
-        self.build_words(&words, &packages.join(", "))
+    pub fn build(&self, programs: &[&str]) -> Result<()> {
+        self.build_targets(programs, &[])
     }
 
-    /// Builds an example of a package and returns its path.
+    /// Builds an example and returns its path.
     ///
     /// # Errors
     /// When the build fails.
-    pub fn build_example(&self, package: &str, name: &str) -> Result<PathBuf> {
-        let words = ["--package", package, "--example", name];
-        self.build_words(&words, &format!("{name} of {package}"))?;
+    pub fn build_example(&self, name: &str) -> Result<PathBuf> {
+        self.build_targets(&[], &[name])?;
         self.built(&format!("examples/{name}"))
+    }
+
+    /// Builds programs and examples, and the workspace's libraries.
+    ///
+    /// # Errors
+    /// When the build fails.
+    pub fn build_targets(&self, programs: &[&str], examples: &[&str]) -> Result<()> {
+        if self.all_built.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut command = self.cargo(&["build", "--quiet", "--workspace", "--lib"]);
+        for program in programs {
+            command.args(["--bin", program]);
+        }
+        // cargo resolves the features of dependencies for what it is asked to build. Asked for the whole workspace, and for an
+        // example, which may need development dependencies, it resolves them as for tests, and nothing is built twice.
+        for example in examples.iter().chain([&SMALLEST_EXAMPLE]) {
+            command.args(["--example", example]);
+        }
+        let what = [programs, examples].concat().join(", ");
+        finish(Process::spawn("cargo build", command)?, &what)
     }
 
     /// Builds everything in the workspace at once, tests too, and returns the test programs: what is asked for later is
@@ -196,15 +215,6 @@ impl Workspace {
         finish(build, "the workspace")?;
         programs.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(programs)
-    }
-
-    fn build_words(&self, words: &[&str], what: &str) -> Result<()> {
-        if self.all_built.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let mut command = self.cargo(&["build", "--quiet"]);
-        command.args(words);
-        finish(Process::spawn("cargo build", command)?, what)
     }
 }
 

@@ -18,8 +18,8 @@ use farlane_vmkit::workspace::Workspace;
 
 use crate::run::Run;
 
-/// The packages that make the programs and libraries.
-const PACKAGES: &[&str] = &["farlane-rdma", "farlane-run", "farlane-verbs", "farlane"];
+/// The programs; the libraries are built with them.
+const PROGRAMS: &[&str] = &["farlane-rdma", "farlane-run"];
 
 /// What was built.
 pub struct Farlane {
@@ -42,7 +42,7 @@ impl Farlane {
     /// Builds everything.
     pub fn build(workspace: &Workspace, kit: &Kit) -> Result<Self> {
         progress::step("Building the daemon and the libraries", || {
-            workspace.build(PACKAGES)
+            workspace.build(PROGRAMS)
         })?;
         link_libraries(workspace)?;
         let driver = driver::build(workspace, kit.tree())?;
@@ -153,7 +153,7 @@ pub fn wait_device(guest: &Guest) -> Result<()> {
 /// Programs of this machine find our libraries where `farlane-run` looks for them, by the names that they were linked
 /// with.
 fn link_libraries(workspace: &Workspace) -> Result<()> {
-    let folder = workspace.target().join("release/verbs");
+    let folder = workspace.programs().join("verbs");
     for (name, built) in [
         ("libibverbs.so.1", "../libfarlane_verbs.so"),
         ("libfarlane.so", "../libfarlane.so"),

@@ -16,7 +16,6 @@ mod net;
 mod netstat;
 mod numa;
 mod place;
-mod recorder;
 mod run;
 mod scenarios;
 mod test_run;

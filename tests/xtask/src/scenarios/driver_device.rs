@@ -9,11 +9,11 @@ use farlane_vmkit::guest::{Guest, Job};
 use farlane_vmkit::guest_program::GuestProgram;
 use farlane_vmkit::guest_root::GuestFile;
 use farlane_vmkit::qemu::{FARLANE_DEVICE, VmConfig};
+use farlane_vmkit::recorder::{self, Detaching, Event, Recorder};
 use farlane_vmkit::report::Report;
 
 use super::Scenario;
 use crate::conditions::no_complaint;
-use crate::recorder::{Detaching, Event, Recorder};
 use crate::run::Run;
 
 pub const SCENARIO: Scenario = Scenario {
@@ -53,8 +53,11 @@ struct Machine<'a> {
 
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let sockets = [run.path("tunnel"), run.path("plain")];
-    let backend = Recorder::listen(&sockets[0], FEATURE_TUNNEL)?;
-    let plain = Recorder::listen(&sockets[1], 0)?;
+    let workspace = run.context.workspace();
+    workspace.build(&[recorder::PROGRAM])?;
+    let recorder = workspace.built(recorder::PROGRAM)?;
+    let backend = Recorder::listen(&recorder, &sockets[0], FEATURE_TUNNEL)?;
+    let plain = Recorder::listen(&recorder, &sockets[1], 0)?;
     let mut config = VmConfig::new("a").farlane(&sockets[0]).files(files(run)?);
     config.cpus = 2;
     let mut qemu = |device: &str, words: String| {
@@ -294,13 +297,13 @@ impl<'a> Machine<'a> {
 
     /// Memory is not unmapped before the backend has let go.
     fn waits(&self) -> Result<()> {
-        self.backend.set_detaching(Detaching::Held);
+        self.backend.set_detaching(Detaching::Held)?;
         let job = self.start("unmap")?;
         self.backend.wait("the region is to go", |event| {
             matches!(event, Event::Detach { .. })
         })?;
         let said = job.so_far();
-        self.backend.set_detaching(Detaching::Done);
+        self.backend.set_detaching(Detaching::Done)?;
         ensure!(said.is_empty(), "Memory was unmapped that is in use");
         let output = job.wait(PATIENCE)?;
         ensure!(output.success(), "unmap: {}", output.all());
@@ -328,7 +331,7 @@ impl<'a> Machine<'a> {
         let job = self.start("wait")?;
         job.wait_output(PATIENCE, |text| text.contains("pinned"))?;
         self.guest.unplug(BARS[0])?;
-        let said = self.backend.take();
+        let said = self.backend.take()?;
         ensure!(
             said.last() == Some(&Event::Detach { region: 0 }),
             "The device has gone and the backend was told {said:?}"
@@ -343,7 +346,7 @@ impl<'a> Machine<'a> {
 
     /// A backend that will not let go is not asked a second time.
     fn refused(&self) -> Result<()> {
-        self.backend.set_detaching(Detaching::Refused);
+        self.backend.set_detaching(Detaching::Refused)?;
         let line = format!(
             "{PROGRAM} unmap {} {}/resource2 dead",
             self.node, self.bars[1]

@@ -1,15 +1,16 @@
-//! A backend of a Farlane device that only writes down what the guest driver tells it, so that a scenario sees what the
-//! driver does and when.
+//! `farlane-recorder SOCKET FEATURES`: a backend of a Farlane device that only writes down what the guest driver tells it, see
+//! [`farlane_vmkit::recorder`].
 
 use std::any::Any;
 use std::collections::BTreeSet;
-use std::io;
+use std::env;
+use std::io::{self, BufRead as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use farlane_abi::Errno;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::vhost;
@@ -18,47 +19,36 @@ use farlane_guest_device::control::RequestCounters;
 use farlane_guest_device::device::{Device, Vm};
 use farlane_guest_device::events::ContextEvents;
 use farlane_guest_device::request::Extents;
+use farlane_vmkit::recorder::{Detaching, Event, Order};
 use farlane_zero_copy::{Pool, Region};
 
-use crate::conditions::PATIENCE;
-
-/// What the driver has said, in its order.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Event {
-    /// A process has opened the device.
-    Open,
-    /// It has gone.
-    Close,
-    /// A segment of so many bytes.
-    Segment { region: u32, bytes: u64 },
-    /// Pinned memory.
-    Pin { region: u32 },
-    /// A phony buffer of so many bytes.
-    Phony { region: u32, bytes: u64 },
-    /// Device memory.
-    Device {
-        region: u32,
-        writable: bool,
-        runs: Extents,
-    },
-    /// A region goes.
-    Detach { region: u32 },
+fn main() -> Result<()> {
+    let mut words = env::args_os().skip(1);
+    let socket = words.next().context("No socket was given")?;
+    let features = words.next().context("No features were given")?;
+    let features = features.to_string_lossy().parse()?;
+    let recorder = Recorder::listen(Path::new(&socket), features)?;
+    for line in io::stdin().lock().lines() {
+        match serde_json::from_str(&line?)? {
+            Order::Detaching(detaching) => recorder.set_detaching(detaching),
+            Order::Mark => say(&Event::Mark)?,
+        }
+    }
+    Ok(())
 }
 
-/// What a backend does when a region is to go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Detaching {
-    /// It lets go.
-    #[default]
-    Done,
-    /// It does not come to an end until this changes.
-    Held,
-    /// It refuses.
-    Refused,
+/// Prints an event; it is with the reader when this returns.
+fn say(event: &Event) -> Result<()> {
+    let mut line = serde_json::to_string(event)?;
+    line.push('\n');
+    let mut out = io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    out.flush()?;
+    Ok(())
 }
 
 /// The backend. It listens as long as this process lives.
-pub struct Recorder {
+struct Recorder {
     features: u32,
     state: Mutex<State>,
     changed: Condvar,
@@ -67,13 +57,12 @@ pub struct Recorder {
 #[derive(Default)]
 struct State {
     open: BTreeSet<u32>,
-    events: Vec<Event>,
     detaching: Detaching,
 }
 
 impl Recorder {
     /// A backend with these `FEATURE_*`, at `socket`.
-    pub fn listen(socket: &Path, features: u32) -> Result<Arc<Self>> {
+    fn listen(socket: &Path, features: u32) -> Result<Arc<Self>> {
         let recorder = Arc::new(Self {
             features,
             state: Mutex::default(),
@@ -94,40 +83,12 @@ impl Recorder {
                 vhost::serve("recorder", accept, |memory| Device::new(vm.clone(), memory))
             })
             .context("Cannot start a thread")?;
+        say(&Event::Listening)?;
         Ok(recorder)
     }
 
-    /// What was said since this was last asked.
-    pub fn take(&self) -> Vec<Event> {
-        std::mem::take(&mut self.lock().events)
-    }
-
-    /// Waits until a process has gone, and returns everything that was said up to then.
-    pub fn take_to_close(&self) -> Result<Vec<Event>> {
-        self.wait("the process has closed the device", |event| {
-            *event == Event::Close
-        })?;
-        Ok(self.take())
-    }
-
-    /// Waits until something was said.
-    pub fn wait(&self, what: &str, is: impl Fn(&Event) -> bool) -> Result<()> {
-        let missing = |state: &mut State| !state.events.iter().any(&is);
-        let (state, timeout) = self
-            .changed
-            .wait_timeout_while(self.lock(), PATIENCE, missing)
-            .unwrap_or_else(PoisonError::into_inner);
-        ensure!(
-            !timeout.timed_out(),
-            "{what}: not so after {} s: {:?}",
-            PATIENCE.as_secs(),
-            state.events
-        );
-        Ok(())
-    }
-
     /// How regions go from now on.
-    pub fn set_detaching(&self, detaching: Detaching) {
+    fn set_detaching(&self, detaching: Detaching) {
         self.lock().detaching = detaching;
         self.changed.notify_all();
     }
@@ -137,13 +98,12 @@ impl Recorder {
     }
 
     fn note(&self, context: u32, event: Event) -> Result<(), Errno> {
-        let mut state = self.lock();
+        // Events are printed in the order in which this is held.
+        let state = self.lock();
         if !state.open.contains(&context) {
             return Err(Errno::ENOENT);
         }
-        state.events.push(event);
-        self.changed.notify_all();
-        Ok(())
+        say(&event).map_err(|_| Errno::EIO)
     }
 }
 
