@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use crate::process::{Process, describe};
 
-/// An example that is built in no time.
-const SMALLEST_EXAMPLE: &str = "c_header";
+/// The package that has the features of dependencies resolved as for the whole workspace, see its manifest.
+const FEATURES: &str = "farlane-features";
 
 /// How long one build may take.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -145,43 +145,31 @@ impl Workspace {
         command
     }
 
-    /// Builds programs, and the workspace's libraries; cargo's own output goes to the terminal. Does nothing after
-    /// [`Workspace::build_all`].
+    /// Builds the programs and libraries of packages; cargo's own output goes to the terminal. Does nothing when everything was
+    /// built already, see [`Workspace::build_all`].
     ///
     /// # Errors
     /// When the build fails.
-    pub fn build(&self, programs: &[&str]) -> Result<()> {
-        self.build_targets(programs, &[])
+    pub fn build(&self, packages: &[&str]) -> Result<()> {
+        self.build_targets(packages, &["--lib", "--bins"])
     }
 
-    /// Builds an example and returns its path.
+    /// Builds an example of a package and returns its path.
     ///
     /// # Errors
     /// When the build fails.
-    pub fn build_example(&self, name: &str) -> Result<PathBuf> {
-        self.build_targets(&[], &[name])?;
+    pub fn build_example(&self, package: &str, name: &str) -> Result<PathBuf> {
+        self.build_targets(&[package], &["--example", name])?;
         self.built(&format!("examples/{name}"))
     }
 
-    /// Builds programs and examples, and the workspace's libraries.
-    ///
-    /// # Errors
-    /// When the build fails.
-    pub fn build_targets(&self, programs: &[&str], examples: &[&str]) -> Result<()> {
+    fn build_targets(&self, packages: &[&str], targets: &[&str]) -> Result<()> {
         if self.all_built.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut command = self.cargo(&["build", "--quiet", "--workspace", "--lib"]);
-        for program in programs {
-            command.args(["--bin", program]);
-        }
-        // cargo resolves the features of dependencies for what it is asked to build. Asked for the whole workspace, and for an
-        // example, which may need development dependencies, it resolves them as for tests, and nothing is built twice.
-        for example in examples.iter().chain([&SMALLEST_EXAMPLE]) {
-            command.args(["--example", example]);
-        }
-        let what = [programs, examples].concat().join(", ");
-        finish(Process::spawn("cargo build", command)?, &what)
+        let mut command = self.cargo(&["build", "--quiet"]);
+        command.args(with_features(packages)).args(targets);
+        finish(Process::spawn("cargo build", command)?, &packages.join(", "))
     }
 
     /// Builds everything in the workspace at once, tests too, and returns the test programs: what is asked for later is
@@ -191,15 +179,25 @@ impl Workspace {
     /// When the build fails.
     pub fn build_all(&self) -> Result<Vec<TestProgram>> {
         let programs = self.build_tests(&["--workspace", "--all-targets"])?;
-        self.all_built.store(true, Ordering::Release);
+        self.assume_built();
         Ok(programs)
     }
 
-    /// Builds what `words` tell cargo to and returns the test programs among it.
+    /// Whoever started this process has built everything.
+    pub fn assume_built(&self) {
+        self.all_built.store(true, Ordering::Release);
+    }
+
+    /// Builds packages with their tests, and returns the test programs.
     ///
     /// # Errors
     /// When the build fails.
-    pub fn build_tests(&self, words: &[&str]) -> Result<Vec<TestProgram>> {
+    pub fn build_tests_of(&self, packages: &[&str]) -> Result<Vec<TestProgram>> {
+        let words = with_features(packages);
+        self.build_tests(&[&words[..], &["--all-targets"]].concat())
+    }
+
+    fn build_tests(&self, words: &[&str]) -> Result<Vec<TestProgram>> {
         let mut command = self.cargo(&["build", "--message-format=json-render-diagnostics"]);
         command
             .args(words)
@@ -216,6 +214,12 @@ impl Workspace {
         programs.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(programs)
     }
+}
+
+/// The words that choose packages.
+fn with_features<'a>(packages: &[&'a str]) -> Vec<&'a str> {
+    let packages = packages.iter().chain([&FEATURES]);
+    packages.flat_map(|package| ["--package", package]).collect()
 }
 
 fn finish(mut build: Process, what: &str) -> Result<()> {

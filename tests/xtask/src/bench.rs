@@ -60,7 +60,7 @@ fn rdma(workspace: &Workspace) -> Result<ExitCode> {
 
 fn lend(workspace: &Workspace) -> Result<ExitCode> {
     progress::step("Building lender, borrower and the bench", || {
-        workspace.build(&["farlane-lend", "farlane-borrow", "farlane-bench-lend"])
+        workspace.build(&["farlane-lend", "farlane-borrow", "farlane-bench"])
     })?;
     let mut command = Command::new(workspace.built("farlane-bench-lend")?);
     command
@@ -76,7 +76,7 @@ fn lend(workspace: &Workspace) -> Result<ExitCode> {
 
 fn gpu_ssd(workspace: &Workspace) -> Result<ExitCode> {
     progress::step("Building libfarlane_io, farlane-io and the bench", || {
-        workspace.build(&["farlane-io", "farlane-bench-gpu-ssd"])
+        workspace.build(&["farlane-io", "farlane-io-tool", "farlane-bench"])
     })?;
     let mut command = Command::new(workspace.built("farlane-bench-gpu-ssd")?);
     command
@@ -92,7 +92,7 @@ fn gpu_ssd(workspace: &Workspace) -> Result<ExitCode> {
 
 fn blk(workspace: &Workspace) -> Result<ExitCode> {
     progress::step("Building farlane-blk and the bench", || {
-        workspace.build(&["farlane-blk", "farlane-bench-blk"])
+        workspace.build(&["farlane-blk", "farlane-bench"])
     })?;
     let tree = Tree::ensure(workspace, &GUEST_TREE)?;
     let reference = tree.program("usr/bin/qemu-storage-daemon");
@@ -115,7 +115,7 @@ fn octo(workspace: &Workspace) -> Result<ExitCode> {
     let guest = out.join("octo-guest.json");
     in_guest(workspace, &guest)?;
     progress::step("Building the backends and the bench", || {
-        workspace.build(&["farlane-net", "farlane-blk", "farlane-bench-octo"])
+        workspace.build(&["farlane-net", "farlane-blk", "farlane-bench"])
     })?;
     let mut command = Command::new(workspace.built("farlane-bench-octo")?);
     command

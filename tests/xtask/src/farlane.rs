@@ -18,8 +18,8 @@ use farlane_vmkit::workspace::Workspace;
 
 use crate::run::Run;
 
-/// The programs; the libraries are built with them.
-const PROGRAMS: &[&str] = &["farlane-rdma", "farlane-run"];
+/// The packages that make the programs and libraries.
+const PACKAGES: &[&str] = &["farlane-rdma", "farlane-run", "farlane-verbs", "farlane"];
 
 /// What was built.
 pub struct Farlane {
@@ -42,7 +42,7 @@ impl Farlane {
     /// Builds everything.
     pub fn build(workspace: &Workspace, kit: &Kit) -> Result<Self> {
         progress::step("Building the daemon and the libraries", || {
-            workspace.build(PROGRAMS)
+            workspace.build(PACKAGES)
         })?;
         link_libraries(workspace)?;
         let driver = driver::build(workspace, kit.tree())?;

@@ -17,8 +17,8 @@ use crate::disks::{Disk, DiskBackend, socket};
 use crate::lending::{Blocks, Borrower, Device, Lender, gpu_programs};
 use crate::run::{Context, Run};
 
-/// What guests run programs with, besides the I/O library.
-const PROGRAMS: &[&str] = &["farlane-run"];
+/// The packages that make what guests run programs with.
+const PACKAGES: &[&str] = &["farlane-io", "farlane-run"];
 
 /// What the GPU is called.
 pub const GPU: &str = "gpu";
@@ -38,7 +38,7 @@ impl GpuParts {
     /// Builds everything.
     pub fn build(context: &Context) -> Result<Self> {
         let workspace = context.workspace();
-        progress::step("Building the I/O library", || workspace.build(PROGRAMS))?;
+        progress::step("Building the I/O library", || workspace.build(PACKAGES))?;
         let driver = driver::build(workspace, context.kit()?.tree())?;
         let built =
             |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));

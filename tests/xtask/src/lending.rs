@@ -21,8 +21,8 @@ use crate::conditions::wait_until;
 use crate::metrics::Metrics;
 use crate::run::Run;
 
-/// The daemons.
-const PROGRAMS: &[&str] = &["farlane-lend", "farlane-borrow"];
+/// The packages that make the daemons.
+const PACKAGES: &[&str] = &["farlane-lend", "farlane-borrow"];
 
 /// How long the lender may take to answer its administrator.
 const ADMIN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -83,7 +83,7 @@ impl Lending {
     /// Builds everything.
     pub fn build(workspace: &Workspace) -> Result<Self> {
         progress::step("Building the lender and the borrower", || {
-            workspace.build(PROGRAMS)
+            workspace.build(PACKAGES)
         })?;
         Ok(Self {
             lend: workspace.built("farlane-lend")?,
@@ -245,7 +245,7 @@ impl Device {
 /// The programs that use a soft GPU, `gpu_io`, `gpu_coherence` and `log_scan`, for a guest: they are found by their names there.
 pub fn gpu_programs(workspace: &Workspace) -> Result<Vec<GuestFile>> {
     let build = |name: &str| {
-        let path = workspace.build_example(name)?;
+        let path = workspace.build_example("farlane-gpu", name)?;
         anyhow::Ok(GuestFile::new(path, format!("usr/bin/{name}")))
     };
     progress::step("Building what uses a GPU", || {

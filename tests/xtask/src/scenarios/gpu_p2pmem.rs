@@ -86,7 +86,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 fn config(run: &Run<'_>) -> Result<VmConfig<'static>> {
     let workspace = run.context.workspace();
     progress::step("Building the I/O library", || {
-        workspace.build(&["farlane-run"])
+        workspace.build(&["farlane-io", "farlane-run"])
     })?;
     let folder = workspace.root().join("tests/xtask/guest");
     let program = run.path("p2pmem");

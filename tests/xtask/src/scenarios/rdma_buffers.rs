@@ -82,8 +82,11 @@ fn build(run: &Run<'_>) -> Result<(Vec<GuestFile>, Programs)> {
     compile(workspace, &in_c)?;
     let built = [
         ("transfer-c", in_c),
-        ("transfer", workspace.build_example("transfer")?),
-        ("buffers", workspace.build_example("buffers")?),
+        ("transfer", workspace.build_example("farlane", "transfer")?),
+        (
+            "buffers",
+            workspace.build_example("farlane-client", "buffers")?,
+        ),
     ];
     let files = built.iter().map(|(name, path)| {
         let inside = format!("{GUEST_FOLDER}/{name}");

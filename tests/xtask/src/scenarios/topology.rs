@@ -29,7 +29,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
     let check = progress::step("Building farlane-topology", || {
         workspace.build(&["farlane-topology"])?;
-        workspace.build_example("two_nodes")
+        workspace.build_example("farlane-zero-copy", "two_nodes")
     })?;
     let file = run.path("blocks");
     std::fs::File::create(&file).and_then(|file| file.set_len(BLOCKS))?;

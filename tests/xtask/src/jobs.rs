@@ -1,0 +1,249 @@
+//! Jobs of a test run: programs that are run side by side, as many as this machine has processors.
+//!
+//! Each job is a process of its own, whose output goes to a file: one that hangs or dies takes nobody with it. A job has a weight,
+//! in processors; one that measures has all of them, and runs when nothing else does.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use farlane_vmkit::numa::processors;
+use farlane_vmkit::process::{Process, describe, tail};
+use farlane_vmkit::progress;
+
+/// How much of what a failed job has said is shown.
+const LAST_LINES: usize = 60;
+
+/// How many processors a job needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weight {
+    /// One.
+    One,
+    /// All: it measures.
+    All,
+}
+
+/// A program to run.
+pub struct Job {
+    /// What it is called in the table.
+    pub name: String,
+    /// What runs.
+    pub command: Command,
+    /// How many processors it needs.
+    pub weight: Weight,
+    /// How long it may take on a busy machine. It is ended then, and has failed.
+    pub timeout: Duration,
+    /// Reads what it has done from what it said and whether it succeeded.
+    pub judge: fn(&Ended<'_>) -> Verdict,
+}
+
+/// A job that has come to its end.
+pub struct Ended<'a> {
+    /// Whether its exit status was 0.
+    pub success: bool,
+    /// All that it said.
+    pub said: &'a str,
+    /// A file whose name it was given by [`RECORD_VARIABLE`], if it wrote one.
+    pub record: Option<&'a str>,
+}
+
+/// What a job has done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Tests that passed.
+    pub passed: u64,
+    /// Tests that failed.
+    pub failed: u64,
+    /// How many guests it booted.
+    pub boots: u64,
+    /// Its figures, for the table at the end.
+    pub figures: Vec<[String; 3]>,
+}
+
+/// A line of the table.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The job.
+    pub name: String,
+    /// How long it took.
+    pub took: Duration,
+    /// What it did.
+    pub verdict: Verdict,
+    /// Where its output is, if it failed.
+    pub log: PathBuf,
+}
+
+/// The environment variable by which a job is told where to write what it did.
+pub const RECORD_VARIABLE: &str = "FARLANE_RECORD";
+
+/// Runs jobs side by side, in their order as far as there is room for them; those with [`Weight::All`] come last. Their output goes to
+/// files in `logs`, which stay for those that fail.
+///
+/// # Errors
+/// When a job cannot be started, or its files not be read.
+pub fn run_all(jobs: Vec<Job>, logs: &Path) -> Result<Vec<Outcome>> {
+    let room = processors()?.len();
+    let (heavy, light): (VecDeque<Job>, VecDeque<Job>) =
+        jobs.into_iter().partition(|job| job.weight == Weight::All);
+    let total = heavy.len() + light.len();
+    let mut outcomes = Vec::new();
+    for (mut waiting, at_once) in [(light, room), (heavy, 1)] {
+        let (ended, end) = channel();
+        let mut running = 0;
+        while running > 0 || !waiting.is_empty() {
+            while running < at_once
+                && let Some(job) = waiting.pop_front()
+            {
+                let (ended, logs) = (ended.clone(), logs.to_owned());
+                running += 1;
+                thread::Builder::new()
+                    .name(job.name.clone())
+                    .spawn(move || ended.send(perform(job, &logs)))
+                    .context("Cannot start a thread")?;
+            }
+            let outcome = end.recv().context("A job was lost")??;
+            running -= 1;
+            outcomes.push(outcome);
+            if let Some(outcome) = outcomes.last() {
+                say(outcome, outcomes.len(), total);
+            }
+        }
+    }
+    Ok(outcomes)
+}
+
+fn say(outcome: &Outcome, number: usize, total: usize) {
+    let Outcome {
+        name,
+        took,
+        verdict,
+        log,
+    } = outcome;
+    let Verdict { passed, failed, .. } = verdict;
+    let took = took.as_secs_f64();
+    progress::note(&format!(
+        "[{number}/{total}] {name}: {passed} passed, {failed} failed, {took:.1} s"
+    ));
+    if *failed > 0 {
+        let said = fs::read(log).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        eprintln!("--- {name} said last:\n{}\n---", tail(&said, LAST_LINES));
+    }
+}
+
+/// Runs one job to its end.
+fn perform(job: Job, logs: &Path) -> Result<Outcome> {
+    let Job {
+        name,
+        mut command,
+        timeout,
+        judge,
+        ..
+    } = job;
+    let file = name.replace(['/', ' '], "-");
+    let log = logs.join(format!("{file}.log"));
+    let record = logs.join(format!("{file}.json"));
+    command.env(RECORD_VARIABLE, &record);
+    let begin = Instant::now();
+    let mut process = Process::spawn_logged(name.as_str(), command, &log)?;
+    let status = process.wait(timeout)?;
+    let mut said = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    let success = match status {
+        Some(status) => {
+            if !status.success() {
+                said.push_str(&format!("\n{name}: {}\n", describe(status)));
+            }
+            status.success()
+        }
+        None => {
+            // SIGTERM first: it takes away what it has made.
+            drop(process);
+            said.push_str(&format!(
+                "\n{name}: not at its end after {} s\n",
+                timeout.as_secs()
+            ));
+            false
+        }
+    };
+    let recorded = fs::read_to_string(&record).ok();
+    let mut verdict = judge(&Ended {
+        success,
+        said: &said,
+        record: recorded.as_deref(),
+    });
+    if !success {
+        verdict.failed = verdict.failed.max(1);
+    }
+    for file in [recorded.is_some().then_some(&record), (verdict.failed == 0).then_some(&log)] {
+        if let Some(file) = file {
+            fs::remove_file(file).with_context(|| format!("Cannot remove {}", file.display()))?;
+        }
+    }
+    if verdict.failed > 0 {
+        fs::write(&log, said).with_context(|| format!("Cannot write {}", log.display()))?;
+    }
+    Ok(Outcome {
+        name,
+        took: begin.elapsed(),
+        verdict,
+        log,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(name: &str, line: &str, weight: Weight) -> Job {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", line]);
+        Job {
+            name: name.into(),
+            command,
+            weight,
+            timeout: Duration::from_secs(60),
+            judge: |ended| Verdict {
+                passed: u64::from(ended.success),
+                figures: ended
+                    .record
+                    .map(|text| [text.into(), String::new(), String::new()])
+                    .into_iter()
+                    .collect(),
+                ..Verdict::default()
+            },
+        }
+    }
+
+    #[test]
+    fn what_fails_is_counted_and_its_output_stays() {
+        let logs = tempfile::tempdir().unwrap();
+        let jobs = vec![
+            job("a/measure", "echo never >&2; exit 3", Weight::All),
+            job("b", "printf 7 >\"$FARLANE_RECORD\"", Weight::One),
+        ];
+        let outcomes = run_all(jobs, logs.path()).unwrap();
+        // What measures comes last.
+        assert_eq!(outcomes[0].name, "b");
+        assert_eq!(outcomes[0].verdict.figures[0][0], "7");
+        assert_eq!((outcomes[1].verdict.passed, outcomes[1].verdict.failed), (0, 1));
+        let said = fs::read_to_string(&outcomes[1].log).unwrap();
+        assert!(said.contains("never") && said.contains("exit status 3"), "{said}");
+        assert_eq!(fs::read_dir(logs.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_hangs_is_ended() {
+        let logs = tempfile::tempdir().unwrap();
+        let mut hangs = job("hangs", "sleep 1000", Weight::One);
+        hangs.timeout = Duration::from_millis(100);
+        let outcomes = run_all(vec![hangs], logs.path()).unwrap();
+        assert_eq!(outcomes[0].verdict.failed, 1);
+        let said = fs::read_to_string(&outcomes[0].log).unwrap();
+        assert!(said.contains("not at its end"), "{said}");
+    }
+}
