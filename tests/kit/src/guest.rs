@@ -34,6 +34,15 @@ pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a guest may take to let go of a device.
 const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How many guests this process has started to boot.
+static BOOTS: AtomicU32 = AtomicU32::new(0);
+
+/// How many guests this process has started to boot.
+#[must_use]
+pub fn boots() -> u32 {
+    BOOTS.load(Ordering::Relaxed)
+}
+
 /// A guest. It is ended when it is dropped.
 #[derive(Debug)]
 pub struct Guest {
@@ -94,6 +103,7 @@ impl Guest {
             inherit,
             foreground: config.interactive,
         };
+        BOOTS.fetch_add(1, Ordering::Relaxed);
         let qemu = Process::spawn_with(format!("QEMU of {}", config.name), command, &setup)?;
         Ok(Self {
             name: config.name.clone(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::debian::GUEST_TREE;
+use crate::debian::{GUEST_TREE, HEADERS_6_1, HEADERS_6_12};
 use crate::guest::Guest;
 use crate::guest_root::{GuestFile, GuestRoot};
 use crate::progress;
@@ -20,6 +20,19 @@ pub const ACCELERATOR_VARIABLE: &str = "FARLANE_VM_ACCEL";
 
 /// How long a guest may take to boot under KVM.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Makes the Debian trees and the guests' root file system, which takes long and needs no program of this workspace.
+///
+/// # Errors
+/// When one cannot be made.
+pub fn prepare_trees(workspace: &Workspace) -> Result<()> {
+    let tree = Tree::ensure(workspace, &GUEST_TREE)?;
+    GuestRoot::ensure(workspace, &tree)?;
+    for spec in [&HEADERS_6_1, &HEADERS_6_12] {
+        Tree::ensure(workspace, spec)?;
+    }
+    Ok(())
+}
 
 /// The things that all guests need.
 #[derive(Debug)]

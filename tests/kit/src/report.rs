@@ -41,6 +41,13 @@ impl Report {
         self.rows.extend(other.rows);
     }
 
+    /// The rows: what ran, where, and what came out.
+    pub fn rows(&self) -> impl Iterator<Item = [&str; 3]> {
+        self.rows
+            .iter()
+            .map(|row| [&row.place, &row.what, &row.figure].map(String::as_str))
+    }
+
     /// Whether there are no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {

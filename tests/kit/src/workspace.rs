@@ -169,7 +169,10 @@ impl Workspace {
         }
         let mut command = self.cargo(&["build", "--quiet"]);
         command.args(with_features(packages)).args(targets);
-        finish(Process::spawn("cargo build", command)?, &packages.join(", "))
+        finish(
+            Process::spawn("cargo build", command)?,
+            &packages.join(", "),
+        )
     }
 
     /// Builds everything in the workspace at once, tests too, and returns the test programs: what is asked for later is
@@ -219,7 +222,9 @@ impl Workspace {
 /// The words that choose packages.
 fn with_features<'a>(packages: &[&'a str]) -> Vec<&'a str> {
     let packages = packages.iter().chain([&FEATURES]);
-    packages.flat_map(|package| ["--package", package]).collect()
+    packages
+        .flat_map(|package| ["--package", package])
+        .collect()
 }
 
 fn finish(mut build: Process, what: &str) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Farlane itself, built from this checkout: the daemon, the launcher, the guest driver and the guest libraries.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -159,10 +160,13 @@ fn link_libraries(workspace: &Workspace) -> Result<()> {
         ("libfarlane.so", "../libfarlane.so"),
     ] {
         let link = folder.join(name);
-        if !link.exists() {
-            fs::create_dir_all(&folder)
-                .with_context(|| format!("Cannot make {}", folder.display()))?;
-            symlink(built, &link).with_context(|| format!("Cannot make {}", link.display()))?;
+        fs::create_dir_all(&folder).with_context(|| format!("Cannot make {}", folder.display()))?;
+        // Another scenario may make it at the same time, and it may be there from before.
+        match symlink(built, &link) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("Cannot make {}", link.display()));
+            }
+            _ => {}
         }
     }
     Ok(())

@@ -179,10 +179,12 @@ fn perform(job: Job, logs: &Path) -> Result<Outcome> {
     if !success {
         verdict.failed = verdict.failed.max(1);
     }
-    for file in [recorded.is_some().then_some(&record), (verdict.failed == 0).then_some(&log)] {
-        if let Some(file) = file {
-            fs::remove_file(file).with_context(|| format!("Cannot remove {}", file.display()))?;
-        }
+    let superfluous = [
+        recorded.is_some().then_some(&record),
+        (verdict.failed == 0).then_some(&log),
+    ];
+    for file in superfluous.into_iter().flatten() {
+        fs::remove_file(file).with_context(|| format!("Cannot remove {}", file.display()))?;
     }
     if verdict.failed > 0 {
         fs::write(&log, said).with_context(|| format!("Cannot write {}", log.display()))?;
@@ -230,9 +232,15 @@ mod tests {
         // What measures comes last.
         assert_eq!(outcomes[0].name, "b");
         assert_eq!(outcomes[0].verdict.figures[0][0], "7");
-        assert_eq!((outcomes[1].verdict.passed, outcomes[1].verdict.failed), (0, 1));
+        assert_eq!(
+            (outcomes[1].verdict.passed, outcomes[1].verdict.failed),
+            (0, 1)
+        );
         let said = fs::read_to_string(&outcomes[1].log).unwrap();
-        assert!(said.contains("never") && said.contains("exit status 3"), "{said}");
+        assert!(
+            said.contains("never") && said.contains("exit status 3"),
+            "{said}"
+        );
         assert_eq!(fs::read_dir(logs.path()).unwrap().count(), 1);
     }
 

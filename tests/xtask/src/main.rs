@@ -1,6 +1,7 @@
 //! `cargo xtask`: shows, tests and measures Farlane in virtual machines, and makes everything that this needs.
 
 mod bench;
+mod check;
 mod clean;
 mod conditions;
 mod demo;
@@ -10,6 +11,7 @@ mod fio;
 mod fuzz;
 mod gpu_machine;
 mod iperf;
+mod jobs;
 mod lending;
 mod metrics;
 mod net;
@@ -18,9 +20,11 @@ mod numa;
 mod place;
 mod run;
 mod scenarios;
+mod table;
 mod test_run;
 mod tools;
 mod two_nodes;
+mod unit;
 mod vm;
 mod volumes;
 
@@ -53,6 +57,8 @@ enum Task {
         #[arg(long)]
         fuzz: bool,
     },
+    /// Runs fmt, clippy, unit tests and six scenarios: minutes, not a whole run
+    Check,
     /// Runs scenarios in virtual machines
     Scenario {
         /// Lists the scenarios
@@ -61,6 +67,9 @@ enum Task {
         /// Which to run
         #[arg(required_unless_present = "list")]
         names: Vec<String>,
+        /// Everything is built already
+        #[arg(long, hide = true)]
+        built: bool,
     },
     /// Measures at native speed, each figure beside its reference
     Bench {
@@ -88,12 +97,19 @@ fn perform(task: Task) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     match task {
         Task::Demo => demo::run(&workspace),
-        Task::Test { filter, fuzz } => test_run::run(&workspace, filter.as_deref(), fuzz),
+        Task::Test { filter, fuzz: true } => fuzz::run(&workspace, filter.as_deref()),
+        Task::Test { filter, .. } => test_run::run(&workspace, filter.as_deref()),
         Task::Scenario { list: true, .. } => {
             scenarios::list();
             Ok(ExitCode::SUCCESS)
         }
-        Task::Scenario { names, .. } => scenarios::run_named(&workspace, &names),
+        Task::Scenario { names, built, .. } => {
+            if built {
+                workspace.assume_built();
+            }
+            scenarios::run_named(&workspace, &names)
+        }
+        Task::Check => check::run(&workspace),
         Task::Bench { name } => bench::run(&workspace, name),
         Task::Vm => vm::run(&workspace),
         Task::Clean => clean::run(&workspace),

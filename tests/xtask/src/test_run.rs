@@ -1,152 +1,162 @@
-//! `cargo xtask test`: every test there is, and their counts.
+//! `cargo xtask test`: every test there is, side by side, and a table of what ran.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-use farlane_vmkit::process::{Process, describe};
+use anyhow::{Context as _, Result, ensure};
+use farlane_vmkit::kit;
 use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::workspace::Workspace;
+use farlane_vmkit::workspace::{TestProgram, Workspace};
+use serde_json::Value;
 
-use crate::fuzz;
-use crate::run::Context;
-use crate::scenarios;
+use crate::jobs::{self, Ended, Job, Verdict, Weight};
+use crate::scenarios::{self, Scenario};
+use crate::table::{self, Phase};
+use crate::unit::{self, Package};
 
-/// The packages with tests under loom, in modules whose names contain the word.
-const LOOM_PACKAGES: &[&str] = &["farlane-rdma-remoting", "farlane-daemon"];
+/// How long one scenario may take on a busy machine.
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long all tests of one call of cargo may take, builds included.
-const CARGO_TIMEOUT: Duration = Duration::from_secs(3600);
-
-/// How many tests passed and failed.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Counts {
-    /// How many passed.
-    pub passed: u64,
-    /// How many failed.
-    pub failed: u64,
-}
-
-impl Counts {
-    fn add(&mut self, other: Counts) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-    }
-}
-
-/// Runs all tests whose names contain the filter; fuzz targets only where asked for.
-pub fn run(workspace: &Workspace, filter: Option<&str>, with_fuzz: bool) -> Result<ExitCode> {
-    let chosen = |name: &str| filter.is_none_or(|filter| name.contains(filter));
-    let mut counts = Counts::default();
-    let is_scenario = scenarios::ALL
+/// Runs all tests, or those whose names contain the filter.
+pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
+    let begin = Instant::now();
+    let is_meant = |scenario: &&Scenario| {
+        scenario.is_test && filter.is_none_or(|filter| scenario.name.contains(filter))
+    };
+    let scenarios: Vec<&Scenario> = scenarios::ALL.iter().filter(is_meant).collect();
+    // A scenario's name means it alone.
+    let is_scenario = scenarios
         .iter()
         .any(|scenario| Some(scenario.name) == filter);
-    if !is_scenario {
-        counts.add(unit_tests(workspace, filter)?);
-        counts.add(loom_tests(workspace, filter)?);
-    }
-    if with_fuzz {
-        counts.add(fuzz::run(workspace, filter)?);
-    }
-    let context = Context::new(workspace);
-    let mut report = Report::new();
-    for scenario in scenarios::ALL
-        .iter()
-        .filter(|scenario| scenario.is_test && chosen(scenario.name))
-    {
-        match scenario.run(&context, &mut report) {
-            Ok(()) => counts.passed += 1,
-            Err(error) => {
-                eprintln!("Error: {error:#}");
-                counts.failed += 1;
+    let mut phases = Vec::new();
+    let mut jobs = Vec::new();
+    match filter {
+        None => {
+            let programs = build_all(workspace, &mut phases)?;
+            jobs.extend(scenario_jobs(&scenarios, true)?);
+            jobs.extend(unit::jobs(programs, None));
+            jobs.push(unit::doc_job(workspace));
+        }
+        Some(filter) => {
+            if !is_scenario {
+                let packages = Package::all(workspace)?;
+                let meant = unit::packages_meant(&packages, filter);
+                if !meant.is_empty() {
+                    let programs = timed(&mut phases, "building tests", || {
+                        workspace.build_tests_of(&meant)
+                    })?;
+                    jobs.extend(unit::jobs(programs, Some(filter)));
+                }
             }
+            jobs.extend(scenario_jobs(&scenarios, false)?);
         }
     }
-    print!("{report}");
-    println!("{} passed, {} failed", counts.passed, counts.failed);
-    Ok(if counts.failed == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    ensure!(
+        !jobs.is_empty(),
+        "No test and no scenario has {:?} in its name",
+        filter.unwrap_or_default()
+    );
+    perform(workspace, jobs, &phases, begin)
 }
 
-fn unit_tests(workspace: &Workspace, filter: Option<&str>) -> Result<Counts> {
-    let mut command = workspace.cargo(&["test", "--workspace", "--no-fail-fast"]);
-    command.args(filter.map(|filter| ["--", filter]).into_iter().flatten());
-    cargo_test("Unit and property tests", command)
-}
-
-fn loom_tests(workspace: &Workspace, filter: Option<&str>) -> Result<Counts> {
-    // cargo runs a test that matches any of several filters: a filter of ours that names no loom test means none.
-    let filter = match filter {
-        None => "loom",
-        Some(filter) if filter.contains("loom") => filter,
-        Some(_) => return Ok(Counts::default()),
-    };
-    let mut command = workspace.cargo(&["test", "--release", "--lib", "--no-fail-fast"]);
-    for package in LOOM_PACKAGES {
-        command.args(["--package", package]);
+/// Runs jobs and prints the table.
+pub fn perform(
+    workspace: &Workspace,
+    jobs: Vec<Job>,
+    phases: &[Phase],
+    begin: Instant,
+) -> Result<ExitCode> {
+    let logs = workspace.log_folder("test")?;
+    let outcomes = jobs::run_all(jobs, &logs)?;
+    let code = table::print(phases, outcomes, begin.elapsed());
+    if code == ExitCode::SUCCESS {
+        fs::remove_dir_all(&logs).with_context(|| format!("Cannot remove {}", logs.display()))?;
     }
-    command.args(["--", filter]);
-    command
-        .env("RUSTFLAGS", "--cfg loom")
-        .env("CARGO_PROFILE_RELEASE_LTO", "off");
-    command.env("CARGO_TARGET_DIR", workspace.target().join("loom"));
-    let counts = cargo_test("Tests under loom", command)?;
-    if counts == Counts::default() {
-        eprintln!("Error: No test under loom was found");
-        return Ok(Counts {
-            passed: 0,
-            failed: 1,
+    Ok(code)
+}
+
+/// Builds the whole workspace, and meanwhile makes what guests are booted from.
+pub fn build_all(workspace: &Workspace, phases: &mut Vec<Phase>) -> Result<Vec<TestProgram>> {
+    thread::scope(|scope| {
+        let trees = scope.spawn(|| {
+            let begin = Instant::now();
+            kit::prepare_trees(workspace).map(|()| begin.elapsed())
         });
-    }
-    Ok(counts)
-}
-
-/// Runs `cargo test`, passes its output on, and adds its results up.
-fn cargo_test(what: &str, mut command: Command) -> Result<Counts> {
-    progress::step(what, || {
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut cargo = Process::spawn("cargo test", command)?;
-        let stdout = cargo.take_stdout().context("cargo test has no output")?;
-        let mut counts = Counts::default();
-        for line in BufReader::new(stdout).lines() {
-            let line = line.context("Cannot read what cargo test says")?;
-            println!("{line}");
-            if let Some(result) = parse_result(&line) {
-                counts.add(result);
-            }
-        }
-        let status = cargo
-            .wait(CARGO_TIMEOUT)?
-            .context("cargo test takes over an hour")?;
-        if !status.success() && counts.failed == 0 {
-            eprintln!(
-                "Error: cargo test failed before its tests ran: {}",
-                describe(status)
-            );
-            counts.failed = 1;
-        }
-        Ok(counts)
+        let programs = timed(phases, "building", || workspace.build_all())?;
+        let took = timed(phases, "waiting for the Debian trees", || {
+            trees
+                .join()
+                .ok()
+                .context("The making of the Debian trees has panicked")?
+        })?;
+        phases.push(("the Debian trees, while building".into(), took));
+        Ok(programs)
     })
 }
 
-/// Reads "test result: ok. 5 passed; 0 failed; ...".
-fn parse_result(line: &str) -> Option<Counts> {
-    let (_, figures) = line.strip_prefix("test result: ")?.split_once(". ")?;
-    let count = |word: &str| {
-        let part = figures
-            .split(';')
-            .find_map(|part| part.trim().strip_suffix(word))?;
-        part.trim().parse().ok()
+/// Does something, and notes how long it took.
+pub fn timed<T>(phases: &mut Vec<Phase>, what: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let begin = Instant::now();
+    let result = progress::step(what, run);
+    phases.push((what.to_owned(), begin.elapsed()));
+    result
+}
+
+/// The jobs that run scenarios, each in a process of its own.
+pub fn scenario_jobs(scenarios: &[&Scenario], all_is_built: bool) -> Result<Vec<Job>> {
+    let program = env::current_exe().context("Cannot find this program")?;
+    let job = |scenario: &&Scenario| {
+        let mut command = Command::new(&program);
+        command.arg("scenario").arg(scenario.name);
+        if all_is_built {
+            command.arg("--built");
+        }
+        Job {
+            name: scenario.name.to_owned(),
+            command,
+            weight: match scenarios::MEASURING.contains(&scenario.name) {
+                true => Weight::All,
+                false => Weight::One,
+            },
+            timeout: SCENARIO_TIMEOUT,
+            judge: judge_scenario,
+        }
     };
-    Some(Counts {
-        passed: count("passed")?,
-        failed: count("failed")?,
-    })
+    Ok(scenarios.iter().map(job).collect())
+}
+
+fn judge_scenario(ended: &Ended<'_>) -> Verdict {
+    let record: Option<Value> = ended
+        .record
+        .and_then(|text| serde_json::from_str(text).ok());
+    let mut verdict = Verdict {
+        passed: u64::from(ended.success),
+        failed: u64::from(!ended.success),
+        ..Verdict::default()
+    };
+    if let Some(record) = record {
+        verdict.boots = record["boots"].as_u64().unwrap_or_default();
+        let rows = record["figures"].as_array();
+        for row in rows.into_iter().flatten() {
+            let cell = |at: usize| row[at].as_str().unwrap_or_default().to_owned();
+            verdict.figures.push([cell(0), cell(1), cell(2)]);
+        }
+    }
+    verdict
+}
+
+/// Writes what scenarios of this process did, for the run that started it.
+pub fn record(report: &farlane_vmkit::report::Report, to: &Path) -> Result<()> {
+    let rows: Vec<[&str; 3]> = report.rows().collect();
+    let record = serde_json::json!({
+        "boots": farlane_vmkit::guest::boots(),
+        "figures": rows,
+    });
+    fs::write(to, record.to_string()).with_context(|| format!("Cannot write {}", to.display()))
 }
 
 #[cfg(test)]
@@ -154,18 +164,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_of_cargo_are_read() {
-        let line = "test result: FAILED. 12 passed; 3 failed; 0 ignored; 0 measured; 1 filtered out; finished in 0.10s";
-        assert_eq!(
-            parse_result(line),
-            Some(Counts {
-                passed: 12,
-                failed: 3
-            })
-        );
-        assert_eq!(
-            parse_result("test tests::results_of_cargo_are_read ... ok"),
-            None
-        );
+    fn a_scenario_tells_its_boots_and_figures() {
+        let record = r#"{"boots": 2, "figures": [["one VM", "reads", "5 IOPS"]]}"#;
+        let verdict = judge_scenario(&Ended {
+            success: true,
+            said: "",
+            record: Some(record),
+        });
+        assert_eq!((verdict.passed, verdict.failed, verdict.boots), (1, 0, 2));
+        assert_eq!(verdict.figures[0][2], "5 IOPS");
+        let verdict = judge_scenario(&Ended {
+            success: false,
+            said: "",
+            record: None,
+        });
+        assert_eq!((verdict.passed, verdict.failed), (0, 1));
     }
 }

@@ -38,6 +38,8 @@ mod rdma_vs_rxe;
 mod topology;
 mod vmkit;
 
+use std::env;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -46,7 +48,9 @@ use farlane_vmkit::progress;
 use farlane_vmkit::report::Report;
 use farlane_vmkit::workspace::Workspace;
 
+use crate::jobs::RECORD_VARIABLE;
 use crate::run::{Context, Run};
+use crate::test_run;
 
 /// One user story.
 pub struct Scenario {
@@ -59,46 +63,49 @@ pub struct Scenario {
     run: fn(&Run<'_>, &mut Report) -> Result<()>,
 }
 
-/// All scenarios.
+/// All scenarios, in the order in which a test run begins them: the longest first.
 pub const ALL: &[Scenario] = &[
-    vmkit::SCENARIO,
-    topology::SCENARIO,
-    driver_builds::SCENARIO,
-    blk::SCENARIO,
-    blk_crash::SCENARIO,
-    blk_vs_qsd::SCENARIO,
-    driver_device::SCENARIO,
-    rdma_pingpong::SCENARIO,
-    rdma_perftest::SCENARIO,
-    rdma_host::SCENARIO,
-    rdma_buffers::SCENARIO,
-    rdma_isolation::SCENARIO,
-    rdma_crash::SCENARIO,
-    rdma_vs_rxe::SCENARIO,
-    lend_soft::SCENARIO,
-    lend_reassign::SCENARIO,
-    lend_crash::SCENARIO,
     lend_hostile::SCENARIO,
-    lend_vfio::SCENARIO,
-    lend_vs_local::SCENARIO,
-    net_vs_tap::SCENARIO,
+    octo_ssd_failover::SCENARIO,
+    topology::SCENARIO,
     octo_net::SCENARIO,
     octo_net_flood::SCENARIO,
     octo_net_peers::SCENARIO,
-    p2p_lent::SCENARIO,
-    gpu_soft::SCENARIO,
     gpu_unmodified::SCENARIO,
-    gpu_scan::SCENARIO,
-    gpu_read::SCENARIO,
-    gpu_write::SCENARIO,
-    gpu_coherence::SCENARIO,
-    gpu_hostile::SCENARIO,
-    gpu_p2pmem::SCENARIO,
-    gpu_raid::SCENARIO,
-    octo_ssd::SCENARIO,
-    octo_ssd_failover::SCENARIO,
     octo_restart::SCENARIO,
+    lend_crash::SCENARIO,
+    octo_ssd::SCENARIO,
+    gpu_raid::SCENARIO,
+    blk_crash::SCENARIO,
+    rdma_crash::SCENARIO,
+    gpu_write::SCENARIO,
+    driver_builds::SCENARIO,
+    lend_reassign::SCENARIO,
+    rdma_isolation::SCENARIO,
+    lend_soft::SCENARIO,
+    gpu_soft::SCENARIO,
+    gpu_read::SCENARIO,
+    blk::SCENARIO,
+    rdma_buffers::SCENARIO,
+    rdma_host::SCENARIO,
+    gpu_hostile::SCENARIO,
+    rdma_perftest::SCENARIO,
+    lend_vfio::SCENARIO,
+    gpu_p2pmem::SCENARIO,
+    gpu_scan::SCENARIO,
+    gpu_coherence::SCENARIO,
+    driver_device::SCENARIO,
+    rdma_pingpong::SCENARIO,
+    vmkit::SCENARIO,
+    p2p_lent::SCENARIO,
+    blk_vs_qsd::SCENARIO,
+    lend_vs_local::SCENARIO,
+    net_vs_tap::SCENARIO,
+    rdma_vs_rxe::SCENARIO,
 ];
+
+/// Those that measure: nothing else runs beside them.
+pub const MEASURING: &[&str] = &["blk-vs-qsd", "lend-vs-local", "net-vs-tap", "rdma-vs-rxe"];
 
 impl Scenario {
     /// Runs the scenario. Its logs stay when it fails.
@@ -149,6 +156,9 @@ pub fn run_named(workspace: &Workspace, names: &[String]) -> Result<ExitCode> {
             eprintln!("Error: {error:#}");
             code = ExitCode::FAILURE;
         }
+    }
+    if let Some(to) = env::var_os(RECORD_VARIABLE) {
+        test_run::record(&report, Path::new(&to))?;
     }
     print!("{report}");
     Ok(code)

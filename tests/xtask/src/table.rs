@@ -1,0 +1,82 @@
+//! The table at the end of a test run: what ran, how long it took, and last of all what failed.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::jobs::{Outcome, Verdict};
+
+/// Jobs that took less are summed up in one line.
+const SHORT: Duration = Duration::from_secs(3);
+
+/// A phase before the jobs, such as building, and how long it took.
+pub type Phase = (String, Duration);
+
+/// Prints the table, and says how the run ends.
+pub fn print(phases: &[Phase], mut outcomes: Vec<Outcome>, all: Duration) -> ExitCode {
+    outcomes.sort_by_key(|outcome| std::cmp::Reverse(outcome.took));
+    figures(&outcomes);
+    println!("\n  {:44} {:>7}  {:>5}  result", "name", "seconds", "boots");
+    for (name, took) in phases {
+        line(name, *took, None, "");
+    }
+    let is_short = |outcome: &Outcome| outcome.took < SHORT && outcome.verdict.failed == 0;
+    for outcome in outcomes.iter().filter(|outcome| !is_short(outcome)) {
+        let Verdict {
+            passed,
+            failed,
+            boots,
+            ..
+        } = outcome.verdict;
+        let result = match failed {
+            0 => format!("{passed} passed"),
+            failed => format!("{passed} passed, {failed} FAILED"),
+        };
+        line(&outcome.name, outcome.took, Some(boots), &result);
+    }
+    let short: Vec<&Outcome> = outcomes
+        .iter()
+        .filter(|outcome| is_short(outcome))
+        .collect();
+    let sum = |count: fn(&Verdict) -> u64| -> u64 {
+        outcomes.iter().map(|outcome| count(&outcome.verdict)).sum()
+    };
+    if !short.is_empty() {
+        let passed: u64 = short.iter().map(|outcome| outcome.verdict.passed).sum();
+        let name = format!("{} shorter ones, one after the other", short.len());
+        let took = short.iter().map(|outcome| outcome.took).sum();
+        line(&name, took, None, &format!("{passed} passed"));
+    }
+    line("all", all, Some(sum(|verdict| verdict.boots)), "");
+    let (passed, failed) = (sum(|verdict| verdict.passed), sum(|verdict| verdict.failed));
+    println!("\n{passed} passed, {failed} failed");
+    if failed == 0 && passed > 0 {
+        return ExitCode::SUCCESS;
+    }
+    if passed + failed == 0 {
+        println!("No test ran");
+    }
+    for outcome in outcomes.iter().filter(|outcome| outcome.verdict.failed > 0) {
+        println!("FAILED: {}: see {}", outcome.name, outcome.log.display());
+    }
+    ExitCode::FAILURE
+}
+
+fn line(name: &str, took: Duration, boots: Option<u64>, result: &str) {
+    let boots = boots.filter(|boots| *boots > 0);
+    let boots = boots.map(|boots| boots.to_string()).unwrap_or_default();
+    println!(
+        "  {name:44} {:>7.1}  {boots:>5}  {result}",
+        took.as_secs_f64()
+    );
+}
+
+/// The figures of the scenarios.
+fn figures(outcomes: &[Outcome]) {
+    let mut report = farlane_vmkit::report::Report::new();
+    for outcome in outcomes {
+        for [place, what, figure] in outcome.verdict.figures.clone() {
+            report.add(place, what, figure);
+        }
+    }
+    print!("{report}");
+}
