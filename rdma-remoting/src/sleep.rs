@@ -56,7 +56,8 @@ pub fn must_wake<W: Word>(word: &W) -> bool {
     word.get() != BACKEND_AWAKE
 }
 
-#[cfg(all(test, loom))]
+#[cfg(test)]
+#[cfg(loom)]
 mod tests {
     use super::*;
     use loom::sync::atomic::AtomicU32;

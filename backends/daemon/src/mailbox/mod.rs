@@ -24,55 +24,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, TryRecvError, TrySendError};
 use std::time::{Duration, Instant};
 
-#[cfg(loom)]
-use loom::sync::atomic::{AtomicBool, Ordering, fence};
-#[cfg(not(loom))]
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+mod sleep;
 
-/// Wakes a receiver.
-trait Event {
-    fn raise(&self);
-}
+use sleep::{Event, Sleep};
 
 impl Event for OwnedFd {
     fn raise(&self) {
         // Does not block; fails only where it has been raised 2^64 - 2 times, and then it is raised.
         let _ = rustix::io::write(self, &1_u64.to_ne_bytes());
-    }
-}
-
-/// Whether the receiver sleeps, and what wakes it. In a cache line of its own: senders only read it while the receiver is awake.
-#[repr(align(128))]
-struct Sleep<E> {
-    sleeps: AtomicBool,
-    event: E,
-}
-
-impl<E: Event> Sleep<E> {
-    fn new(event: E) -> Self {
-        Self {
-            sleeps: AtomicBool::new(false),
-            event,
-        }
-    }
-
-    /// The receiver's side: it will sleep, if it finds nothing when it looks once more.
-    fn announce(&self) {
-        self.sleeps.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-    }
-
-    /// The receiver's side: it does not sleep any more. Whether it had said so and nobody has woken it.
-    fn awake(&self) -> bool {
-        self.sleeps.swap(false, Ordering::Relaxed)
-    }
-
-    /// A sender's side, after it has sent. Of several senders one wakes.
-    fn wake(&self) {
-        fence(Ordering::SeqCst);
-        if self.sleeps.load(Ordering::Relaxed) && self.sleeps.swap(false, Ordering::Relaxed) {
-            self.event.raise();
-        }
     }
 }
 
@@ -266,7 +225,7 @@ pub fn new<T: Send>(room: usize) -> io::Result<(Sender<T>, Receiver<T>)> {
     Ok((sender, receiver))
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -376,84 +335,5 @@ mod tests {
         }
         assert_eq!(receiver.take(), None);
         assert_eq!(receiver.wait(Some(Duration::from_millis(1))).unwrap(), None);
-    }
-}
-
-#[cfg(all(test, loom))]
-mod tests {
-    use super::*;
-    use loom::sync::atomic::AtomicU32;
-    use loom::sync::{Arc, Condvar, Mutex};
-    use loom::thread;
-
-    /// An eventfd: counts wakes, and a wait for one of them blocks.
-    struct Counter(Mutex<u32>, Condvar);
-
-    impl Event for Counter {
-        fn raise(&self) {
-            *self.0.lock().unwrap() += 1;
-            self.1.notify_one();
-        }
-    }
-
-    impl Counter {
-        fn wait(&self) {
-            let mut count = self.0.lock().unwrap();
-            while *count == 0 {
-                count = self.1.wait(count).unwrap();
-            }
-        }
-
-        fn drain(&self) {
-            *self.0.lock().unwrap() = 0;
-        }
-    }
-
-    /// `senders` send one item each; the receiver takes all. loom reports a deadlock if it misses one.
-    fn run(senders: u32, wake: impl Fn(&Sleep<Counter>) + Send + Sync + Copy + 'static) {
-        let mut model = loom::model::Builder::new();
-        // All that can happen with up to three changes of thread at any place: more takes hours.
-        model.preemption_bound = Some(3);
-        model.check(move || {
-            let sent = Arc::new(AtomicU32::new(0));
-            let sleep = Arc::new(Sleep::new(Counter(Mutex::new(0), Condvar::new())));
-            let threads: Vec<_> = (0..senders)
-                .map(|_| {
-                    let (sent, sleep) = (Arc::clone(&sent), Arc::clone(&sleep));
-                    thread::spawn(move || {
-                        sent.fetch_add(1, Ordering::Release);
-                        wake(&sleep);
-                    })
-                })
-                .collect();
-            while sent.load(Ordering::Acquire) != senders {
-                sleep.announce();
-                if sent.load(Ordering::Acquire) != senders {
-                    sleep.event.wait();
-                }
-                if !sleep.awake() {
-                    sleep.event.drain();
-                }
-            }
-            for thread in threads {
-                thread.join().unwrap();
-            }
-        });
-    }
-
-    #[test]
-    fn loom_no_item_is_missed() {
-        run(1, Sleep::wake);
-        run(2, Sleep::wake);
-    }
-
-    #[test]
-    #[should_panic(expected = "deadlock")]
-    fn loom_without_the_fence_an_item_is_missed() {
-        run(1, |sleep| {
-            if sleep.sleeps.load(Ordering::Relaxed) {
-                sleep.event.raise();
-            }
-        });
     }
 }
