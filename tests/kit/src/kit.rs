@@ -21,13 +21,22 @@ pub const ACCELERATOR_VARIABLE: &str = "FARLANE_VM_ACCEL";
 /// How long a guest may take to boot under KVM.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Makes the Debian trees and the guests' root file system, which takes long and needs no program of this workspace.
+/// Makes the guests' Debian tree and root file system, which takes long and needs no program of this workspace.
+///
+/// # Errors
+/// When they cannot be made.
+pub fn prepare_root(workspace: &Workspace) -> Result<()> {
+    let tree = Tree::ensure(workspace, &GUEST_TREE)?;
+    GuestRoot::ensure(workspace, &tree)?;
+    Ok(())
+}
+
+/// Makes that and the Debian trees of other kernels.
 ///
 /// # Errors
 /// When one cannot be made.
 pub fn prepare_trees(workspace: &Workspace) -> Result<()> {
-    let tree = Tree::ensure(workspace, &GUEST_TREE)?;
-    GuestRoot::ensure(workspace, &tree)?;
+    prepare_root(workspace)?;
     for spec in [&HEADERS_6_1, &HEADERS_6_12] {
         Tree::ensure(workspace, spec)?;
     }

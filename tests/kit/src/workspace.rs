@@ -163,6 +163,18 @@ impl Workspace {
         self.built(&format!("examples/{name}"))
     }
 
+    /// Builds all that is asked for later, and no more, at once: packages, and examples among theirs.
+    ///
+    /// # Errors
+    /// When the build fails.
+    pub fn build_once(&self, packages: &[&str], examples: &[&str]) -> Result<()> {
+        let mut targets = vec!["--lib", "--bins"];
+        targets.extend(examples.iter().flat_map(|example| ["--example", example]));
+        self.build_targets(packages, &targets)?;
+        self.assume_built();
+        Ok(())
+    }
+
     fn build_targets(&self, packages: &[&str], targets: &[&str]) -> Result<()> {
         if self.all_built.load(Ordering::Acquire) {
             return Ok(());

@@ -1,9 +1,11 @@
 //! `cargo xtask demo`: what a stranger watches first.
 
 use std::process::ExitCode;
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
+use farlane_vmkit::kit;
 use farlane_vmkit::progress;
 use farlane_vmkit::report::Report;
 use farlane_vmkit::wire::Wire;
@@ -39,10 +41,28 @@ const PERFTESTS: &[&str] = &[
     "ib_write_lat -s 65536 -n 500",
 ];
 
+/// All that runs, built at once.
+const PACKAGES: &[&str] = &[
+    "farlane",
+    "farlane-blk",
+    "farlane-borrow",
+    "farlane-gpu",
+    "farlane-io",
+    "farlane-lend",
+    "farlane-net",
+    "farlane-rdma",
+    "farlane-run",
+    "farlane-topology",
+    "farlane-verbs",
+    "farlane-vm-agent",
+];
+const EXAMPLES: &[&str] = &["gpu_coherence", "gpu_io", "log_scan"];
+
 /// Runs unmodified programs between two guests, then between two processes of this machine, then on a lent disk, then with
 /// a lent GPU that a disk reaches, then with a disk that has a limb on each of two nodes, and prints their figures.
 pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     let start = Instant::now();
+    make(workspace)?;
     let context = Context::new(workspace);
     let run = Run::new(&context, "demo")?;
     let mut report = Report::new();
@@ -85,6 +105,19 @@ pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     );
     run.forget_logs()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Builds what runs, and meanwhile makes what guests are booted from.
+fn make(workspace: &Workspace) -> Result<()> {
+    thread::scope(|scope| {
+        let root = scope.spawn(|| kit::prepare_root(workspace));
+        progress::step("Building what is shown", || {
+            workspace.build_once(PACKAGES, EXAMPLES)
+        })?;
+        root.join()
+            .ok()
+            .context("The making of the guests' root has panicked")?
+    })
 }
 
 fn between_guests(run: &Run<'_>, report: &mut Report) -> Result<()> {
