@@ -1,82 +1,22 @@
 //! Paths that are pulled and returned under load: two loop devices over one file, whose sizes are set to almost nothing and
-//! back. Reads and writes of a device without blocks fail as those of a pulled NVMe drive do. Needs root and free loop devices;
-//! where there are none the tests say so and are over.
+//! back. Reads and writes of a device without blocks fail as those of a pulled NVMe drive do. Needs root and loop devices;
+//! without them the tests fail.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
+use common::loops::Loop;
 use common::vmm::{DATA, Vm};
 use common::{Daemon, make_disk, wait_until};
 use std::fs::{File, create_dir_all, write};
-use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 const DISK: u64 = 16 << 20;
 const REQUESTS: u16 = 40;
 const LENGTH: u32 = 65536;
-
-const LOOP_SET_STATUS64: libc::c_ulong = 0x4C04;
-const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
-
-/// `struct loop_info64` (linux/loop.h): where the limit of its size is, and its bytes.
-const SIZE_LIMIT_AT: usize = 32;
-const INFO_BYTES: usize = 232;
-
-/// A loop device, detached when it is dropped.
-struct Loop {
-    device: PathBuf,
-    file: File,
-}
-
-impl Loop {
-    /// One over `file`; none where they are not to be had.
-    fn attach(file: &Path) -> Option<Self> {
-        let output = Command::new("losetup")
-            .args(["--find", "--show", "--direct-io=on"])
-            .arg(file)
-            .output()
-            .ok()?;
-        let device = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-        if !output.status.success() {
-            let why = String::from_utf8_lossy(&output.stderr);
-            println!("No loop devices here: {}", why.trim());
-            return None;
-        }
-        let file = File::open(&device).unwrap();
-        Some(Self { device, file })
-    }
-
-    fn limit(&self, bytes: u64) {
-        let mut info = [0_u64; INFO_BYTES / 8];
-        let fd = self.file.as_raw_fd();
-        // SAFETY: the kernel writes as many bytes as the structure has.
-        let got = unsafe { libc::ioctl(fd, LOOP_GET_STATUS64, info.as_mut_ptr()) };
-        assert_eq!(got, 0, "{}", std::io::Error::last_os_error());
-        info[SIZE_LIMIT_AT / 8] = bytes;
-        // SAFETY: the kernel reads as many bytes.
-        let set = unsafe { libc::ioctl(fd, LOOP_SET_STATUS64, info.as_ptr()) };
-        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
-    }
-
-    /// Has almost no blocks from now on; how few is another number for each, as two paths that agree are a smaller disk.
-    fn pull(&self, sectors: u64) {
-        self.limit(sectors * 512);
-    }
-
-    fn give_back(&self) {
-        self.limit(0);
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let detached = Command::new("losetup").arg("-d").arg(&self.device).status();
-        assert!(detached.unwrap().success());
-    }
-}
 
 struct Rig {
     file: File,
@@ -88,14 +28,14 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(words: &[&str]) -> Option<Self> {
+    fn new(words: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = make_disk(folder.path(), DISK);
         let disk = folder.path().join("disk");
-        let loops = [Loop::attach(&disk)?, Loop::attach(&disk)?];
+        let loops = [Loop::attach(&disk), Loop::attach(&disk)];
         let socket = folder.path().join("socket").display().to_string();
         let paths = [0, 1].map(|n: usize| {
-            let device = loops[n].device.display();
+            let device = loops[n].device().display();
             format!("node=0,dev={device},name=p{n}")
         });
         let given = [
@@ -109,14 +49,14 @@ impl Rig {
         let daemon = Daemon::with(folder.path(), &[&given[..], words].concat());
         let mut vm = Vm::new();
         let frontend = vm.boot(&folder.path().join("socket"));
-        Some(Self {
+        Self {
             file,
             daemon,
             vm,
             _frontend: frontend,
             loops,
             _folder: folder,
-        })
+        }
     }
 
     fn path(&self, name: &str, path: usize) -> u64 {
@@ -166,7 +106,7 @@ fn pattern(round: u64, n: u16) -> Vec<u8> {
 
 #[test]
 fn a_path_that_is_pulled_and_returned_costs_no_request() {
-    let Some(mut rig) = Rig::new(&[]) else { return };
+    let mut rig = Rig::new(&[]);
     for round in 0..6 {
         let path = usize::try_from(round % 2).unwrap();
         // The one that is used, and the one that is not: whatever has failed before is back.
@@ -189,7 +129,7 @@ fn a_path_that_is_pulled_and_returned_costs_no_request() {
 
 #[test]
 fn without_any_path_requests_wait_for_one_that_comes_back() {
-    let Some(mut rig) = Rig::new(&[]) else { return };
+    let mut rig = Rig::new(&[]);
     rig.loops[0].pull(1);
     rig.loops[1].pull(2);
     rig.write(1);
@@ -211,9 +151,7 @@ fn without_any_path_requests_wait_for_one_that_comes_back() {
 
 #[test]
 fn requests_wait_only_as_long_as_is_said() {
-    let Some(mut rig) = Rig::new(&["--path-wait", "1"]) else {
-        return;
-    };
+    let mut rig = Rig::new(&["--path-wait", "1"]);
     rig.loops[0].pull(1);
     rig.loops[1].pull(2);
     assert_eq!(rig.vm.does(0, 4096, DATA, 4096), 1);
@@ -228,9 +166,7 @@ fn requests_wait_only_as_long_as_is_said() {
 
 #[test]
 fn a_vmm_that_goes_away_while_requests_wait_is_followed_by_the_next() {
-    let Some(mut rig) = Rig::new(&["--path-wait", "2"]) else {
-        return;
-    };
+    let mut rig = Rig::new(&["--path-wait", "2"]);
     rig.loops[0].pull(1);
     rig.loops[1].pull(2);
     rig.write(1);
@@ -280,23 +216,20 @@ fn a_drive_that_is_plugged_in_again_is_found_under_another_name() {
     let folder = tempfile::tempdir().unwrap();
     let file = make_disk(folder.path(), DISK);
     let disk = folder.path().join("disk");
-    let attached = [0; 3].map(|_| Loop::attach(&disk));
-    let [Some(one), Some(two), Some(three)] = attached else {
-        return;
-    };
+    let [one, two, three] = [0; 3].map(|_| Loop::attach(&disk));
     let root = folder.path().join("sysfs");
-    describe(&root, "0000:20:00.0", 0, &one.device);
-    describe(&root, "0000:40:00.0", 1, &two.device);
+    describe(&root, "0000:20:00.0", 0, one.device());
+    describe(&root, "0000:40:00.0", 1, two.device());
     let socket = folder.path().join("socket");
     let given = format!(
         "socket={},path={},paths=auto,serial=S",
         socket.display(),
-        one.device.display()
+        one.device().display()
     );
     let sysfs = root.display().to_string();
     let daemon = Daemon::with(folder.path(), &["--disk", &given, "--sysfs", &sysfs]);
     let name = |path: &Loop| {
-        path.device
+        path.device()
             .file_name()
             .unwrap()
             .to_str()
@@ -313,14 +246,14 @@ fn a_drive_that_is_plugged_in_again_is_found_under_another_name() {
     let _frontend = vm.boot(&socket);
     // The first fails, then the second: the disk is only there if that one has come back under its new name.
     two.pull(1);
-    forget(&root, &two.device);
+    forget(&root, two.device());
     one.pull(2);
     vm.put(DATA, &[7; 4096]);
     vm.request(0, 1, 0, DATA, 4096);
     vm.publish(&[0], true);
     wait_until(|| !up(&one_name, "0") && !up(&two_name, "1"));
     assert!(vm.used().is_empty());
-    describe(&root, "0000:40:00.0", 1, &three.device);
+    describe(&root, "0000:40:00.0", 1, three.device());
     assert_eq!(vm.wait_used(1)[0].2, 0);
     wait_until(|| up(&two_name, "1"));
     assert!(!up(&one_name, "0"));
@@ -336,14 +269,11 @@ fn devices_that_the_kernel_does_not_call_the_same_are_refused() {
     let _one = make_disk(folder.path(), DISK);
     let other = folder.path().join("other");
     File::create(&other).unwrap().set_len(DISK).unwrap();
-    let attached = [folder.path().join("disk"), other].map(|file| Loop::attach(&file));
-    let [Some(one), Some(two)] = attached else {
-        return;
-    };
+    let [one, two] = [folder.path().join("disk"), other].map(|file| Loop::attach(&file));
     let output = Command::new(common::PROGRAM)
         .arg("--socket-path")
         .arg(folder.path().join("s"))
-        .args([&one, &two].map(|l| format!("--path=dev={}", l.device.display())))
+        .args([&one, &two].map(|l| format!("--path=dev={}", l.device().display())))
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));

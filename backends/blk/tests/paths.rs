@@ -4,57 +4,15 @@
 
 mod common;
 
-use common::vmm::{DATA, NEXT, RAM, STATUSES, Vm, WRITE};
+use common::machine::{BORDER, FAR, start};
+use common::vmm::{DATA, NEXT, STATUSES, Vm, WRITE};
 use common::{Daemon, Driver, PROGRAM, make_disk};
-use std::fs::{create_dir_all, write};
+use std::fs::write;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
 
 const DISK: u64 = 16 << 20;
-/// Where the memory of node 1 begins; the queue is on node 0.
-const BORDER: u64 = RAM / 2;
-const FAR: u64 = BORDER + (1 << 20);
-
-/// Describes two nodes; all processors of this machine are of both.
-fn describe_machine(folder: &Path) -> String {
-    let root = folder.join("sysfs");
-    let nodes = root.join("devices/system/node");
-    let cpus = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    for (node, distances) in [("node0", "10 20"), ("node1", "20 10")] {
-        create_dir_all(nodes.join(node)).unwrap();
-        write(nodes.join(node).join("cpulist"), &cpus).unwrap();
-        write(nodes.join(node).join("distance"), distances).unwrap();
-    }
-    write(nodes.join("online"), "0-1\n").unwrap();
-    root.display().to_string()
-}
-
-/// A daemon whose disk has two paths, which are the same file.
-fn start(folder: &Path, words: &[&str]) -> Daemon {
-    let path = |name: &str| folder.join(name).display().to_string();
-    let _ = std::fs::hard_link(path("disk"), path("link"));
-    let sysfs = describe_machine(folder);
-    let mut all = vec![
-        "--socket-path".to_owned(),
-        path("socket"),
-        "--sysfs".to_owned(),
-        sysfs,
-    ];
-    for (node, name) in ["disk", "link"].into_iter().enumerate() {
-        all.push("--path".to_owned());
-        all.push(format!("node={node},dev={}", path(name)));
-        all.push("--memory-node".to_owned());
-        let start = node as u64 * BORDER;
-        all.push(format!("node={node},start={start},length={BORDER}"));
-    }
-    let all: Vec<_> = all
-        .iter()
-        .map(String::as_str)
-        .chain(words.iter().copied())
-        .collect();
-    Daemon::with(folder, &all)
-}
 
 /// Bytes that were moved: of node `data`, by the limb of node `limb`, over `path`.
 fn bytes(daemon: &Daemon, data: &str, limb: &str, path: &str) -> u64 {

@@ -81,6 +81,12 @@ impl VolatileDisk {
         self.shared.state().log.clone()
     }
 
+    /// Begins anew: what is on the disk is durable, and nothing was done to it.
+    pub fn restart_log(&self) {
+        let mut state = self.shared.state();
+        state.log = Log::new(state.content.clone(), state.log.caches);
+    }
+
     /// The position in the log of what comes next.
     #[must_use]
     pub fn position(&self) -> usize {
@@ -105,16 +111,18 @@ impl VolatileDisk {
         self.shared.state().faults.insert(operation, errno);
     }
 
-    /// Has reads and writes move at most so many bytes each, until [`heal`](Self::heal).
-    pub fn shorten(&self, bytes: usize) {
-        self.shared.state().most_bytes = bytes;
+    /// Has writes move at most so many bytes each, until [`heal`](Self::heal). There is no such thing for reads: `io_uring` goes
+    /// on by itself with a read of a regular file that falls short, and with one through FUSE around the page cache it does so
+    /// at the first offset again (Linux 6.18), so that the code under test would be told a lie.
+    pub fn shorten_writes(&self, bytes: usize) {
+        self.shared.state().most_written = bytes;
     }
 
     /// Has everything work again.
     pub fn heal(&self) {
         let mut state = self.shared.state();
         state.faults.clear();
-        state.most_bytes = usize::MAX;
+        state.most_written = usize::MAX;
     }
 
     /// How many operations of this kind were asked for, failed ones included.

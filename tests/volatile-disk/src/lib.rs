@@ -11,8 +11,8 @@
 //!   earlier write durable.
 //! * The file bypasses the page cache (`FOPEN_DIRECT_IO`): each write of the code under test is a request, and a completed one
 //!   is in the log.
-//! * [`History`] notes what a driver was told is durable, and finds it in the images of all later points.
-//! * Requests can be made to [fail](VolatileDisk::fail), to [move fewer bytes](VolatileDisk::shorten) than they were asked to, or,
+//! * [`History`] notes what a driver was told is durable, and finds it in the images of all later points; a [`Load`] does so for a random load of a [`Device`].
+//! * Requests can be made to [fail](VolatileDisk::fail), to [write fewer bytes](VolatileDisk::shorten_writes) than they were asked to, or,
 //!   flushes only, to [wait](VolatileDisk::hold_flushes).
 //!
 //! It needs `/dev/fuse` and the right to mount; without them [`VolatileDisk::new`] fails. The mount is in a mount namespace of the
@@ -20,11 +20,13 @@
 
 mod disk;
 mod history;
+mod load;
 mod log;
 mod namespace;
 mod server;
 
 pub use disk::VolatileDisk;
 pub use history::{Attempt, Checked, History};
+pub use load::{Device, LOAD_BYTES, Load, Request};
 pub use log::{Caches, Entry, Log, PowerLoss, SECTOR};
 pub use server::Operation;

@@ -47,7 +47,7 @@ pub struct State {
     /// Error numbers of operations that fail.
     pub faults: HashMap<Operation, i32>,
     pub requests: HashMap<Operation, u64>,
-    pub most_bytes: usize,
+    pub most_written: usize,
     pub holds_flushes: bool,
     pub held: Vec<Held>,
     handles: u64,
@@ -81,7 +81,7 @@ impl State {
         durable: bool,
     ) -> Result<u32, Errno> {
         self.ask(Operation::Write)?;
-        let length = data.len().min(self.most_bytes);
+        let length = data.len().min(self.most_written);
         let bytes = data.get(..length).unwrap_or(data).to_vec();
         let written = length as u64;
         self.room(offset, written).ok_or(Errno::ENOSPC)?;
@@ -100,7 +100,7 @@ impl State {
         let start = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
         let rest = self.content.get(start..).unwrap_or_default();
         let size = usize::try_from(size).map_err(|_| Errno::EINVAL)?;
-        let size = size.min(self.most_bytes).min(rest.len());
+        let size = size.min(rest.len());
         Ok(rest.get(..size).unwrap_or_default())
     }
 
@@ -152,7 +152,7 @@ impl Shared {
             log,
             faults: HashMap::new(),
             requests: HashMap::new(),
-            most_bytes: usize::MAX,
+            most_written: usize::MAX,
             holds_flushes: false,
             held: Vec::new(),
             handles: 0,

@@ -368,7 +368,7 @@ fn features_are_got_and_set() {
         0x10d
     );
     assert_eq!(rig.driver.try_admin(set(0x99, 0)).unwrap().code(), 2);
-    // Writes are durable at once without a cache.
+    // Writes go on without a write cache; tests/durability.rs has what is different then.
     assert_eq!(rig.write(io::WRITE, 2, 0, &[5; 512]), 0);
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod loops;
+pub mod machine;
 pub mod vmm;
 
 use std::fs::File;

@@ -33,7 +33,11 @@ pub const DATA: u64 = 0x10_0000;
 pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 
-const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 28 | 1 << 9;
+/// VIRTIO_F_VERSION_1, VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_RING_F_INDIRECT_DESC, and of the disk (virtio 1.3, 5.2.3):
+/// VIRTIO_BLK_F_CONFIG_WCE, without which its write cache cannot be switched, and VIRTIO_BLK_F_FLUSH.
+const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 28 | CONFIG_WCE | FEATURE_FLUSH;
+pub const CONFIG_WCE: u64 = 1 << 11;
+pub const FEATURE_FLUSH: u64 = 1 << 9;
 
 /// Guest memory and what a VMM keeps over the end of a backend.
 pub struct Vm {
@@ -41,6 +45,8 @@ pub struct Vm {
     pub kick: EventFd,
     pub call: EventFd,
     pub error: EventFd,
+    /// What the driver negotiates.
+    pub features: u64,
     inflight: Option<(VhostUserInflight, File)>,
     available: u16,
     seen: u16,
@@ -61,6 +67,7 @@ impl Vm {
             kick: event(),
             call: event(),
             error: event(),
+            features: FEATURES,
             inflight: None,
             available: 0,
             seen: 0,
@@ -83,14 +90,14 @@ impl Vm {
         let mut frontend = Frontend::from_stream(stream, 4);
         frontend.set_owner().unwrap();
         let features = frontend.get_features().unwrap();
-        assert_eq!(features & FEATURES, FEATURES);
+        assert_eq!(features & self.features, self.features);
         let protocol = frontend.get_protocol_features().unwrap();
         assert!(protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD));
         frontend
             .set_protocol_features(protocol & !VhostUserProtocolFeatures::SHMEM)
             .unwrap();
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
-        frontend.set_features(FEATURES).unwrap();
+        frontend.set_features(self.features).unwrap();
         frontend
     }
 

@@ -1,0 +1,348 @@
+//! What the driver was told is durable survives a power loss of the disk below, whose write cache is volatile. Needs root and
+//! `/dev/fuse`.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use farlane_nvme::{Doorbells, NvmeSource};
+use farlane_nvme_driver::{Command, Driver, InProcess, Queue, admin, io};
+use farlane_volatile_disk::{
+    Caches, Checked, Device, LOAD_BYTES, Load, Operation, PowerLoss, Request, VolatileDisk,
+};
+
+const REQUESTS: usize = 400;
+/// Force Unit Access, of dword 12 (NVMe 1.4, 6.15).
+const FUA: u32 = 1 << 30;
+/// Deallocate, of dword 12 of Write Zeroes (NVMe 1.4, 6.16).
+const DEALLOCATE: u32 = 1 << 25;
+/// Volatile Write Cache (NVMe 1.4, 5.21.1.6).
+const VOLATILE_WRITE_CACHE: u32 = 6;
+const WRITE_FAULT: u16 = 0x280;
+const UNRECOVERED_READ_ERROR: u16 = 0x281;
+const CAPACITY_EXCEEDED: u16 = 0x81;
+
+/// A controller with two namespaces, each on a disk of its own with a volatile write cache.
+struct Rig {
+    driver: Driver<InProcess>,
+    queue: Queue,
+    /// A buffer for each request of a load.
+    buffers: Vec<u64>,
+    _source: NvmeSource,
+    /// After all that has them open.
+    disks: [VolatileDisk; 2],
+}
+
+impl Rig {
+    fn new() -> Self {
+        let disks = [0; 2].map(|_| VolatileDisk::new(LOAD_BYTES, Caches::Shared).unwrap());
+        let namespaces = disks.iter().map(|disk| file(&disk.path())).collect();
+        let source = source(Doorbells::Trapped, namespaces);
+        let mut driver = start(&source);
+        let queue = driver.create_queue(1, 32).unwrap();
+        let buffers = (0..8).map(|_| driver.memory().allocate(PAGE).unwrap());
+        Self {
+            buffers: buffers.collect(),
+            driver,
+            queue,
+            _source: source,
+            disks,
+        }
+    }
+
+    fn write_cache(&mut self, on: bool) {
+        let set = Command::new(admin::SET_FEATURES, 0)
+            .dword(10, VOLATILE_WRITE_CACHE)
+            .dword(11, on.into());
+        self.driver.admin(set).unwrap();
+    }
+
+    /// Begins a command; its answer has this identifier.
+    fn submit(&mut self, tag: usize, command: Command) {
+        let cid = u16::try_from(tag).unwrap();
+        assert!(self.queue.push(&Command { cid, ..command }));
+        self.driver.ring(&mut self.queue).unwrap();
+    }
+
+    fn status(&mut self, command: Command) -> u16 {
+        let done = self.driver.execute(&mut self.queue, command);
+        done.unwrap().code()
+    }
+
+    /// A transfer of the first buffer with the first block.
+    fn blocks(&self, opcode: u8, nsid: u32) -> Command {
+        Command::blocks(opcode, nsid, 0, 1).prp(self.buffers[0], 0)
+    }
+
+    fn fill(&mut self, byte: u8) {
+        let buffer = self.buffers[0];
+        let memory = self.driver.memory();
+        memory.write(buffer, &[byte; 4096]).unwrap();
+    }
+
+    /// The first byte that a power loss now would leave of a namespace.
+    fn left(&self, namespace: usize) -> u8 {
+        self.disks[namespace].power_loss(PowerLoss::LosesAll)[0]
+    }
+
+    /// Puts a random load on the first namespace and replays the power loss at every point of it.
+    fn replay(&mut self, write_cache: bool) -> Checked {
+        let load = Load {
+            seed: 5,
+            requests: REQUESTS,
+            write_cache,
+            forced_writes: write_cache,
+        };
+        let disk = &self.disks[0];
+        let mut host = Host {
+            driver: &mut self.driver,
+            queue: &mut self.queue,
+            buffers: &self.buffers,
+        };
+        let checked = load.run(disk, &mut host).unwrap();
+        assert!(
+            checked.images > REQUESTS && checked.sectors > REQUESTS * 10,
+            "{checked:?}"
+        );
+        checked
+    }
+}
+
+fn with(command: Command, flags: u32) -> Command {
+    command.dword(12, command.dwords[2] | flags)
+}
+
+/// The driver of a load.
+struct Host<'a> {
+    driver: &'a mut Driver<InProcess>,
+    queue: &'a mut Queue,
+    buffers: &'a [u64],
+}
+
+impl Device for Host<'_> {
+    fn submit(&mut self, tag: usize, request: &Request) {
+        let blocks = |bytes: u64| u32::try_from(bytes / 512).unwrap();
+        let command = match request {
+            Request::Write {
+                offset,
+                bytes,
+                forced,
+            } => {
+                let buffer = self.buffers[tag];
+                self.driver.memory().write(buffer, bytes).unwrap();
+                let count = blocks(bytes.len() as u64);
+                let write = Command::blocks(io::WRITE, 1, offset / 512, count).prp(buffer, 0);
+                if *forced { with(write, FUA) } else { write }
+            }
+            Request::Zero {
+                offset,
+                length,
+                discard,
+            } => {
+                let zero = Command::blocks(io::WRITE_ZEROES, 1, offset / 512, blocks(*length));
+                if *discard {
+                    with(zero, DEALLOCATE)
+                } else {
+                    zero
+                }
+            }
+            Request::Flush => Command::new(io::FLUSH, 1),
+        };
+        let cid = u16::try_from(tag).unwrap();
+        assert!(self.queue.push(&Command { cid, ..command }));
+        self.driver.ring(self.queue).unwrap();
+    }
+
+    fn await_completions(&mut self) -> Vec<usize> {
+        let done = self.driver.await_answer(self.queue, None).unwrap();
+        assert_eq!(done.code(), 0);
+        vec![usize::from(done.cid)]
+    }
+}
+
+#[test]
+fn what_was_flushed_or_forced_survives_a_power_loss_at_any_time() {
+    let mut rig = Rig::new();
+    rig.replay(true);
+    assert!(rig.disks[0].log().flushes() > 10);
+    assert!(rig.disks[1].log().is_empty());
+}
+
+#[test]
+fn without_a_write_cache_what_is_complete_survives_a_power_loss() {
+    let mut rig = Rig::new();
+    rig.write_cache(false);
+    rig.replay(false);
+    // Zeroes are written where the file system cannot zero.
+    rig.fill(4);
+    assert_eq!(rig.status(rig.blocks(io::WRITE, 2)), 0);
+    assert_eq!(rig.left(1), 4);
+    rig.disks[1].fail(Operation::Allocate, libc::EOPNOTSUPP);
+    assert_eq!(rig.status(Command::blocks(io::WRITE_ZEROES, 2, 0, 1)), 0);
+    assert_eq!(rig.left(1), 0);
+    // Switched on again, it is there again.
+    rig.write_cache(true);
+    assert_eq!(rig.status(rig.blocks(io::WRITE, 2)), 0);
+    assert_eq!(rig.left(1), 0);
+}
+
+#[test]
+fn a_forced_write_is_durable_and_others_are_not_until_a_flush() {
+    let mut rig = Rig::new();
+    rig.fill(1);
+    for nsid in [1, 2] {
+        assert_eq!(rig.status(rig.blocks(io::WRITE, nsid)), 0);
+    }
+    assert_eq!((rig.left(0), rig.left(1)), (0, 0));
+    assert_eq!(rig.status(Command::new(io::FLUSH, 2)), 0);
+    assert_eq!((rig.left(0), rig.left(1)), (0, 1));
+    assert_eq!(rig.status(Command::new(io::FLUSH, 0xffff_ffff)), 0);
+    assert_eq!((rig.left(0), rig.left(1)), (1, 1));
+    rig.fill(2);
+    assert_eq!(rig.status(with(rig.blocks(io::WRITE, 1), FUA)), 0);
+    assert_eq!(rig.left(0), 2);
+    let zeroes = Command::blocks(io::WRITE_ZEROES, 1, 0, 1);
+    assert_eq!(rig.status(zeroes), 0);
+    assert_eq!(rig.left(0), 2);
+    assert_eq!(rig.status(with(zeroes, FUA)), 0);
+    assert_eq!(rig.left(0), 0);
+}
+
+#[test]
+fn blocks_that_were_deallocated_stay_so_after_a_flush() {
+    let mut rig = Rig::new();
+    rig.fill(7);
+    assert_eq!(rig.status(with(rig.blocks(io::WRITE, 1), FUA)), 0);
+    let mut range = [0; 16];
+    range[4] = 1;
+    let buffer = rig.buffers[1];
+    rig.driver.memory().write(buffer, &range).unwrap();
+    let deallocate = Command::new(io::DATASET_MANAGEMENT, 1)
+        .prp(buffer, 0)
+        .dword(11, 4);
+    assert_eq!(rig.status(deallocate), 0);
+    assert_eq!((rig.disks[0].content()[0], rig.left(0)), (0, 7));
+    assert_eq!(rig.status(Command::new(io::FLUSH, 1)), 0);
+    assert_eq!(rig.left(0), 0);
+}
+
+#[test]
+fn a_shutdown_leaves_nothing_in_the_write_cache() {
+    let mut rig = Rig::new();
+    rig.fill(3);
+    for nsid in [1, 2] {
+        assert_eq!(rig.status(rig.blocks(io::WRITE, nsid)), 0);
+    }
+    rig.driver.shut_down().unwrap();
+    assert_eq!((rig.left(0), rig.left(1)), (3, 3));
+}
+
+#[test]
+fn a_flush_is_complete_when_the_disk_has_done_it() {
+    let mut rig = Rig::new();
+    rig.fill(5);
+    assert_eq!(rig.status(rig.blocks(io::WRITE, 1)), 0);
+    rig.disks[0].hold_flushes();
+    rig.submit(0x4000, Command::new(io::FLUSH, 1));
+    rig.disks[0].await_held_flush().unwrap();
+    // The queue goes on meanwhile.
+    for tag in 0..20 {
+        rig.submit(
+            tag,
+            Command::blocks(io::READ, 1, 8, 1).prp(rig.buffers[1], 0),
+        );
+        let done = rig.driver.await_answer(&mut rig.queue, None).unwrap();
+        assert_eq!((usize::from(done.cid), done.code()), (tag, 0));
+    }
+    assert_eq!(rig.left(0), 0);
+    rig.disks[0].release_flushes();
+    let done = rig.driver.await_answer(&mut rig.queue, None).unwrap();
+    assert_eq!((done.cid, done.code()), (0x4000, 0));
+    assert_eq!(rig.left(0), 5);
+}
+
+#[test]
+fn a_flush_that_fails_is_an_error_for_the_driver() {
+    let mut rig = Rig::new();
+    rig.fill(6);
+    assert_eq!(rig.status(rig.blocks(io::WRITE, 1)), 0);
+    for errno in [libc::EIO, libc::ENOSPC, libc::EINVAL] {
+        rig.disks[0].fail(Operation::Flush, errno);
+        assert_eq!(rig.status(Command::new(io::FLUSH, 1)), WRITE_FAULT);
+        assert_eq!(
+            rig.status(Command::new(io::FLUSH, 0xffff_ffff)),
+            WRITE_FAULT
+        );
+        assert_eq!(rig.status(Command::new(io::FLUSH, 2)), 0);
+        assert_eq!(rig.left(0), 0);
+    }
+    // So are zeroes that are to be durable, and are not.
+    for errno in [libc::EIO, libc::EINVAL] {
+        rig.disks[0].fail(Operation::Flush, errno);
+        let zeroes = with(Command::blocks(io::WRITE_ZEROES, 1, 8, 1), FUA);
+        assert_eq!(rig.status(zeroes), WRITE_FAULT, "{errno}");
+    }
+    rig.disks[0].heal();
+    assert_eq!(rig.status(Command::new(io::FLUSH, 1)), 0);
+    assert_eq!(rig.left(0), 6);
+}
+
+#[test]
+fn errors_of_the_disk_are_those_of_their_commands_and_no_others() {
+    let mut rig = Rig::new();
+    for (operation, errno, opcode, status) in [
+        (Operation::Write, libc::ENOSPC, io::WRITE, CAPACITY_EXCEEDED),
+        (Operation::Write, libc::EIO, io::WRITE, WRITE_FAULT),
+        (Operation::Read, libc::EIO, io::READ, UNRECOVERED_READ_ERROR),
+        (
+            Operation::Read,
+            libc::EIO,
+            io::COMPARE,
+            UNRECOVERED_READ_ERROR,
+        ),
+        (
+            Operation::Allocate,
+            libc::ENOSPC,
+            io::WRITE_ZEROES,
+            CAPACITY_EXCEEDED,
+        ),
+        (
+            Operation::Allocate,
+            libc::EIO,
+            io::WRITE_ZEROES,
+            WRITE_FAULT,
+        ),
+    ] {
+        rig.disks[0].fail(operation, errno);
+        let command = rig.blocks(opcode, 1);
+        assert_eq!(rig.status(command), status, "{opcode} {errno}");
+        // The other namespace, and what does not fail.
+        assert_eq!(rig.status(rig.blocks(io::WRITE, 2)), 0);
+        assert_eq!(rig.status(Command::new(io::FLUSH, 1)), 0);
+        rig.disks[0].heal();
+        assert_eq!(rig.status(rig.blocks(io::WRITE, 1)), 0);
+        assert_eq!(rig.status(command), 0, "{opcode} {errno}");
+    }
+}
+
+#[test]
+fn writes_that_fall_short_go_on_where_they_ended() {
+    let mut rig = Rig::new();
+    let data: Vec<u8> = (0..16384_usize)
+        .map(|n| (n * 7 + n / 256).to_le_bytes()[0])
+        .collect();
+    let buffer = rig.driver.memory().allocate(16384).unwrap();
+    let (first, second) = rig.driver.prps(buffer, 16384).unwrap();
+    rig.driver.memory().write(buffer, &data).unwrap();
+    for (round, short) in [512, 1000, 4095].into_iter().enumerate() {
+        let before = rig.disks[0].requests(Operation::Write);
+        rig.disks[0].shorten_writes(short);
+        let lba = round as u64;
+        let write = Command::blocks(io::WRITE, 1, lba, 32).prp(first, second);
+        assert_eq!(rig.status(with(write, FUA)), 0);
+        assert!(rig.disks[0].requests(Operation::Write) > before + 4);
+        let left = rig.disks[0].power_loss(PowerLoss::LosesAll);
+        assert!(left[round * 512..round * 512 + 16384] == data);
+    }
+}
