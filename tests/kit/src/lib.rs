@@ -14,6 +14,7 @@ pub mod driver;
 pub mod guest;
 pub mod guest_program;
 pub mod guest_root;
+pub mod held;
 pub mod interfaces;
 mod job;
 pub mod kit;
