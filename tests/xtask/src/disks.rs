@@ -162,6 +162,11 @@ impl DiskBackend {
         Metrics::read(&self.metrics, "farlane_blk_")
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.backend.pid()
+    }
+
     /// Ends it with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         self.backend.kill()

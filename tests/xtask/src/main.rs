@@ -25,6 +25,7 @@ mod test_run;
 mod tools;
 mod two_nodes;
 mod unit;
+mod under_way;
 mod vm;
 mod volumes;
 

@@ -1,10 +1,14 @@
 //! kill -9 of a disk's backend, again and again, while fio writes to the disk and checks what it has written: the backend
 //! that comes next completes what was under way, and the guest notices nothing but a pause.
+//!
+//! Each kill happens while the backend has requests that it has taken and not completed: its workers are stopped where they
+//! are about to move the data of one (`farlane_vmkit::held`).
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use farlane_vmkit::guest::{Guest, Job};
+use farlane_vmkit::held::Held;
 use farlane_vmkit::progress;
 use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::report::Report;
@@ -15,10 +19,11 @@ use crate::conditions::{no_complaint, wait_until};
 use crate::disks::{Disk, DiskBackend, node, socket};
 use crate::fio::{FIO_TIMEOUT, Fio, figures};
 use crate::run::Run;
+use crate::under_way;
 
 pub const SCENARIO: Scenario = Scenario {
     name: "blk-crash",
-    about: "kill -9 of farlane-blk, several times, under fio --verify on two queues: nothing lost, nothing done twice",
+    about: "kill -9 of farlane-blk with requests in its hands, under fio --verify: nothing lost, nothing completed twice",
     is_test: true,
     run,
 };
@@ -26,18 +31,19 @@ pub const SCENARIO: Scenario = Scenario {
 const DISK: &str = "disk";
 const MEMORY: &str = "memory";
 
-/// How often the backend is killed while a disk is in use: at least, and at most until it was while a request was under
-/// way, which is not for long.
-const KILLS: usize = 4;
-const MOST_KILLS: usize = 24;
+/// How often the backend is killed while a disk is in use.
+const KILLS: usize = 5;
 
-/// Writes at random, many at a time, over and over again, and checks each block soon after and all in the end. A request
-/// that is lost never ends, and neither does fio; one that is done twice is a completion that the guest's driver complains of.
-pub const JOB: &str = "--rw=randwrite --bsrange=16k-256k --iodepth=32 --size=24m --verify=crc32c --verify_fatal=1 \
-    --verify_backlog=64 --time_based --runtime=30";
+/// Writes at random, many at a time, and checks each block soon after and all in the end. A request that is lost never ends,
+/// and neither does fio.
+pub const JOB: &str = "--rw=randwrite --bsrange=16k-256k --iodepth=32 --size=24m --loops=2 --verify=crc32c \
+    --verify_fatal=1 --verify_backlog=64";
 
-/// So many requests are more than those that were under way.
-const BUSY_REQUESTS: u64 = 100;
+/// How long the backend's workers are watched before it is looked whether fio has ended.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// The guest has so many requests in its queues before the workers go on: they take several at once.
+const QUEUED: u64 = 16;
 
 /// What the guest's driver and block layer say of requests that fail or end twice.
 const ERRORS: &[&str] = &["I/O error", "is not a head", "bad response"];
@@ -76,20 +82,116 @@ pub fn no_disk_error(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// Waits until some requests have been completed since this was called, or the job has ended. Returns whether it goes on.
-fn busy(guest: &Guest, node: &str, job: &Job<'_>) -> Result<bool> {
-    let stat = format!("/sys/class/block/{}/stat", node.trim_start_matches("/dev/"));
-    let completed = || {
-        let stat = guest.read_file(&stat)?;
-        let fields: Vec<u64> = stat.split_whitespace().flat_map(str::parse).collect();
-        // Reads come first, writes fifth.
-        anyhow::Ok(fields.first().unwrap_or(&0) + fields.get(4).unwrap_or(&0))
-    };
-    let begin = completed()?;
-    wait_until(&format!("{node} is in use"), || {
-        Ok(job.has_ended() || completed()? >= begin + BUSY_REQUESTS)
+/// All requests of a disk have ended, each once. A completion too many would have stood for another request's, whose own then
+/// found none that was waiting: that is what the driver complains of, at the last one if not before.
+fn settled(guest: &Guest, node: &str) -> Result<()> {
+    let left = in_flight(guest, node)?;
+    ensure!(
+        left == 0,
+        "{node} has {left} requests that nobody waits for"
+    );
+    no_disk_error(guest)
+}
+
+/// How many requests the guest has given to the disk and not had back.
+fn in_flight(guest: &Guest, node: &str) -> Result<u64> {
+    let name = node.trim_start_matches("/dev/");
+    let counts = guest.read_file(&format!("/sys/block/{name}/inflight"))?;
+    let counts = counts.split_whitespace().map(str::parse::<u64>);
+    counts
+        .sum::<Result<u64, _>>()
+        .context("A count is no number")
+}
+
+/// Works with a disk: one job of fio after the other, each of which must end well.
+struct Work<'g> {
+    guest: &'g Guest,
+    node: String,
+    fio: Fio,
+    job: Option<Job<'g>>,
+    writes: u64,
+}
+
+impl<'g> Work<'g> {
+    fn new(guest: &'g Guest, node: &str, words: &str) -> Self {
+        Self {
+            guest,
+            node: node.to_owned(),
+            fio: Fio::new(node, words),
+            job: None,
+            writes: 0,
+        }
+    }
+
+    /// Sees to it that a job runs.
+    fn go_on(&mut self) -> Result<()> {
+        if self.job.as_ref().is_some_and(Job::has_ended) {
+            self.end()?;
+        }
+        if self.job.is_none() {
+            self.job = Some(self.guest.spawn(self.fio.line())?);
+        }
+        Ok(())
+    }
+
+    /// Waits until the disk, whose backend stands still, has many requests queued; whether it has soon.
+    fn queues_up(&self) -> Result<bool> {
+        let deadline = Instant::now() + WATCH;
+        while in_flight(self.guest, &self.node)? < QUEUED {
+            if Instant::now() > deadline {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits for the job's end: it has found all that it wrote.
+    fn end(&mut self) -> Result<()> {
+        if let Some(job) = self.job.take() {
+            let figures = figures(self.fio.line(), &job.wait(FIO_TIMEOUT)?)?;
+            ensure!(
+                figures.write.requests > 0 && figures.read.requests > 0,
+                "fio has checked nothing: {figures:?}"
+            );
+            self.writes += figures.write.requests;
+        }
+        Ok(())
+    }
+}
+
+/// Waits until the backend has requests under way, and a worker is about to move the data of one for the `turn`th time.
+/// Returns how many they are, and the workers, which stand still.
+fn caught(backend: &DiskBackend, work: &mut Work<'_>, turn: usize) -> Result<(usize, Held)> {
+    let is_worker = |name: &str| name.starts_with("queue") || name.starts_with("limb");
+    let mut found = None;
+    wait_until("the backend has requests under way", || {
+        work.go_on()?;
+        // The guest's driver finds its queue served once the VMM has connected.
+        let Ok(mut held) = Held::stop(backend.pid(), is_worker) else {
+            return Ok(false);
+        };
+        if !work.queues_up()? {
+            return Ok(false);
+        }
+        for _ in 0..turn {
+            let moves = |call: libc::c_long| {
+                [
+                    libc::SYS_io_uring_enter,
+                    libc::SYS_preadv,
+                    libc::SYS_pwritev,
+                ]
+                .contains(&call)
+            };
+            let in_hands = || under_way::count(backend.pid()).is_ok_and(|count| count > 0);
+            let call = held.advance(WATCH, |_, call| moves(call.number) && in_hands())?;
+            if call.is_none() {
+                return Ok(false);
+            }
+        }
+        found = Some((under_way::count(backend.pid())?, held));
+        Ok(true)
     })?;
-    Ok(!job.has_ended())
+    found.context("Requests were found and are not there")
 }
 
 /// Kills the backend while fio works with `disk` as `words` say.
@@ -101,44 +203,37 @@ pub fn under_fire(
     report: &mut Report,
 ) -> Result<()> {
     let node = node(guest, disk)?;
-    let fio = Fio::new(&node, words);
-    let job: Job<'_> = guest.spawn(fio.line())?;
-    let mut resubmitted = 0;
-    let mut kills = 0;
-    while kills < KILLS || resubmitted == 0 && disk != MEMORY && kills < MOST_KILLS {
-        if !busy(guest, &node, &job)? {
-            break;
-        }
-        // At whatever moment, but not one that the guest has just spent on an answer to us.
-        let begin = backend.metrics()?.sum("writes")?;
-        wait_until("the backend writes", || {
-            Ok(job.has_ended() || backend.metrics()?.sum("writes")? > begin)
-        })?;
+    let mut work = Work::new(guest, &node, words);
+    let mut taken_over = Vec::new();
+    for turn in 1..=KILLS {
+        // Of what is under way, more and more has been moved already.
+        let (caught, held) = caught(backend, &mut work, turn)?;
+        held.kill()?;
         backend.kill()?;
         backend.start_again()?;
-        kills += 1;
-        busy(guest, &node, &job)?;
-        resubmitted += backend.metrics()?.sum("resubmitted")?;
+        let mut resubmitted = 0;
+        wait_until("what was under way is taken over", || {
+            resubmitted = backend.metrics()?.sum("resubmitted")?;
+            Ok(resubmitted > 0)
+        })
+        .with_context(|| format!("{disk}: {caught} requests were under way"))?;
+        // One that the driver has just been shown is not done again.
+        ensure!(
+            resubmitted <= u64::try_from(caught)?,
+            "{disk}: {caught} requests were under way, {resubmitted} are done again"
+        );
+        taken_over.push(resubmitted);
     }
-    ensure!(kills >= KILLS, "fio ended early:\n{}", job.so_far());
-    let figures = figures(
-        fio.line(),
-        &job.wait(FIO_TIMEOUT + Duration::from_secs(60))?,
-    )?;
-    ensure!(figures.read.requests > 0, "Nothing was checked");
-    // What is in memory is there at once: it takes luck to catch one of those.
-    ensure!(
-        resubmitted > 0 || disk == MEMORY,
-        "The backend was killed {kills} times, and never while a request was under way"
-    );
+    work.end()?;
+    settled(guest, &node)?;
     let figure = format!(
-        "{} writes, all found again; {resubmitted} requests taken over",
-        figures.write.requests
+        "{} writes, all found again; requests taken over: {taken_over:?}",
+        work.writes
     );
-    progress::note(&format!("{disk}: killed {kills} times: {figure}"));
+    progress::note(&format!("{disk}: killed {KILLS} times: {figure}"));
     report.add(
         "farlane-blk",
-        format!("{disk}: killed {kills} times"),
+        format!("{disk}: killed {KILLS} times"),
         figure,
     );
     Ok(())
