@@ -100,9 +100,9 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
     let mut acceptors = Vec::new();
     let mut sockets = Vec::new();
     for address in addresses {
-        let acceptor = listen(&address, identity.as_ref(), &mut sockets)
+        let opened = listen(&address, identity.as_ref(), &mut sockets)
             .with_context(|| format!("Cannot listen at {address}"))?;
-        acceptors.push((address, acceptor));
+        acceptors.push(opened);
     }
     Ok(Setup {
         lender,
@@ -111,23 +111,32 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
     })
 }
 
+/// What accepts connections at an address, and the address as it is then: the system has chosen the port where it was 0.
 fn listen(
     address: &Address,
     identity: Option<&TlsIdentity>,
     sockets: &mut Vec<Listener>,
-) -> anyhow::Result<Acceptor> {
+) -> anyhow::Result<(Address, Acceptor)> {
     Ok(match address {
         Address::Unix(path) => {
             let listener = Listener::bind(path, Kind::SeqPacket)?;
             let acceptor = Acceptor::Unix(listener.try_clone()?);
             sockets.push(listener);
-            acceptor
+            (address.clone(), acceptor)
         }
-        Address::Loopback(place) => Acceptor::Tcp(TcpListener::bind(place)?, None),
-        Address::Tls { .. } => {
+        Address::Loopback(place) => {
+            let listener = TcpListener::bind(place)?;
+            let place = listener.local_addr()?;
+            (Address::Loopback(place), Acceptor::Tcp(listener, None))
+        }
+        Address::Tls { host, .. } => {
             let identity = identity.context("There is no [tls] in the configuration")?;
-            let places = address.resolve()?;
-            Acceptor::Tcp(TcpListener::bind(&places[..])?, Some(identity.clone()))
+            let listener = TcpListener::bind(&address.resolve()?[..])?;
+            let address = Address::Tls {
+                host: host.clone(),
+                port: listener.local_addr()?.port(),
+            };
+            (address, Acceptor::Tcp(listener, Some(identity.clone())))
         }
     })
 }

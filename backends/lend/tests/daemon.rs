@@ -273,3 +273,31 @@ fn a_device_is_revoked_from_the_command_line() {
     let unknown = run(&["revoke", "nvme9", &lender]);
     assert!(!unknown.status.success());
 }
+
+#[test]
+fn a_port_that_the_system_has_chosen_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let file = std::fs::File::create(&log).unwrap();
+    let child = Command::new(PROGRAM)
+        .args(["--listen=tcp:127.0.0.1:0", "--device=nvme0=nvme,null=1G"])
+        .args(["--name=host-a", "--log-level=info"])
+        .stderr(file)
+        .spawn()
+        .unwrap();
+    let _daemon = Daemon { child, folder };
+    let end = Instant::now() + Duration::from_secs(20);
+    let address = loop {
+        let text = std::fs::read_to_string(&log).unwrap();
+        if let Some((_, rest)) = text.split_once("borrowers at ")
+            && let Some((address, _)) = rest.split_once('\n')
+        {
+            break address.to_owned();
+        }
+        assert!(Instant::now() < end, "{text}");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert!(!address.ends_with(":0"), "{address}");
+    let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+    assert_eq!(borrower::list(&connector, "test").unwrap().len(), 1);
+}

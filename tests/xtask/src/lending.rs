@@ -1,7 +1,7 @@
 //! Device Lending as scenarios use it: a lender with soft NVMe controllers over files in this machine's memory, and soft
 //! GPUs; and borrowers, each of which gives one device to one VM.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -109,6 +109,32 @@ impl Lending {
         devices: &[impl Clone + Into<Device>],
         addresses: &[&str],
     ) -> Result<Lender> {
+        let words = addresses.iter().map(|at| format!("--listen={at}"));
+        self.lender_with(run, name, devices, &words.collect::<Vec<_>>())
+    }
+
+    /// Starts a lender of leases that last so long without a renewal. The default is 3 s.
+    pub fn lender_of_term(
+        &self,
+        run: &Run<'_>,
+        name: &str,
+        devices: &[impl Clone + Into<Device>],
+        term: Duration,
+    ) -> Result<Lender> {
+        let config = run.path(&format!("{name}.toml"));
+        fs::write(&config, format!("term_seconds = {}\n", term.as_secs()))
+            .with_context(|| format!("Cannot write {}", config.display()))?;
+        let word = format!("--config={}", config.display());
+        self.lender_with(run, name, devices, &[word])
+    }
+
+    fn lender_with(
+        &self,
+        run: &Run<'_>,
+        name: &str,
+        devices: &[impl Clone + Into<Device>],
+        words: &[String],
+    ) -> Result<Lender> {
         let (socket, metrics) = (run.path(name), run.path(&format!("{name}-metrics")));
         let mut command = Command::new(&self.lend);
         command
@@ -116,9 +142,7 @@ impl Lending {
             .arg("--metrics")
             .arg(&metrics);
         command.arg("--listen").arg(address(&socket));
-        for other in addresses {
-            command.args(["--listen", other]);
-        }
+        command.args(words);
         for device in devices {
             let Device { option } = device.clone().into();
             command.arg("--device").arg(option);
@@ -261,6 +285,16 @@ impl Lender {
     /// How borrowers and administrators name it.
     pub fn address(&self) -> String {
         address(&self.socket)
+    }
+
+    /// How borrowers name it that reach it by TCP, as it says itself: the system has chosen the port.
+    pub fn network_address(&self) -> Result<String> {
+        let mut found = None;
+        wait_until("the lender tells its TCP address", || {
+            found = tcp_address(&self.backend.log());
+            Ok(found.is_some())
+        })?;
+        found.context("An address was found and is not there")
     }
 
     /// Where it listens.
@@ -420,6 +454,14 @@ fn address(socket: &Path) -> String {
     format!("unix:{}", socket.display())
 }
 
+/// The TCP address at which a lender says that it waits.
+fn tcp_address(log: &str) -> Option<String> {
+    // The rest of a line may not be written yet.
+    let whole = &log[..=log.rfind('\n')?];
+    let mut said = whole.lines().filter_map(|line| line.split_once(" at tcp:"));
+    said.next().map(|(_, place)| format!("tcp:{place}"))
+}
+
 fn parse_list(text: &str) -> Result<Vec<Offer>> {
     let list: Value = serde_json::from_str(text).context("That is no JSON")?;
     let Some(devices) = list.as_array() else {
@@ -447,6 +489,14 @@ fn parse_list(text: &str) -> Result<Vec<Offer>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_is_taken_from_a_whole_line() {
+        let log = "[INFO] Waiting for borrowers at unix:/x\n[INFO] Waiting for borrowers at tcp:127.0.0.1:40";
+        assert_eq!(tcp_address(log), None);
+        let address = tcp_address(&format!("{log}123\n")).unwrap();
+        assert_eq!(address, "tcp:127.0.0.1:40123");
+    }
 
     #[test]
     fn a_list_tells_devices_and_holders() {

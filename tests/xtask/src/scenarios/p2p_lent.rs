@@ -2,7 +2,6 @@
 //! and of one that is reached over the network; and a GPU is unplugged while the NVMe writes into it.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::net::TcpListener;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -78,8 +77,8 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let near = lending.lender(run, SAME.lender, &near)?;
     let own = lending.lender(run, OWN.lender, &[gpu(&OWN)])?;
     // As another host: no memory and no descriptors are shared.
-    let network = format!("tcp:127.0.0.1:{}", free_port()?);
-    let far = lending.lender_at(run, FAR.lender, &[gpu(&FAR)], &[&network])?;
+    let far = lending.lender_at(run, FAR.lender, &[gpu(&FAR)], &["tcp:127.0.0.1:0"])?;
+    let network = far.network_address()?;
 
     let [near_memory, own_memory, far_memory] =
         ["near-memory", "own-memory", "far-memory"].map(|name| run.path(name));
@@ -132,12 +131,6 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         lender.stop()?;
     }
     Ok(())
-}
-
-/// A port that nobody listens at.
-fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    Ok(listener.local_addr()?.port())
 }
 
 /// Builds the program by which a guest drives its disk.
