@@ -67,7 +67,7 @@ impl Plan {
     pub const LONG: Self = Self {
         least: 9,
         step: 6,
-        most: 27,
+        most: 33,
         confidence: 0.95,
         confidence_of_miss: 0.99,
     };

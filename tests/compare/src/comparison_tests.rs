@@ -104,17 +104,17 @@ fn clear_cases_end_at_the_first_look() {
 
 #[test]
 fn rounds_go_on_while_the_bar_is_inside_of_the_interval() {
-    let figures: Vec<f64> = (0..30)
+    let figures: Vec<f64> = (0..34)
         .map(|i| if i % 2 == 0 { 0.8 } else { 1.2 })
         .collect();
     let plan = Plan::LONG;
     let at = |n: usize, bar| judge(&figures[..n], Bar::AtLeast(bar), &plan);
     assert_eq!(at(9, 1.0), None);
-    assert_eq!(at(26, 1.0), None);
-    // At the end the median says: of 27 figures it is 0.8.
-    assert_eq!(at(27, 1.0), Some(Verdict::Undecided));
-    assert_eq!(at(27, 0.8), Some(Verdict::Met));
-    assert_eq!(at(27, 1.3), Some(Verdict::Missed));
+    assert_eq!(at(32, 1.0), None);
+    // At the end the median says: of 33 figures it is 0.8.
+    assert_eq!(at(33, 1.0), Some(Verdict::Undecided));
+    assert_eq!(at(33, 0.8), Some(Verdict::Met));
+    assert_eq!(at(33, 1.3), Some(Verdict::Missed));
     // Too few for an interval.
     assert_eq!(at(5, 0.1), None);
 }
