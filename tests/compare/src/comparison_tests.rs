@@ -91,14 +91,12 @@ fn times_are_judged_the_other_way_round() {
 }
 
 #[test]
-fn clear_cases_end_at_the_first_look() {
-    for truth in [0.2, 3.0] {
+fn clear_cases_end_early() {
+    // A miss needs a look more than a bar that is met. A load may need one more.
+    for (truth, at) in [(3.5, 6), (0.2, 12)] {
         let all = verdicts(truth, 0.02, Bar::AtLeast(1.0), &Plan::SMALL);
-        let early = all
-            .iter()
-            .filter(|(_, rounds)| *rounds == Plan::SMALL.least);
-        // A load in one of the six rounds of the slower side does not matter, in the faster one's it does.
-        assert!(early.count() >= 200, "{truth}");
+        let early = all.iter().filter(|(_, rounds)| *rounds <= at).count();
+        assert!(early >= 480, "{truth}: {early}");
     }
 }
 
