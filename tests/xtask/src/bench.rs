@@ -14,6 +14,7 @@ use farlane_vmkit::workspace::Workspace;
 
 use crate::run::{Context, Run};
 use crate::scenarios::net_vs_tap;
+use crate::versus::Form;
 
 /// Longer than any bench takes on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(900);
@@ -135,9 +136,8 @@ fn octo(workspace: &Workspace) -> Result<ExitCode> {
 fn in_guest(workspace: &Workspace, to: &Path) -> Result<()> {
     let context = Context::new(workspace);
     let run = Run::new(&context, "bench-octo")?;
-    let all = net_vs_tap::compare(&run)
+    let all = net_vs_tap::compare(&run, Form::Long)
         .with_context(|| format!("The VM's logs are in {}", run.logs().display()))?;
-    let all: Vec<_> = all.iter().map(net_vs_tap::Compared::json).collect();
     std::fs::write(to, serde_json::to_string_pretty(&all)?)?;
     run.forget_logs()
 }

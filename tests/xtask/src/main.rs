@@ -26,6 +26,7 @@ mod tools;
 mod two_nodes;
 mod unit;
 mod under_way;
+mod versus;
 mod vm;
 mod volumes;
 

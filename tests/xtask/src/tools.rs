@@ -208,15 +208,6 @@ fn rows(text: &str, heading: &str, column: usize) -> Result<Vec<(u64, f64)>> {
     Ok(rows)
 }
 
-/// The middle one of several figures.
-pub fn median(mut figures: Vec<f64>) -> Result<f64> {
-    figures.sort_by(f64::total_cmp);
-    figures
-        .get(figures.len() / 2)
-        .copied()
-        .context("Nothing was measured")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

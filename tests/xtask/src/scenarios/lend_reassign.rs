@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
+use farlane_compare::interval::median;
 use farlane_vmkit::guest::Guest;
 use farlane_vmkit::progress;
 use farlane_vmkit::qemu::VmConfig;
@@ -14,7 +15,6 @@ use crate::conditions::{PATIENCE, no_complaint};
 use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace, wait_gone, wait_traffic};
 use crate::run::Run;
-use crate::tools::median;
 
 pub const SCENARIO: Scenario = Scenario {
     name: "lend-reassign",
@@ -85,7 +85,7 @@ impl Turns<'_> {
                 .with_context(|| format!("In round {round}"))?;
             took.push(begin.elapsed().as_secs_f64());
         }
-        let figure = format!("{ROUNDS} rounds, {:.1} s each", median(took)?);
+        let figure = format!("{ROUNDS} rounds, {:.1} s each", median(&took));
         progress::note(&format!("three VMs take turns: {figure}"));
         report.add("lent NVMe", "three VMs take turns", figure);
         Ok(())

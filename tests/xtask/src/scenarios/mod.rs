@@ -99,9 +99,13 @@ pub const ALL: &[Scenario] = &[
     vmkit::SCENARIO,
     p2p_lent::SCENARIO,
     blk_vs_qsd::SCENARIO,
+    blk_vs_qsd::LONG,
     lend_vs_local::SCENARIO,
+    lend_vs_local::LONG,
     net_vs_tap::SCENARIO,
+    net_vs_tap::LONG,
     rdma_vs_rxe::SCENARIO,
+    rdma_vs_rxe::LONG,
 ];
 
 /// Those that measure: nothing else runs beside them.
@@ -135,7 +139,7 @@ impl Scenario {
 /// Prints the names of all scenarios.
 pub fn list() {
     for scenario in ALL {
-        println!("{:16} {}", scenario.name, scenario.about);
+        println!("{:18} {}", scenario.name, scenario.about);
     }
 }
 

@@ -1,0 +1,97 @@
+//! What the scenarios share that compare Farlane with something else in a guest.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use farlane_compare::{Bars, Comparison, Plan, Round};
+use farlane_vmkit::progress;
+use farlane_vmkit::report::Report;
+
+use crate::fio::Figures;
+
+/// How much is measured, and what is enforced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// For the test run on a machine that does other things, too: short rounds of a few measures, and bars that only a regression
+    /// of the data path misses. Fails where a bar is shown to be missed.
+    Small,
+    /// All measures with the bars that are claimed. Fails where a bar is not shown to be met.
+    Long,
+}
+
+impl Form {
+    /// How many rounds there are.
+    pub fn plan(self) -> Plan {
+        match self {
+            Form::Small => Plan::SMALL,
+            Form::Long => Plan::LONG,
+        }
+    }
+
+    /// How long one job of fio takes.
+    pub fn fio_time(self) -> Duration {
+        match self {
+            Form::Small => Duration::from_millis(150),
+            Form::Long => Duration::from_millis(500),
+        }
+    }
+
+    /// The size of the files behind disks.
+    pub fn disk_mib(self) -> u32 {
+        match self {
+            Form::Small => 64,
+            Form::Long => 256,
+        }
+    }
+
+    /// The bar of a measure that has one for each form; the small form leaves some measures out.
+    pub fn choose<T>(self, small: Option<T>, long: T) -> Option<T> {
+        match self {
+            Form::Small => small,
+            Form::Long => Some(long),
+        }
+    }
+
+    /// Tells all bars, and fails where one is not met as this form demands.
+    pub fn enforce(self, bars: &Bars) -> Result<()> {
+        if self == Form::Long {
+            println!("{}", bars.markdown());
+        }
+        match self {
+            Form::Small => bars.enforce_shown(),
+            Form::Long => bars.enforce(),
+        }
+    }
+}
+
+/// Adds a comparison to the bars, and says it. `other` is what the reference is called.
+pub fn tell(
+    bars: &mut Bars,
+    report: &mut Report,
+    (place, name): (&str, &str),
+    (unit, other): (&str, &str),
+    comparison: &Comparison,
+) {
+    let theirs = comparison.theirs.unwrap_or(f64::NAN);
+    let figure = format!(
+        "{:.0} {unit}, {other} {theirs:.0}: {comparison}; {}",
+        comparison.ours, comparison.conditions
+    );
+    progress::note(&format!("{name}: {figure}"));
+    report.add(place, name, &figure);
+    bars.add(name, unit, other, comparison);
+}
+
+/// Rounds of a comparison out of rounds of fio; the first file is what is compared, the others are its references.
+pub fn rounds(of: Vec<Vec<Figures>>, figure: impl Fn(&Figures) -> f64) -> Vec<Round> {
+    of.into_iter()
+        .map(|round| {
+            let mut figures: Vec<f64> = round.iter().map(&figure).collect();
+            let theirs = figures.split_off(1);
+            Round {
+                ours: figures[0],
+                theirs,
+            }
+        })
+        .collect()
+}
