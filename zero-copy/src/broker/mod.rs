@@ -10,7 +10,11 @@
 //! well formed, and there is a limit to how many there are. A file that its owner shrinks is
 //! [`fault`](crate::fault)'s matter.
 
+#[cfg(test)]
+mod properties;
 mod publisher;
+#[doc(hidden)]
+pub mod still;
 mod subscriber;
 #[cfg(test)]
 mod tests;

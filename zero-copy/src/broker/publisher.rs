@@ -85,18 +85,25 @@ impl Publisher {
     pub fn new(listener: OwnedFd) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&listener)?;
         rustix::fs::fcntl_setfl(&listener, flags | OFlags::NONBLOCK)?;
+        let mut publisher = Self::without_threads()?;
+        let theirs = Arc::clone(&publisher.shared);
+        let acceptor = std::thread::Builder::new()
+            .name("publisher".to_owned())
+            .spawn(move || accept(&theirs, &listener))?;
+        publisher.acceptor = Some(acceptor);
+        Ok(publisher)
+    }
+
+    /// A publisher that nobody can connect to, see [`still`](super::still).
+    pub(super) fn without_threads() -> io::Result<Self> {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
             wake: wake()?,
         });
-        let theirs = Arc::clone(&shared);
-        let acceptor = std::thread::Builder::new()
-            .name("publisher".to_owned())
-            .spawn(move || accept(&theirs, &listener))?;
         Ok(Self {
             shared,
-            acceptor: Some(acceptor),
+            acceptor: None,
         })
     }
 
@@ -136,35 +143,17 @@ impl Publisher {
     /// ignored.
     pub fn revoke(&self, id: u64) {
         let mut state = self.shared.state();
-        let Some(published) = state.publications.get_mut(&id) else {
+        if !state.begin_revoking(id) {
             return;
-        };
-        published.revoking = true;
-        for peer in state.peers.values_mut() {
-            peer.queue.retain(|&n| n != Notice::Published(id));
-            if peer.held.contains(&id) {
-                peer.tell(Notice::Revoked(id));
-            }
         }
-        let until = Instant::now() + PATIENCE;
         let (mut state, _) = self
             .shared
             .changed
-            .wait_timeout_while(
-                state,
-                until.saturating_duration_since(Instant::now()),
-                |state| state.peers.values().any(|peer| peer.held.contains(&id)),
-            )
+            .wait_timeout_while(state, PATIENCE, |state| {
+                state.peers.values().any(|peer| peer.held.contains(&id))
+            })
             .unwrap_or_else(PoisonError::into_inner);
-        state.peers.retain(|number, peer| {
-            let stuck = peer.held.contains(&id);
-            if stuck {
-                log::warn!("Subscriber {number} does not let go of memory: disconnected");
-                let _ = shutdown(&peer.socket, Shutdown::Both);
-            }
-            !stuck
-        });
-        state.publications.remove(&id);
+        state.end_revoking(id);
     }
 
     /// How many subscribers there are.
@@ -172,6 +161,39 @@ impl Publisher {
     pub fn subscribers(&self) -> usize {
         let state = self.shared.state();
         state.peers.values().filter(|peer| peer.greeted).count()
+    }
+}
+
+impl State {
+    /// Tells those who hold a publication that it goes; says whether there is one.
+    fn begin_revoking(&mut self, id: u64) -> bool {
+        let Some(published) = self.publications.get_mut(&id) else {
+            return false;
+        };
+        if std::mem::replace(&mut published.revoking, true) {
+            // Who revokes it a second time waits, too, but nobody is told twice.
+            return true;
+        }
+        for peer in self.peers.values_mut() {
+            peer.queue.retain(|&n| n != Notice::Published(id));
+            if peer.held.contains(&id) {
+                peer.tell(Notice::Revoked(id));
+            }
+        }
+        true
+    }
+
+    /// Disconnects those who still hold it, and forgets it.
+    fn end_revoking(&mut self, id: u64) {
+        self.peers.retain(|number, peer| {
+            let stuck = peer.held.contains(&id);
+            if stuck {
+                log::warn!("Subscriber {number} does not let go of memory: disconnected");
+                let _ = shutdown(&peer.socket, Shutdown::Both);
+            }
+            !stuck
+        });
+        self.publications.remove(&id);
     }
 }
 
@@ -227,10 +249,32 @@ fn accept(shared: &Arc<Shared>, listener: &OwnedFd) {
 
 /// Begins to serve a subscriber.
 fn serve(shared: &Arc<Shared>, socket: OwnedFd) -> io::Result<()> {
+    let Some((number, socket, wake)) = admit(shared, socket)? else {
+        return Ok(());
+    };
+    let theirs = Arc::clone(shared);
+    let spawned = std::thread::Builder::new()
+        .name(format!("subscriber {number}"))
+        .spawn(move || {
+            let result = talk(&theirs, number, &socket, &wake);
+            end(&theirs, number, &socket, result);
+        });
+    if let Err(e) = spawned {
+        shared.state().peers.remove(&number);
+        return Err(e);
+    }
+    Ok(())
+}
+
+/// A subscriber's number, its socket, and what wakes who serves it.
+type Admitted = (u64, Arc<OwnedFd>, Arc<OwnedFd>);
+
+/// Takes a subscriber, unless the publisher ends.
+fn admit(shared: &Shared, socket: OwnedFd) -> io::Result<Option<Admitted>> {
     let (socket, wake) = (Arc::new(socket), Arc::new(wake()?));
     let mut state = shared.state();
     if state.closed {
-        return Ok(());
+        return Ok(None);
     }
     if state.peers.len() >= MAX_SUBSCRIBERS {
         return Err(io::Error::other("there are too many"));
@@ -245,27 +289,19 @@ fn serve(shared: &Arc<Shared>, socket: OwnedFd) -> io::Result<()> {
         held: BTreeSet::new(),
     };
     state.peers.insert(number, peer);
-    drop(state);
-    let theirs = Arc::clone(shared);
-    let spawned = std::thread::Builder::new()
-        .name(format!("subscriber {number}"))
-        .spawn(move || {
-            match talk(&theirs, number, &socket, &wake) {
-                Ok(()) | Err(ConnectionError::Closed) => {
-                    log::debug!("Subscriber {number} has gone");
-                }
-                Err(e) => log::warn!("Subscriber {number}: {}", chain(&e)),
-            }
-            // First, so that whoever finds it gone can rely on it.
-            let _ = shutdown(&socket, Shutdown::Both);
-            theirs.state().peers.remove(&number);
-            theirs.changed.notify_all();
-        });
-    if let Err(e) = spawned {
-        shared.state().peers.remove(&number);
-        return Err(e);
+    Ok(Some((number, socket, wake)))
+}
+
+/// A connection ends.
+fn end(shared: &Shared, number: u64, socket: &OwnedFd, result: Result<(), ConnectionError>) {
+    match result {
+        Ok(()) | Err(ConnectionError::Closed) => log::debug!("Subscriber {number} has gone"),
+        Err(e) => log::warn!("Subscriber {number}: {}", chain(&e)),
     }
-    Ok(())
+    // First, so that whoever finds it gone can rely on it.
+    let _ = shutdown(socket, Shutdown::Both);
+    shared.state().peers.remove(&number);
+    shared.changed.notify_all();
 }
 
 /// Serves a subscriber until it goes.
@@ -277,18 +313,9 @@ fn talk(
 ) -> Result<(), ConnectionError> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let mut state = shared.state();
-        let State {
-            publications,
-            peers,
-            ..
-        } = &mut *state;
-        let Some(peer) = peers.get_mut(&number) else {
+        let Some((has_room, greeted)) = speak(shared, number)? else {
             return Ok(());
         };
-        let has_room = say(publications, peer)?;
-        let greeted = peer.greeted;
-        drop(state);
         let mut flags = PollFlags::IN;
         if !has_room {
             flags |= PollFlags::OUT;
@@ -299,15 +326,82 @@ fn talk(
         }
         let ready = wire::wait(Some(socket.as_fd()), flags, wake, time)?;
         let _ = eventfd::drain(wake.as_fd());
-        if ready.is_empty() {
-            continue;
+        if !ready.is_empty() {
+            listen(shared, number, socket)?;
         }
-        while let Some((message, file)) = wire::receive::<ToPublisher>(socket.as_fd())? {
-            if file.is_some() {
-                return Err(ConnectionError::Unexpected("A descriptor"));
+    }
+}
+
+/// Says what a subscriber is to be told. Returns whether there was room for it, and whether the subscriber has said hello; none
+/// where it was disconnected.
+fn speak(shared: &Shared, number: u64) -> Result<Option<(bool, bool)>, ConnectionError> {
+    let mut state = shared.state();
+    let State {
+        publications,
+        peers,
+        ..
+    } = &mut *state;
+    let Some(peer) = peers.get_mut(&number) else {
+        return Ok(None);
+    };
+    let has_room = say(publications, peer)?;
+    Ok(Some((has_room, peer.greeted)))
+}
+
+/// Hears all that a subscriber has said.
+fn listen(shared: &Shared, number: u64, socket: &OwnedFd) -> Result<(), ConnectionError> {
+    while let Some((message, file)) = wire::receive::<ToPublisher>(socket.as_fd())? {
+        if file.is_some() {
+            return Err(ConnectionError::Unexpected("A descriptor"));
+        }
+        hear(shared, number, message)?;
+    }
+    Ok(())
+}
+
+impl Publisher {
+    /// Takes a subscriber without a thread; returns its number.
+    pub(super) fn admit(&self, socket: OwnedFd) -> io::Result<Option<u64>> {
+        Ok(admit(&self.shared, socket)?.map(|(number, ..)| number))
+    }
+
+    /// Says to a subscriber what there is to say, and hears what it has said. Returns whether it is still connected.
+    pub(super) fn turn(&self, number: u64) -> bool {
+        let socket = match self.shared.state().peers.get(&number) {
+            Some(peer) => Arc::clone(&peer.socket),
+            None => return false,
+        };
+        let result = speak(&self.shared, number)
+            .and_then(|_| listen(&self.shared, number, &socket))
+            .and_then(|()| speak(&self.shared, number));
+        match result {
+            Ok(Some(_)) => true,
+            Ok(None) => {
+                end(&self.shared, number, &socket, Ok(()));
+                false
             }
-            hear(shared, number, message)?;
+            Err(e) => {
+                end(&self.shared, number, &socket, Err(e));
+                false
+            }
         }
+    }
+
+    /// The first half of [`revoke`](Self::revoke).
+    pub(super) fn begin_revoking(&self, id: u64) -> bool {
+        self.shared.state().begin_revoking(id)
+    }
+
+    /// The second half: patience is over.
+    pub(super) fn end_revoking(&self, id: u64) {
+        self.shared.state().end_revoking(id);
+    }
+
+    /// What a subscriber has been told of and has not let go of.
+    pub(super) fn held_by(&self, number: u64) -> BTreeSet<u64> {
+        let state = self.shared.state();
+        let peer = state.peers.get(&number);
+        peer.map(|peer| peer.held.clone()).unwrap_or_default()
     }
 }
 

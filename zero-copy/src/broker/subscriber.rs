@@ -56,18 +56,8 @@ impl Drop for Subscription {
 /// # Errors
 /// The path is too long; or the system refuses a thread or a descriptor.
 pub fn subscribe(path: &Path, subscriber: Arc<dyn Subscriber>) -> io::Result<Subscription> {
-    let address = SocketAddrUnix::new(path)?;
-    let stop = Arc::new(Stop {
-        asked: AtomicBool::new(false),
-        wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-    });
-    let client = Client {
-        path: path.to_owned(),
-        address,
-        subscriber,
-        stop: Arc::clone(&stop),
-        held: BTreeMap::new(),
-    };
+    let client = Client::new(path, subscriber)?;
+    let stop = Arc::clone(&client.stop);
     let thread = std::thread::Builder::new()
         .name("subscription".to_owned())
         .spawn(move || client.run())?;
@@ -77,7 +67,7 @@ pub fn subscribe(path: &Path, subscriber: Arc<dyn Subscriber>) -> io::Result<Sub
     })
 }
 
-struct Client {
+pub(super) struct Client {
     path: PathBuf,
     address: SocketAddrUnix,
     subscriber: Arc<dyn Subscriber>,
@@ -87,6 +77,28 @@ struct Client {
 }
 
 impl Client {
+    pub(super) fn new(path: &Path, subscriber: Arc<dyn Subscriber>) -> io::Result<Self> {
+        let address = SocketAddrUnix::new(path)?;
+        let stop = Arc::new(Stop {
+            asked: AtomicBool::new(false),
+            wake: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        });
+        Ok(Self {
+            path: path.to_owned(),
+            address,
+            subscriber,
+            stop,
+            held: BTreeMap::new(),
+        })
+    }
+
+    /// All that was published is revoked.
+    pub(super) fn revoke_all(&mut self) {
+        for id in std::mem::take(&mut self.held).into_keys() {
+            self.subscriber.revoked(id);
+        }
+    }
+
     fn is_stopped(&self) -> bool {
         self.stop.asked.load(Ordering::Acquire)
     }
@@ -97,9 +109,7 @@ impl Client {
         while !self.is_stopped() {
             let mut greeted = false;
             let result = self.talk(&mut greeted);
-            for id in std::mem::take(&mut self.held).into_keys() {
-                self.subscriber.revoked(id);
-            }
+            self.revoke_all();
             if self.is_stopped() {
                 return;
             }
@@ -145,7 +155,7 @@ impl Client {
         }
     }
 
-    fn hear(
+    pub(super) fn hear(
         &mut self,
         socket: &OwnedFd,
         message: ToSubscriber,
