@@ -53,18 +53,40 @@ impl GpuFunction {
             let ended = Ended(Arc::clone(&shared));
             move || work(&ended.0)
         })?;
+        Ok(Self::over(shared, Some(worker), config, lease))
+    }
+
+    /// A function whose worker is the caller.
+    pub(crate) fn still(
+        memory: VideoMemory,
+        config: Vec<u8>,
+        counters: Arc<Counters>,
+        lease: Lease,
+    ) -> io::Result<(Self, Arc<Shared>)> {
+        memory.clear()?;
+        let shared = Arc::new(Shared::new(memory, counters));
+        let function = Self::over(Arc::clone(&shared), None, config, lease);
+        Ok((function, shared))
+    }
+
+    fn over(
+        shared: Arc<Shared>,
+        worker: Option<JoinHandle<()>>,
+        config: Vec<u8>,
+        lease: Lease,
+    ) -> Self {
         let mut table = [0; TABLE_BYTES];
         // Masked, each (PCI 3.0, 6.8.2.9).
         for entry in table.chunks_exact_mut(MSIX_ENTRY_BYTES) {
             entry[12] = 1;
         }
-        Ok(Self {
+        Self {
             shared,
-            worker: Some(worker),
+            worker,
             table: Mutex::new(table),
             config,
             _lease: lease,
-        })
+        }
     }
 }
 

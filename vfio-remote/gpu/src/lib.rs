@@ -28,6 +28,8 @@ mod registers;
 mod search;
 mod shared;
 mod source;
+#[doc(hidden)]
+pub mod still;
 mod worker;
 
 pub use source::{DEFAULT_MEMORY_BYTES, GpuError, GpuSource, MAX_MEMORY_BYTES, MIN_MEMORY_BYTES};

@@ -117,23 +117,36 @@ impl Shared {
     pub fn next_order(&self) -> Order {
         let mut state = self.state();
         loop {
-            if state.stopping {
-                return Order::Stop;
-            }
-            let epoch = self.epoch.load(Ordering::SeqCst);
-            if state.seen != epoch {
-                state.seen = epoch;
-                state.kicked = false;
-                state.registers.stopped();
-                self.settled.notify_all();
-                match state.registers.wanted() {
-                    Some(Some(place)) => return Order::Serve(place, epoch),
-                    Some(None) => self.raise_fault(&mut state),
-                    None => (),
-                }
+            if let Some(order) = self.look(&mut state) {
+                return order;
             }
             state = Self::wait(&self.changed, state);
         }
+    }
+
+    /// What there is to do that was not ordered before.
+    pub fn order(&self) -> Option<Order> {
+        self.look(&mut self.state())
+    }
+
+    fn look(&self, state: &mut State) -> Option<Order> {
+        if state.stopping {
+            return Some(Order::Stop);
+        }
+        let epoch = self.epoch.load(Ordering::SeqCst);
+        if state.seen == epoch {
+            return None;
+        }
+        state.seen = epoch;
+        state.kicked = false;
+        state.registers.stopped();
+        self.settled.notify_all();
+        match state.registers.wanted() {
+            Some(Some(place)) => return Some(Order::Serve(place, epoch)),
+            Some(None) => self.raise_fault(state),
+            None => (),
+        }
+        None
     }
 
     fn raise_fault(&self, state: &mut State) {

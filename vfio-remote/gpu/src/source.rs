@@ -3,6 +3,7 @@
 use crate::counters::Counters;
 use crate::function::GpuFunction;
 use crate::memory::{self, VideoMemory};
+use crate::shared::Shared;
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::gpu::{CLASS, DEVICE, REGISTER_BYTES, VECTORS, VENDOR};
 use farlane_pci::{
@@ -71,6 +72,19 @@ impl GpuSource {
             counters: Arc::default(),
             in_use: Arc::default(),
         })
+    }
+}
+
+impl GpuSource {
+    /// A function whose worker is the caller, and what it works on.
+    pub(crate) fn take_still(&self) -> Result<(GpuFunction, Arc<Shared>), SourceError> {
+        let lease = Lease::new(&self.in_use).ok_or(SourceError::Busy)?;
+        let file = memory::new_file(self.memory_bytes).map_err(failed("make video memory"))?;
+        let memory = VideoMemory::new(Arc::new(file), self.memory_bytes)
+            .map_err(failed("map video memory"))?;
+        let config = self.description.config.clone();
+        GpuFunction::still(memory, config, Arc::clone(&self.counters), lease)
+            .map_err(failed("start the GPU"))
     }
 }
 
