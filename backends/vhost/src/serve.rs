@@ -74,32 +74,78 @@ fn handler<D: Device>(
     Ok(handler)
 }
 
+/// A VMM that is connected. When it is dropped, what is under way is ended; then the socket is closed.
+pub struct Connection<D: Device> {
+    handler: BackendReqHandler<Mutex<Session<D>>>,
+    session: Arc<Mutex<Session<D>>>,
+    channel: Arc<Channel>,
+    ahead: UnixStream,
+}
+
+impl<D: Device> std::fmt::Debug for Connection<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection")
+            .field("session", &self.session)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<D: Device> Connection<D> {
+    /// Takes a connection, with a device that `make` makes.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn new(
+        stream: UnixStream,
+        make: impl FnOnce(&Arc<Channel>) -> io::Result<D>,
+    ) -> io::Result<Self> {
+        let ahead = stream.try_clone()?;
+        let channel = Arc::new(Channel::default());
+        let device = make(&channel)?;
+        let session = Arc::new(Mutex::new(Session::new(device, Arc::clone(&channel))));
+        Ok(Self {
+            handler: handler(stream, &session)?,
+            session,
+            channel,
+            ahead,
+        })
+    }
+
+    /// Waits for the VMM's next message and answers it.
+    ///
+    /// # Errors
+    /// It has gone, or has to go.
+    pub fn step(&mut self) -> Result<(), Error> {
+        self.channel
+            .look_ahead(&self.ahead)
+            .map_err(Error::SocketBroken)?;
+        self.handler.handle_request()
+    }
+}
+
+impl<D: Device> Drop for Connection<D> {
+    fn drop(&mut self) {
+        self.session
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .stop();
+    }
+}
+
 fn serve_one<D: Device>(
     name: &str,
     stream: UnixStream,
     make: &impl Fn(&Arc<Channel>) -> io::Result<D>,
     limit: &LogLimit,
 ) -> io::Result<()> {
-    let ahead = stream.try_clone()?;
-    let channel = Arc::new(Channel::default());
-    let device = make(&channel)?;
-    let session = Arc::new(Mutex::new(Session::new(device, Arc::clone(&channel))));
-    let mut handler = handler(stream, &session)?;
+    let mut connection = Connection::new(stream, make)?;
     log_limited!(Level::Info, limit, "{name}: a VM has connected");
     let ending = loop {
-        if let Err(e) = channel.look_ahead(&ahead) {
-            break Error::SocketBroken(e);
-        }
-        match handler.handle_request() {
-            Ok(()) => (),
-            Err(e) => break e,
+        if let Err(e) = connection.step() {
+            break e;
         }
     };
-    // Ends what is under way; then the socket is closed.
-    session
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .stop();
+    drop(connection);
     match ending {
         // Which of these it is depends on where in a message the VMM went away.
         Error::Disconnected | Error::PartialMessage | Error::SocketBroken(_) => {
