@@ -66,20 +66,8 @@ impl Daemon {
 
     /// CPU time used so far.
     pub fn cpu_time(&self) -> Result<Duration> {
-        cpu_time(self.child.id())
+        farlane_compare::cpu::of_process(self.child.id())
     }
-}
-
-/// CPU time that a process's threads have used so far.
-pub fn cpu_time(process: u32) -> Result<Duration> {
-    // schedstat counts nanoseconds; one file for each thread.
-    let mut total = Duration::ZERO;
-    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
-        let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
-        let first = text.split_whitespace().next().context("empty schedstat")?;
-        total += Duration::from_nanos(first.parse()?);
-    }
-    Ok(total)
 }
 
 impl Drop for Daemon {

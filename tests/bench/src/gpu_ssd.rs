@@ -18,6 +18,8 @@ mod plot;
 mod report;
 #[path = "gpu_ssd/rounds.rs"]
 mod rounds;
+#[allow(dead_code)] // Each bench uses a part.
+mod scale;
 #[path = "gpu_ssd/scan.rs"]
 mod scan;
 #[allow(dead_code)] // Each bench uses a part.
@@ -49,6 +51,9 @@ struct Options {
     /// Measures some parts only.
     #[arg(long, value_delimiter = ',')]
     only: Vec<measure::Part>,
+    /// Makes one tiny round of every measurement, and judges nothing.
+    #[arg(long)]
+    smoke: bool,
     /// Does jobs from standard input, as a child of this program.
     #[arg(long, hide = true)]
     worker: bool,
@@ -60,6 +65,7 @@ fn main() -> Result<()> {
         return worker::run();
     }
     let out = options.out.context("--out is missing")?;
+    scale::set_smoke(options.smoke);
     std::fs::create_dir_all(&out)?;
     let programs = team::Programs {
         library: options.library.context("--library is missing")?,
@@ -71,7 +77,5 @@ fn main() -> Result<()> {
         some => some,
     };
     let report = measure::run(&programs, disk, &out, parts)?;
-    report.write(&out.join("gpu-ssd.json"))?;
-    report.print();
-    Ok(())
+    report.finish(&out.join("gpu-ssd.json"))
 }

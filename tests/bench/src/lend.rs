@@ -10,7 +10,10 @@ mod measure;
 #[path = "lend/pair.rs"]
 mod pair;
 mod plot;
+#[allow(dead_code)] // Each bench uses a part.
 mod report;
+#[allow(dead_code)] // Each bench uses a part.
+mod scale;
 mod stats;
 
 use anyhow::Result;
@@ -29,14 +32,16 @@ struct Options {
     /// Where the results go.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Makes one tiny round of every measurement, and judges nothing.
+    #[arg(long)]
+    smoke: bool,
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    scale::set_smoke(options.smoke);
     std::fs::create_dir_all(&options.out)?;
     let programs = options.lender.as_deref().zip(options.borrower.as_deref());
     let report = measure::run(programs, &options.out)?;
-    report.write(&options.out.join("lend.json"))?;
-    report.print();
-    Ok(())
+    report.finish(&options.out.join("lend.json"))
 }

@@ -1,13 +1,17 @@
 //! `cargo xtask bench rdma`: every figure of the RDMA part at native speed, each beside its
 //! reference, measured in one run on one machine.
 
+mod bars;
 mod daemon;
 mod direct;
 mod figures;
 mod plot;
 mod reference;
+#[allow(dead_code)] // Each bench uses a part.
 mod report;
 mod rig;
+#[allow(dead_code)] // Each bench uses a part.
+mod scale;
 mod stats;
 
 use anyhow::Result;
@@ -23,6 +27,9 @@ struct Options {
     /// Where the results go.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Makes one tiny round of every measurement, and judges nothing.
+    #[arg(long)]
+    smoke: bool,
 }
 
 fn main() -> Result<()> {
@@ -30,9 +37,8 @@ fn main() -> Result<()> {
         return figures::be_target();
     }
     let options = Options::parse();
+    scale::set_smoke(options.smoke);
     std::fs::create_dir_all(&options.out)?;
     let report = figures::run(&options.backend, &options.out)?;
-    report.write(&options.out.join("rdma.json"))?;
-    report.print();
-    Ok(())
+    report.finish(&options.out.join("rdma.json"))
 }

@@ -4,8 +4,6 @@
 #[path = "octo/blk.rs"]
 mod blk;
 #[allow(dead_code)] // Each bench uses a part.
-mod daemon;
-#[allow(dead_code)] // Each bench uses a part.
 #[path = "blk/drive.rs"]
 mod drive;
 #[path = "octo/follow.rs"]
@@ -23,6 +21,8 @@ mod reference;
 mod report;
 #[path = "octo/rig.rs"]
 mod rig;
+#[allow(dead_code)] // Each bench uses a part.
+mod scale;
 #[allow(dead_code)] // Each bench uses a part.
 mod stats;
 #[path = "octo/steering.rs"]
@@ -51,6 +51,9 @@ struct Options {
     /// Where the results go.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Makes one tiny round of every measurement, and judges nothing.
+    #[arg(long)]
+    smoke: bool,
     /// Measures some parts only.
     #[arg(long, value_delimiter = ',')]
     only: Vec<Part>,
@@ -69,6 +72,7 @@ enum Part {
 
 fn main() -> Result<()> {
     let options = Options::parse();
+    scale::set_smoke(options.smoke);
     std::fs::create_dir_all(&options.out)?;
     let described = tempfile::tempdir()?;
     let machine = Machine::find(described.path())?;
@@ -92,12 +96,5 @@ fn main() -> Result<()> {
     if wanted(Part::Net) {
         net::run(&options, &machine, &mut report)?;
     }
-    report.write(&options.out.join("octo.json"))?;
-    report.print();
-    Ok(())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+    report.finish(&options.out.join("octo.json"))
 }

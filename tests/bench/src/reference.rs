@@ -70,7 +70,11 @@ pub fn cache_line() -> Result<Times> {
 /// Round trip of two eventfds between two cores that sleep: one after the other, or, `rested`,
 /// each after a pause in which both cores have gone to rest.
 pub fn eventfd(rested: bool) -> Result<Times> {
-    const ROUNDS: usize = 500;
+    eventfd_trips(rested, 500)
+}
+
+/// The same, so many times.
+pub fn eventfd_trips(rested: bool, trips: usize) -> Result<Times> {
     let make = || rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
     let (there, back) = (Arc::new(make()?), Arc::new(make()?));
     let one = 1u64.to_ne_bytes();
@@ -78,7 +82,8 @@ pub fn eventfd(rested: bool) -> Result<Times> {
         let (there, back) = (Arc::clone(&there), Arc::clone(&back));
         move || {
             let mut count = [0; 8];
-            for _ in 0..ROUNDS + ROUNDS / 10 {
+            let trips = crate::scale::count(trips);
+            for _ in 0..trips + trips / 10 {
                 let passed = rustix::io::read(&there, &mut count)
                     .and_then(|_| rustix::io::write(&back, &one));
                 if passed.is_err() {
@@ -88,7 +93,7 @@ pub fn eventfd(rested: bool) -> Result<Times> {
         }
     };
     across_cores(echo, move || {
-        Times::timed(ROUNDS, || {
+        Times::timed(trips, || {
             if rested {
                 let_sleep();
             }

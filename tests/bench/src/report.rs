@@ -1,27 +1,18 @@
 //! What was measured, as a table and as JSON.
 
+use crate::scale;
 use crate::stats::Times;
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use farlane_compare::{Bars, Comparison};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::Path;
-
-/// A figure with a bar.
-#[derive(Serialize)]
-struct Bar {
-    what: String,
-    measured: f64,
-    unit: &'static str,
-    reference: String,
-    bar: String,
-    met: bool,
-}
 
 /// All results of a run.
 #[derive(Default)]
 pub struct Report {
     values: Map<String, Value>,
-    bars: Vec<Bar>,
+    bars: Bars,
 }
 
 impl Report {
@@ -41,88 +32,43 @@ impl Report {
         self.keep(name, times)
     }
 
-    /// A figure that must not exceed `limit`.
-    pub fn at_most(
-        &mut self,
-        what: &str,
-        measured: f64,
-        unit: &'static str,
-        limit: f64,
-        reference: &str,
-    ) {
-        self.bar(
-            what,
-            measured,
-            unit,
-            reference,
-            format!("<= {limit:.2}"),
-            measured <= limit,
-        );
+    /// What was measured in rounds; `reference` is what with, its median is added.
+    pub fn compared(&mut self, what: &str, unit: &str, reference: &str, comparison: &Comparison) {
+        println!("{what}: {comparison}");
+        self.bars.add(what, unit, reference, comparison);
     }
 
-    /// A figure that must reach `limit`.
-    pub fn at_least(
-        &mut self,
-        what: &str,
-        measured: f64,
-        unit: &'static str,
-        limit: f64,
-        reference: &str,
-    ) {
-        self.bar(
-            what,
-            measured,
-            unit,
-            reference,
-            format!(">= {limit:.2}"),
-            measured >= limit,
-        );
+    /// A figure that was measured once and must not exceed `limit`: a count, or a share.
+    pub fn at_most(&mut self, what: &str, measured: f64, unit: &str, limit: f64, reference: &str) {
+        let bar = (format!("<= {limit:.2}"), measured <= limit);
+        self.bars.add_once(what, measured, unit, bar, reference);
     }
 
-    fn bar(
-        &mut self,
-        what: &str,
-        measured: f64,
-        unit: &'static str,
-        reference: &str,
-        bar: String,
-        met: bool,
-    ) {
-        self.bars.push(Bar {
-            what: what.into(),
-            measured,
-            unit,
-            reference: reference.into(),
-            bar,
-            met,
-        });
+    /// A figure that was measured once and must reach `limit`.
+    pub fn at_least(&mut self, what: &str, measured: f64, unit: &str, limit: f64, reference: &str) {
+        let bar = (format!(">= {limit:.2}"), measured >= limit);
+        self.bars.add_once(what, measured, unit, bar, reference);
     }
 
-    /// Writes everything as JSON.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let mut all = self.values.clone();
-        all.insert("bars".into(), serde_json::to_value(&self.bars)?);
-        std::fs::write(path, serde_json::to_string_pretty(&all)?)?;
-        println!("\nwritten: {}", path.display());
-        Ok(())
-    }
-
-    /// Prints the table of bars.
-    pub fn print(&self) {
-        println!(
-            "\n{:<50} {:>12} {:>14}        reference",
-            "figure", "measured", "bar"
-        );
-        for bar in &self.bars {
+    /// Writes everything as JSON, prints the table of bars in Markdown, and fails where a bar is not met. A smoke run judges
+    /// nothing, and overwrites no figures.
+    pub fn finish(mut self, path: &Path) -> Result<()> {
+        if scale::is_smoke() {
             println!(
-                "{:<50} {:>8.2} {:<4} {:>12} {:<6} {}",
-                bar.what,
-                bar.measured,
-                bar.unit,
-                bar.bar,
-                if bar.met { "met" } else { "MISSED" },
-                bar.reference
+                "\nevery measurement works ({} bars are not judged)",
+                self.bars.rows().len()
             );
+            return Ok(());
         }
+        let rows = serde_json::to_value(self.bars.rows())?;
+        self.values.insert("bars".into(), rows);
+        let conditions = serde_json::to_value(self.bars.conditions())?;
+        self.values
+            .insert("machine in the rounds".into(), conditions);
+        std::fs::write(path, serde_json::to_string_pretty(&self.values)?)
+            .with_context(|| format!("Cannot write {}", path.display()))?;
+        println!("\n{}", self.bars.markdown());
+        println!("written: {}", path.display());
+        self.bars.enforce()
     }
 }

@@ -51,6 +51,7 @@ impl Times {
         n: usize,
         mut what: impl FnMut() -> anyhow::Result<Duration>,
     ) -> anyhow::Result<Self> {
+        let n = crate::scale::count(n);
         for _ in 0..n / 10 {
             what()?;
         }

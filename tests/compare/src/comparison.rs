@@ -180,7 +180,15 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    fn new(ours: Vec<f64>, theirs: Option<Vec<f64>>, bar: Bar, plan: &Plan) -> Self {
+    /// Judges rounds that were measured otherwise, for example all figures of several comparisons in each round. Sides without a
+    /// reference are judged by themselves. What is still open counts as [`Verdict::Undecided`].
+    #[must_use]
+    pub fn of_rounds(
+        ours: Vec<f64>,
+        theirs: Option<Vec<f64>>,
+        (bar, plan): (Bar, &Plan),
+        conditions: Conditions,
+    ) -> Self {
         let rounds = match &theirs {
             Some(theirs) => ours.iter().zip(theirs).map(|(a, b)| a / b).collect(),
             None => ours.clone(),
@@ -193,7 +201,7 @@ impl Comparison {
             bar,
             verdict: judge(&rounds, bar, plan).unwrap_or(Verdict::Undecided),
             rounds,
-            conditions: Conditions::default(),
+            conditions,
         }
     }
 }
@@ -271,13 +279,9 @@ pub fn compare(
         }
     }
     let conditions = watch.conditions();
-    let judged = theirs
-        .into_iter()
-        .zip(bars)
-        .map(|(theirs, bar)| Comparison {
-            conditions,
-            ..Comparison::new(ours.clone(), Some(theirs), *bar, plan)
-        });
+    let judged = theirs.into_iter().zip(bars).map(|(theirs, bar)| {
+        Comparison::of_rounds(ours.clone(), Some(theirs), (*bar, plan), conditions)
+    });
     Ok(judged.collect())
 }
 
@@ -303,10 +307,13 @@ pub fn observe(
             break;
         }
     }
-    Ok(Comparison {
-        conditions: watch.conditions(),
-        ..Comparison::new(figures, None, bar, plan)
-    })
+    let conditions = watch.conditions();
+    Ok(Comparison::of_rounds(
+        figures,
+        None,
+        (bar, plan),
+        conditions,
+    ))
 }
 
 fn check(figure: f64) -> Result<()> {

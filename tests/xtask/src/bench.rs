@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use farlane_vmkit::debian::GUEST_TREE;
 use farlane_vmkit::process::{Process, describe};
 use farlane_vmkit::progress;
+use farlane_vmkit::scratch::Scratch;
 use farlane_vmkit::tree::Tree;
 use farlane_vmkit::workspace::Workspace;
 
@@ -20,7 +21,7 @@ use crate::versus::Form;
 const TIMEOUT: Duration = Duration::from_secs(900);
 
 /// What can be measured.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Bench {
     /// Virtual RDMA: calls, registration, transfers, events (writes target/bench/rdma.json and plots)
     Rdma,
@@ -34,102 +35,119 @@ pub enum Bench {
     Octo,
 }
 
-/// Measures, and says where the results are.
+/// All of them.
+const ALL: [Bench; 5] = [
+    Bench::Rdma,
+    Bench::Lend,
+    Bench::Blk,
+    Bench::GpuSsd,
+    Bench::Octo,
+];
+
+/// Measures, and says where the results are. Fails where a bar is not met.
 pub fn run(workspace: &Workspace, bench: Bench) -> Result<ExitCode> {
-    match bench {
-        Bench::Rdma => rdma(workspace),
-        Bench::Lend => lend(workspace),
-        Bench::Blk => blk(workspace),
-        Bench::GpuSsd => gpu_ssd(workspace),
-        Bench::Octo => octo(workspace),
+    let out = workspace.target().join("bench");
+    if bench == Bench::Octo {
+        std::fs::create_dir_all(&out)?;
+        let guest = out.join("octo-guest.json");
+        in_guest(workspace, &guest)?;
+        let mut command = command(workspace, bench, &out)?;
+        command.arg("--guest").arg(guest);
+        return measure(bench, command);
+    }
+    measure(bench, command(workspace, bench, &out)?)
+}
+
+/// Makes one tiny round of every measurement of every bench, without a VM: shows that they work, and judges nothing.
+pub fn smoke(workspace: &Workspace) -> Result<ExitCode> {
+    let out = Scratch::new()?;
+    for bench in ALL {
+        let mut command = command(workspace, bench, out.path())?;
+        // The words of the reference come last.
+        if bench == Bench::Blk {
+            command = with_first(command, "--smoke");
+        } else {
+            command.arg("--smoke");
+        }
+        measure(bench, command)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The same command with a further first word.
+fn with_first(command: Command, word: &str) -> Command {
+    let mut with = Command::new(command.get_program());
+    with.arg(word).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        if let Some(value) = value {
+            with.env(name, value);
+        }
+    }
+    with
+}
+
+impl Bench {
+    /// The program that measures, and what is measured: packages, and the options that name what they were built into.
+    fn parts(
+        self,
+    ) -> (
+        &'static str,
+        &'static [&'static str],
+        &'static [[&'static str; 2]],
+    ) {
+        match self {
+            Self::Rdma => (
+                "farlane-bench",
+                &["farlane-rdma"],
+                &[["--backend", "farlane-rdma"]],
+            ),
+            Self::Lend => (
+                "farlane-bench-lend",
+                &["farlane-lend", "farlane-borrow"],
+                &[
+                    ["--lender", "farlane-lend"],
+                    ["--borrower", "farlane-borrow"],
+                ],
+            ),
+            Self::Blk => (
+                "farlane-bench-blk",
+                &["farlane-blk"],
+                &[["--backend", "farlane-blk"]],
+            ),
+            Self::GpuSsd => (
+                "farlane-bench-gpu-ssd",
+                &["farlane-io", "farlane-io-tool"],
+                &[["--library", "libfarlane_io.so"], ["--tool", "farlane-io"]],
+            ),
+            Self::Octo => (
+                "farlane-bench-octo",
+                &["farlane-net", "farlane-blk"],
+                &[["--net", "farlane-net"], ["--blk", "farlane-blk"]],
+            ),
+        }
     }
 }
 
-fn rdma(workspace: &Workspace) -> Result<ExitCode> {
-    progress::step("Building the backend and the bench", || {
-        workspace.build(&["farlane-rdma", "farlane-bench"])
+/// Builds what a bench needs; its command, with results to `out`.
+fn command(workspace: &Workspace, bench: Bench, out: &Path) -> Result<Command> {
+    let (program, packages, options) = bench.parts();
+    let mut all = packages.to_vec();
+    all.push("farlane-bench");
+    progress::step(&format!("Building {}", all.join(", ")), || {
+        workspace.build(&all)
     })?;
-    let mut command = Command::new(workspace.built("farlane-bench")?);
-    command
-        .arg("--backend")
-        .arg(workspace.built("farlane-rdma")?)
-        .arg("--out")
-        .arg(workspace.target().join("bench"))
-        .env("RUST_LOG", "warn");
-    measure("farlane-bench", command)
-}
-
-fn lend(workspace: &Workspace) -> Result<ExitCode> {
-    progress::step("Building lender, borrower and the bench", || {
-        workspace.build(&["farlane-lend", "farlane-borrow", "farlane-bench"])
-    })?;
-    let mut command = Command::new(workspace.built("farlane-bench-lend")?);
-    command
-        .arg("--lender")
-        .arg(workspace.built("farlane-lend")?)
-        .arg("--borrower")
-        .arg(workspace.built("farlane-borrow")?)
-        .arg("--out")
-        .arg(workspace.target().join("bench"))
-        .env("RUST_LOG", "warn");
-    measure("farlane-bench-lend", command)
-}
-
-fn gpu_ssd(workspace: &Workspace) -> Result<ExitCode> {
-    progress::step("Building libfarlane_io, farlane-io and the bench", || {
-        workspace.build(&["farlane-io", "farlane-io-tool", "farlane-bench"])
-    })?;
-    let mut command = Command::new(workspace.built("farlane-bench-gpu-ssd")?);
-    command
-        .arg("--library")
-        .arg(workspace.built("libfarlane_io.so")?)
-        .arg("--tool")
-        .arg(workspace.built("farlane-io")?)
-        .arg("--out")
-        .arg(workspace.target().join("bench"))
-        .env("RUST_LOG", "warn");
-    measure("farlane-bench-gpu-ssd", command)
-}
-
-fn blk(workspace: &Workspace) -> Result<ExitCode> {
-    progress::step("Building farlane-blk and the bench", || {
-        workspace.build(&["farlane-blk", "farlane-bench"])
-    })?;
-    let tree = Tree::ensure(workspace, &GUEST_TREE)?;
-    let reference = tree.program("usr/bin/qemu-storage-daemon");
-    let mut command = Command::new(workspace.built("farlane-bench-blk")?);
-    command
-        .arg("--backend")
-        .arg(workspace.built("farlane-blk")?)
-        .arg("--out")
-        .arg(workspace.target().join("bench"))
-        .arg("--")
-        .arg(reference.get_program())
-        .args(reference.get_args())
-        .env("RUST_LOG", "warn");
-    measure("farlane-bench-blk", command)
-}
-
-fn octo(workspace: &Workspace) -> Result<ExitCode> {
-    let out = workspace.target().join("bench");
-    std::fs::create_dir_all(&out)?;
-    let guest = out.join("octo-guest.json");
-    in_guest(workspace, &guest)?;
-    progress::step("Building the backends and the bench", || {
-        workspace.build(&["farlane-net", "farlane-blk", "farlane-bench"])
-    })?;
-    let mut command = Command::new(workspace.built("farlane-bench-octo")?);
-    command
-        .arg("--net")
-        .arg(workspace.built("farlane-net")?)
-        .arg("--blk")
-        .arg(workspace.built("farlane-blk")?)
-        .arg("--guest")
-        .arg(guest)
-        .arg("--out")
-        .arg(out)
-        .env("RUST_LOG", "warn");
-    measure("farlane-bench-octo", command)
+    let mut command = Command::new(workspace.built(program)?);
+    for [option, built] in options {
+        command.arg(option).arg(workspace.built(built)?);
+    }
+    command.arg("--out").arg(out).env("RUST_LOG", "warn");
+    if bench == Bench::Blk {
+        let tree = Tree::ensure(workspace, &GUEST_TREE)?;
+        let reference = tree.program("usr/bin/qemu-storage-daemon");
+        let words = reference.get_args();
+        command.arg("--").arg(reference.get_program()).args(words);
+    }
+    Ok(command)
 }
 
 /// What is measured in a VM: a network interface beside QEMU's own.
@@ -142,10 +160,12 @@ fn in_guest(workspace: &Workspace, to: &Path) -> Result<()> {
     run.forget_logs()
 }
 
-fn measure(name: &str, command: Command) -> Result<ExitCode> {
-    let mut bench = Process::spawn(name, command)?;
-    let Some(status) = bench.wait(TIMEOUT)? else {
-        bench.kill()?;
+/// Runs a bench, which fails where a bar is not met.
+fn measure(bench: Bench, command: Command) -> Result<ExitCode> {
+    let (name, ..) = bench.parts();
+    let mut running = Process::spawn(name, command)?;
+    let Some(status) = running.wait(TIMEOUT)? else {
+        running.kill()?;
         bail!("{name} takes longer than {} s", TIMEOUT.as_secs());
     };
     ensure!(status.success(), "{name} {}", describe(status));

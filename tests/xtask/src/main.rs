@@ -76,7 +76,11 @@ enum Task {
     /// Measures at native speed, each figure beside its reference
     Bench {
         /// What to measure
-        name: bench::Bench,
+        #[arg(required_unless_present = "smoke")]
+        name: Option<bench::Bench>,
+        /// Makes one tiny round of every measurement of all benches, and judges nothing
+        #[arg(long, conflicts_with = "name")]
+        smoke: bool,
     },
     /// Boots a virtual machine with its console on this terminal
     Vm,
@@ -113,6 +117,11 @@ fn perform(task: Task) -> Result<ExitCode> {
         }
         Task::Check => check::run(&workspace),
         Task::Bench { name } => bench::run(&workspace, name),
+        Task::Scenario { names, .. } => scenarios::run_named(&workspace, &names),
+        Task::Bench {
+            name: Some(name), ..
+        } => bench::run(&workspace, name),
+        Task::Bench { name: None, .. } => bench::smoke(&workspace),
         Task::Vm => vm::run(&workspace),
         Task::Clean => clean::run(&workspace),
     }

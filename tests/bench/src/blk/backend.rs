@@ -24,7 +24,11 @@ pub struct Backend {
 impl Backend {
     /// Serves a file from a socket in `folder`.
     pub fn start(kind: Kind, options: &Options, folder: &Path, file: &Path) -> Result<Self> {
-        let socket = folder.join("socket");
+        let name = match kind {
+            Kind::Farlane => "farlane",
+            Kind::Qemu(aio) => aio,
+        };
+        let socket = folder.join(format!("{name}.socket"));
         if socket.exists() {
             std::fs::remove_file(&socket)?;
         }
@@ -41,8 +45,9 @@ impl Backend {
                 let mut command = Command::new(words.next().context("No qemu-storage-daemon")?);
                 command.args(words);
                 command.args(["--object", "iothread,id=thread", "--blockdev"]);
+                // Others have the file, too.
                 command.arg(format!(
-                    "driver=file,node-name=disk,filename={file_text},cache.direct=on,aio={aio}"
+                    "driver=file,node-name=disk,filename={file_text},cache.direct=on,aio={aio},locking=off"
                 ));
                 command.arg("--export").arg(format!(
                     "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={socket_text},\

@@ -26,8 +26,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Writes `bytes` bytes to a file in `folder`, gone on drop.
-    pub fn new(folder: &Path, bytes: u64) -> Result<Self> {
+    /// Writes `bytes` bytes to a file of `length` bytes in `folder`, gone on drop.
+    pub fn new(folder: &Path, bytes: u64, length: u64) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("gpu-ssd-")
             .tempdir_in(folder)
@@ -42,6 +42,7 @@ impl Disk {
             file.write_all(&piece).context("Cannot write the file")?;
             index += 1 << 17;
         }
+        file.set_len(length)?;
         file.sync_all()?;
         Ok(Self {
             folder,

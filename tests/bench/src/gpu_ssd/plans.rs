@@ -1,6 +1,7 @@
 //! Schedules of random requests under the model of this machine's disk.
 
 use crate::report::Report;
+use crate::scale;
 use anyhow::Result;
 use farlane_io_plan::oracle::{REQUEST, Random, exact, request};
 use farlane_io_plan::{CostModel, Run, Scheduler, Way, greedy};
@@ -57,7 +58,8 @@ fn quality(model: &CostModel, mut how: impl FnMut(&[Run], &mut Vec<Way>)) -> Qua
     let mut random = Random::new(1);
     let mut ways = Vec::new();
     let (mut sum, mut worst) = (0.0, 0.0_f64);
-    for _ in 0..REQUESTS {
+    let count = scale::count(REQUESTS);
+    for _ in 0..count {
         let runs = request(&mut random, REQUEST, 4.0);
         let (least, _) = exact(model, &runs);
         how(&runs, &mut ways);
@@ -73,7 +75,7 @@ fn quality(model: &CostModel, mut how: impl FnMut(&[Run], &mut Vec<Way>)) -> Qua
         how(runs, &mut ways);
     }
     Quality {
-        mean_of_optimum: sum / REQUESTS as f64,
+        mean_of_optimum: sum / count as f64,
         worst,
         ns_a_call: start.elapsed().as_secs_f64() * 1e9 / TIMED as f64,
     }

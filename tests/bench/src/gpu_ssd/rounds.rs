@@ -4,6 +4,8 @@ use crate::disk::Disk;
 use crate::job::{Job, Mechanism, Outcome};
 use crate::team::Team;
 use anyhow::Result;
+use farlane_compare::interval::median;
+use farlane_compare::{Bar, Comparison, Conditions, Plan, Watch, judge};
 use farlane_io_plan::oracle::Random;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -13,6 +15,7 @@ use std::collections::BTreeMap;
 pub struct Rounds {
     outcomes: BTreeMap<&'static str, Vec<Outcome>>,
     changed: Vec<f64>,
+    conditions: Conditions,
 }
 
 /// A mechanism in a set of rounds.
@@ -34,26 +37,24 @@ pub struct Round {
     pub threads: u32,
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 impl Rounds {
-    /// Has `mechanisms` do `count` rounds and one before that does not count. `round` says what is done
-    /// in one, and `arrange` brings the page cache into the state before it.
+    /// Has `mechanisms` do the rounds of a plan and one before that does not count: until the router beside each of the others is
+    /// judged by `bar`. `round` says what is done in one, and `arrange` brings the page cache into the state before it.
     pub fn take(
         team: &mut Team,
         disk: &Disk,
         mechanisms: &[Mechanism],
-        count: usize,
+        plan: &Plan,
+        bar: Option<Bar>,
         mut round: impl FnMut(usize) -> Round,
         arrange: impl Fn(usize) -> Result<()>,
     ) -> Result<Self> {
         let mut rounds = Self::default();
         let mut mechanisms = mechanisms.to_vec();
         let mut random = Random::new(6);
-        for number in 0..=count {
+        let mut watch = Watch::new();
+        for number in 0..=plan.most {
+            watch.look()?;
             let what = round(number);
             // In another order in each round, as what one does may be felt by the next.
             random.shuffle(&mut mechanisms);
@@ -79,14 +80,18 @@ impl Rounds {
                         .push(outcome);
                 }
             }
+            if number >= plan.least && rounds.is_judged(bar, plan) {
+                break;
+            }
         }
+        rounds.conditions = watch.conditions();
         Ok(rounds)
     }
 
     /// Pages by which the router's reads changed the page cache: the median, as the system may take
     /// pages back at any time.
     pub fn changed(&self) -> f64 {
-        median(self.changed.clone())
+        median(&self.changed)
     }
 
     /// The figures of a mechanism.
@@ -98,18 +103,51 @@ impl Rounds {
             .iter()
             .zip(router)
             .map(|(own, router)| rate(own) / rate(router));
+        let cpu = own.iter().map(|o| o.cpu_seconds / o.seconds);
         Some(Measured {
-            rate: median(own.iter().map(rate).collect()),
-            relative: median(relative.collect()),
-            cpu: median(own.iter().map(|o| o.cpu_seconds / o.seconds).collect()),
+            rate: median(&own.iter().map(rate).collect::<Vec<_>>()),
+            relative: median(&relative.collect::<Vec<_>>()),
+            cpu: median(&cpu.collect::<Vec<_>>()),
         })
     }
 
-    /// The best of some mechanisms, beside the router: its name and figures.
-    pub fn best(&self, of: &[Mechanism]) -> Option<(Mechanism, Measured)> {
+    /// The router beside a mechanism, judged by a bar.
+    fn beside(&self, mechanism: Mechanism, bar: Bar, plan: &Plan) -> Option<Comparison> {
+        let rates = |mechanism: Mechanism| -> Option<Vec<f64>> {
+            let all = self.outcomes.get(mechanism.name())?;
+            Some(
+                all.iter()
+                    .map(|o| o.bytes as f64 / o.seconds / 1e6)
+                    .collect(),
+            )
+        };
+        Some(Comparison::of_rounds(
+            rates(Mechanism::Router)?,
+            Some(rates(mechanism)?),
+            (bar, plan),
+            self.conditions,
+        ))
+    }
+
+    fn is_judged(&self, bar: Option<Bar>, plan: &Plan) -> bool {
+        let Some(bar) = bar else { return true };
+        let mut all = Mechanism::ALL
+            .into_iter()
+            .filter(|mechanism| *mechanism != Mechanism::Router)
+            .filter_map(|mechanism| self.beside(mechanism, bar, plan));
+        all.all(|found| judge(&found.rounds, bar, plan).is_some())
+    }
+
+    /// The router beside the best of some mechanisms: that beside which it is worst.
+    pub fn beside_best(
+        &self,
+        of: &[Mechanism],
+        bar: Bar,
+        plan: &Plan,
+    ) -> Option<(Mechanism, Comparison)> {
         of.iter()
             .filter(|mechanism| **mechanism != Mechanism::Router)
-            .filter_map(|mechanism| Some((*mechanism, self.of(*mechanism)?)))
-            .max_by(|a, b| a.1.relative.total_cmp(&b.1.relative))
+            .filter_map(|mechanism| Some((*mechanism, self.beside(*mechanism, bar, plan)?)))
+            .min_by(|a, b| a.1.figure.total_cmp(&b.1.figure))
     }
 }

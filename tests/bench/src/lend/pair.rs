@@ -98,22 +98,6 @@ impl Pair {
 
     /// CPU time of the lender so far.
     pub fn cpu_time(&self) -> Result<Duration> {
-        cpu_time(&self.lender.child.id().to_string(), None)
+        farlane_compare::cpu::of_process(self.lender.child.id())
     }
-}
-
-/// CPU time so far of a process's threads, or of those with a name.
-pub fn cpu_time(process: &str, name: Option<&str>) -> Result<Duration> {
-    // schedstat counts nanoseconds; one file for each thread.
-    let mut total = Duration::ZERO;
-    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
-        let task = task?.path();
-        let comm = std::fs::read_to_string(task.join("comm"))?;
-        if name.is_none_or(|name| comm.trim() == name) {
-            let text = std::fs::read_to_string(task.join("schedstat"))?;
-            let first = text.split_whitespace().next().context("empty schedstat")?;
-            total += Duration::from_nanos(first.parse()?);
-        }
-    }
-    Ok(total)
 }

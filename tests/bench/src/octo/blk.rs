@@ -5,7 +5,9 @@ use crate::drive::{Direction, Drive, MOST};
 use crate::machine::Machine;
 use crate::plot::{Axis, Figure, Line};
 use crate::report::Report;
-use anyhow::Result;
+use crate::scale;
+use anyhow::{Context as _, Result};
+use farlane_compare::{Bar, Comparison, Plan, Side, alternating, compare};
 use farlane_net_driver::{Range, bind};
 use farlane_vmkit::backend::Backend;
 use std::io::Write as _;
@@ -15,8 +17,7 @@ use std::time::Duration;
 
 /// Bytes of the disk.
 const DISK: u64 = 256 << 20;
-const STRETCH: Duration = Duration::from_millis(150);
-const ROUNDS: usize = 5;
+const STRETCH: Duration = Duration::from_millis(100);
 /// Where the buffers are, so that a backend can be told of them before they are there.
 const BUFFERS: usize = 0x10_0000_0000;
 /// Bytes of requests that are cut in the middle.
@@ -35,6 +36,13 @@ const SIZES: [usize; 9] = [
 const SHAPES: [(usize, usize); 4] = [(4096, 1), (4096, 32), (65_536, 1), (65_536, 8)];
 /// What steering may take of the rate where there is nothing to be steered.
 const BAR: f64 = 0.95;
+
+/// Rounds of what is told and not judged.
+const FEW: Plan = Plan {
+    least: 5,
+    most: 5,
+    ..Plan::LONG
+};
 
 /// Where the buffers lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,30 +119,31 @@ impl Rig<'_> {
                 bind(start, usize::try_from(range.length)?, node)?;
             }
         }
-        drive.run(Direction::Read, depth, STRETCH / 3)?;
-        let rate = drive.run(Direction::Read, depth, STRETCH)?;
+        let stretch = scale::time(STRETCH);
+        drive.run(Direction::Read, depth, stretch / 3)?;
+        let rate = drive.run(Direction::Read, depth, stretch)?;
         drop(drive);
         backend.stop()?;
         Ok(rate * f64::from(u32::try_from(block)?))
     }
 
-    /// Medians of two ways, and of their ratios, in turns.
+    /// The first of two ways beside the second.
     fn compare(
         &self,
         ways: [&[&str]; 2],
         lie: Lie,
-        block: usize,
-        depth: usize,
-    ) -> Result<[f64; 3]> {
-        let (mut rates, mut ratios) = ([Vec::new(), Vec::new()], Vec::new());
-        for round in 0..ROUNDS {
-            for turn in [round % 2, 1 - round % 2] {
-                rates[turn].push(self.rate(ways[turn], lie, block, depth)?);
-            }
-            ratios.push(rates[0][round] / rates[1][round]);
-        }
-        let [one, two] = rates;
-        Ok([one, two, ratios].map(crate::median))
+        (block, depth): (usize, usize),
+        (plan, bar): (&Plan, Bar),
+    ) -> Result<Comparison> {
+        let rounds = alternating(1, |side| {
+            let way = match side {
+                Side::Ours => ways[0],
+                Side::Theirs(_) => ways[1],
+            };
+            self.rate(way, lie, block, depth)
+        });
+        let found = compare(plan, &[bar], rounds)?;
+        found.into_iter().next().context("No comparison")
     }
 }
 
@@ -161,21 +170,19 @@ fn steering(rig: &Rig<'_>, report: &mut Report) -> Result<()> {
     for (block, depth) in SHAPES {
         for (lie, name) in [(Lie::Near, "near"), (Lie::Far, "far")] {
             let ways: [&[&str]; 2] = [&["--steer", "on"], &["--steer", "off"]];
-            let [on, off, ratio] = rig.compare(ways, lie, block, depth)?;
             let what = format!("blk, {} KiB, depth {depth}, {name} buffers", block >> 10);
-            let iops = |rate: f64| rate / f64::from(u32::try_from(block).unwrap_or(1));
-            println!(
-                "{what:<40} steered {:>8.0} IOPS   not {:>8.0}   {ratio:.2}x",
-                iops(on),
-                iops(off)
-            );
-            report.keep(&what, [iops(on), iops(off)])?;
-            let reference = format!("--steer off {:.0} IOPS, on {:.0}", iops(off), iops(on));
-            match lie {
-                Lie::Near => report.at_least(&what, ratio, "x", BAR, &reference),
-                // Without distance there is nothing to be won.
-                _ if !rig.machine.is_real => {}
-                _ => report.at_least(&what, ratio, "x", 1.0, &reference),
+            let (plan, bar) = match lie {
+                Lie::Near => (scale::plan(), BAR),
+                _ if rig.machine.is_real => (scale::plan(), 1.0),
+                // Without distance there is nothing to be won: it is told, not judged.
+                _ => (FEW, 1.0),
+            };
+            let found = rig.compare(ways, lie, (block, depth), (&plan, Bar::AtLeast(bar)))?;
+            report.keep(&what, &found)?;
+            if lie == Lie::Near || rig.machine.is_real {
+                report.compared(&what, "B/s", "--steer off", &found);
+            } else {
+                println!("{what}: {:.2}x of --steer off (not judged)", found.figure);
             }
         }
     }
@@ -187,7 +194,8 @@ fn splitting(rig: &Rig<'_>, report: &mut Report) -> Result<()> {
     let mut pays: Option<usize> = None;
     for block in SIZES {
         let ways: [&[&str]; 2] = [&["--split", "4K"], &["--split", "64M"]];
-        let [split, whole, ratio] = rig.compare(ways, Lie::Halves, block, 1)?;
+        let found = rig.compare(ways, Lie::Halves, (block, 1), (&FEW, Bar::AtLeast(1.0)))?;
+        let (split, whole, ratio) = (found.ours, found.theirs.unwrap_or(f64::NAN), found.figure);
         let what = format!("blk, {} KiB over two nodes, depth 1", block >> 10);
         println!(
             "{what:<40} split {:>8.0} MiB/s   whole {:>8.0}   {ratio:.2}x",

@@ -6,6 +6,7 @@ use crate::net::{boot, guest, host, serve};
 use crate::plot::{Axis, Figure, Line};
 use crate::report::Report;
 use crate::rig::Generator;
+use crate::scale;
 use anyhow::{Result, ensure};
 use farlane_net_driver::Header;
 use farlane_net_driver::frame::udp;
@@ -87,7 +88,7 @@ pub fn run(options: &Options, machine: &Machine, folder: &Path, report: &mut Rep
 fn receive(nic: &mut farlane_net_driver::Nic, mac: [u8; 6], seen: &mut Seen) -> Result<()> {
     let answer = udp(&guest(7), &host(mac, 7), &[0; 10]);
     let begin = Instant::now();
-    while begin.elapsed() < ALL {
+    while begin.elapsed() < scale::time(ALL).max(STAY) {
         let now = begin.elapsed();
         let node = usize::from((now.as_millis() / STAY.as_millis()) % 2 == 1);
         let step = usize::try_from(now.as_millis() / STEP.as_millis())?;

@@ -2,6 +2,7 @@
 
 use crate::report::Report;
 use anyhow::{Context as _, Result};
+use farlane_compare::Comparison;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -10,11 +11,7 @@ use std::path::Path;
 struct Compared {
     name: String,
     unit: String,
-    farlane_net: f64,
-    qemu_tap: f64,
-    /// How much better farlane-net is: above one.
-    ratio: f64,
-    bar: f64,
+    comparison: Comparison,
 }
 
 /// Takes the figures from a file.
@@ -24,11 +21,7 @@ pub fn add(file: &Path, report: &mut Report) -> Result<()> {
     let all: Vec<Compared> = serde_json::from_str(&text)?;
     for one in &all {
         let what = format!("one VM, {}", one.name);
-        let reference = format!(
-            "QEMU's tap backend {:.0} {}, farlane-net {:.0}",
-            one.qemu_tap, one.unit, one.farlane_net
-        );
-        report.at_least(&what, one.ratio, "x", one.bar, &reference);
+        report.compared(&what, &one.unit, "QEMU's tap backend", &one.comparison);
     }
     report.keep("one VM", all)
 }

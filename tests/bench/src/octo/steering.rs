@@ -2,8 +2,10 @@
 
 use crate::machine::NODES;
 use crate::report::Report;
+use crate::scale;
 use anyhow::{Context as _, Result};
 use farlane_blk::limb::steering::{cut, single_node};
+use farlane_compare::{Bar, Comparison, observe};
 use farlane_net::flow::table::{FlowTable, Placement as Unknown, Route, Settings, Task};
 use farlane_net::flow::{Parsed, parse};
 use farlane_net_driver::frame::{End, Tcp, tcp, udp};
@@ -19,27 +21,23 @@ use std::time::Instant;
 
 /// What a decision may cost, in nanoseconds.
 const BAR: f64 = 100.0;
-/// How often each is done in a round, and rounds; the median counts.
-const TIMES: u32 = 400_000;
-const ROUNDS: usize = 9;
+/// How often each is done in a round.
+const TIMES: usize = 200_000;
 /// Bytes of the memory that is steered by.
 const MEMORY: u64 = 1 << 30;
 /// Flows that come in turns.
 const FLOWS: u16 = 1024;
 
-/// Nanoseconds of one `what`, the median of all rounds. It is told how often it was done.
-fn nanoseconds(mut what: impl FnMut(u32)) -> f64 {
-    let mut rounds: Vec<f64> = (0..ROUNDS)
-        .map(|_| {
-            let begin = Instant::now();
-            for at in 0..TIMES {
-                what(at);
-            }
-            begin.elapsed().as_secs_f64() * 1e9 / f64::from(TIMES)
-        })
-        .collect();
-    rounds.sort_by(f64::total_cmp);
-    rounds[ROUNDS / 2]
+/// Nanoseconds of one `what`, in rounds until the bar is judged. It is told how often it was done.
+fn nanoseconds(mut what: impl FnMut(u32)) -> Result<Comparison> {
+    let times = u32::try_from(scale::count(TIMES))?;
+    observe(&scale::plan(), Bar::AtMost(BAR), |_| {
+        let begin = Instant::now();
+        for at in 0..times {
+            what(at);
+        }
+        Ok(begin.elapsed().as_secs_f64() * 1e9 / f64::from(times))
+    })
 }
 
 /// A number that is far from that of the step before.
@@ -49,11 +47,10 @@ fn scattered(at: u32) -> u64 {
 
 /// Measures all.
 pub fn run(report: &mut Report) -> Result<()> {
-    let mut keep = |name: &str, ns: f64| -> Result<()> {
-        println!("{name:<56} {ns:>7.1} ns");
-        report.keep(name, ns)?;
-        report.at_most(name, ns, "ns", BAR, "a request, or a frame");
-        Ok(())
+    let mut keep = |name: &str, found: Result<Comparison>| -> Result<()> {
+        let found = found?;
+        report.compared(name, "ns", "a request, or a frame", &found);
+        report.keep(name, found.figure)
     };
     for runs in [2, 64] {
         let map = map(runs)?;
@@ -77,7 +74,7 @@ pub fn run(report: &mut Report) -> Result<()> {
 }
 
 /// A disk's request: whether all of it is on one node, and otherwise its parts.
-fn requests(keep: &mut impl FnMut(&str, f64) -> Result<()>) -> Result<()> {
+fn requests(keep: &mut impl FnMut(&str, Result<Comparison>) -> Result<()>) -> Result<()> {
     let map = map(2)?;
     for count in [1, 16] {
         let segments = |at: u32, base: u64| -> Vec<Segment> {
@@ -154,7 +151,7 @@ fn frames(received: bool) -> Vec<Vec<u8>> {
 }
 
 /// The flow table as a limb uses it: the way of a frame that is received, and learning from one that is sent.
-fn flows(keep: &mut impl FnMut(&str, f64) -> Result<()>) -> Result<()> {
+fn flows(keep: &mut impl FnMut(&str, Result<Comparison>) -> Result<()>) -> Result<()> {
     let frames = [frames(true), frames(false)];
     let first = frames[0].first().context("No frame")?;
     let ns = nanoseconds(|_| {

@@ -159,7 +159,7 @@ pub struct Ours {
 impl Ours {
     /// CPU time of farlane-net.
     fn cpu(&self) -> Result<Duration> {
-        crate::daemon::cpu_time(self.process)
+        farlane_compare::cpu::of_process(self.process)
     }
 }
 
