@@ -24,8 +24,8 @@ mod table;
 mod test_run;
 mod tools;
 mod two_nodes;
-mod unit;
 mod under_way;
+mod unit;
 mod versus;
 mod vm;
 mod volumes;
@@ -81,6 +81,9 @@ enum Task {
         /// Makes one tiny round of every measurement of all benches, and judges nothing
         #[arg(long, conflicts_with = "name")]
         smoke: bool,
+        /// Everything is built already
+        #[arg(long, hide = true)]
+        built: bool,
     },
     /// Boots a virtual machine with its console on this terminal
     Vm,
@@ -116,12 +119,15 @@ fn perform(task: Task) -> Result<ExitCode> {
             scenarios::run_named(&workspace, &names)
         }
         Task::Check => check::run(&workspace),
-        Task::Bench { name } => bench::run(&workspace, name),
-        Task::Scenario { names, .. } => scenarios::run_named(&workspace, &names),
         Task::Bench {
             name: Some(name), ..
         } => bench::run(&workspace, name),
-        Task::Bench { name: None, .. } => bench::smoke(&workspace),
+        Task::Bench { built, .. } => {
+            if built {
+                workspace.assume_built();
+            }
+            bench::smoke(&workspace)
+        }
         Task::Vm => vm::run(&workspace),
         Task::Clean => clean::run(&workspace),
     }

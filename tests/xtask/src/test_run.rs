@@ -40,6 +40,7 @@ pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
             jobs.extend(scenario_jobs(&scenarios, true)?);
             jobs.extend(unit::jobs(programs, None));
             jobs.push(unit::doc_job(workspace));
+            jobs.push(bench_job()?);
         }
         Some(filter) => {
             if !is_scenario {
@@ -127,6 +128,19 @@ pub fn scenario_jobs(scenarios: &[&Scenario], all_is_built: bool) -> Result<Vec<
         }
     };
     Ok(scenarios.iter().map(job).collect())
+}
+
+/// The job that makes a tiny round of every measurement of the benches, so that they do not rot.
+fn bench_job() -> Result<Job> {
+    let mut command = Command::new(env::current_exe().context("Cannot find this program")?);
+    command.args(["bench", "--smoke", "--built"]);
+    Ok(Job {
+        name: "benches, a tiny round each".into(),
+        command,
+        weight: Weight::One,
+        timeout: SCENARIO_TIMEOUT,
+        judge: judge_scenario,
+    })
 }
 
 fn judge_scenario(ended: &Ended<'_>) -> Verdict {
