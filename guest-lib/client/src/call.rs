@@ -153,7 +153,6 @@ mod tests {
     use farlane_abi::calls::Caller as _;
     use std::sync::atomic::Ordering;
     use std::sync::{Arc, OnceLock};
-    use std::time::Duration;
 
     /// Answers with the arguments.
     fn echo(sleepy: bool) -> Rig {
@@ -263,7 +262,10 @@ mod tests {
         rig.take_over();
         let link = Arc::clone(&rig.link);
         let killer = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(30));
+            // Nobody answers, so that the caller goes to sleep.
+            while link.sleeps.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
             link.die();
         });
         for _ in 0..2 {

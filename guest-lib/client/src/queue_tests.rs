@@ -261,6 +261,14 @@ fn a_request_for_any_completion_stands_against_one_for_solicited_ones() {
     assert_eq!(armed(), abi::ARM_NEXT);
 }
 
+/// Whether a thread of this process is blocked in a system call.
+fn is_blocked(thread: rustix::thread::Pid) -> bool {
+    let stat = format!("/proc/self/task/{thread}/stat");
+    let stat = std::fs::read_to_string(stat).unwrap();
+    // The state follows the name, which is in parentheses (proc_pid_stat(5)).
+    stat.rsplit_once(") ").unwrap().1.starts_with('S')
+}
+
 #[test]
 fn a_channel_gives_each_event_once_and_enodev_to_every_waiter_after_death() {
     let (queues, channel) = queues(true);
@@ -276,8 +284,19 @@ fn a_channel_gives_each_event_once_and_enodev_to_every_waiter_after_death() {
         assert_eq!(channel.wait().unwrap().cookie(), 0xc0);
     }
     std::thread::scope(|scope| {
-        let waiters = [(); 2].map(|()| scope.spawn(|| channel.wait().map(drop)));
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        let (sender, threads) = std::sync::mpsc::channel();
+        let waiters = [sender.clone(), sender].map(|sender| {
+            let channel = &channel;
+            scope.spawn(move || {
+                sender.send(rustix::thread::gettid()).unwrap();
+                channel.wait().map(drop)
+            })
+        });
+        for thread in threads.iter().take(2) {
+            while !is_blocked(thread) {
+                std::thread::yield_now();
+            }
+        }
         queues.rig.link.die();
         for waiter in waiters {
             assert_eq!(waiter.join().unwrap(), Err(Errno::ENODEV));

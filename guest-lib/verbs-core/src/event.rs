@@ -154,8 +154,15 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
     use std::thread;
-    use std::time::Duration;
+
+    /// Whether a thread of this process is blocked in a system call; one that has ended is not.
+    fn is_blocked(thread: libc::pid_t) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+        // The state follows the name, which is in parentheses (proc_pid_stat(5)).
+        stat.is_ok_and(|stat| stat.rsplit_once(") ").unwrap().1.starts_with('S'))
+    }
 
     #[test]
     fn waiting_ends_with_the_last_acknowledgement() {
@@ -164,15 +171,26 @@ mod tests {
         acks.give();
         acks.give();
         let over = Arc::new(AtomicBool::new(false));
+        let (sender, id) = mpsc::channel();
         let waiter = thread::spawn({
             let (acks, over) = (Arc::clone(&acks), Arc::clone(&over));
             move || {
+                // SAFETY: it has no conditions.
+                sender.send(unsafe { libc::gettid() }).unwrap();
                 acks.wait();
                 over.store(true, Ordering::SeqCst);
             }
         });
+        let id = id.recv().unwrap();
+        let settle = || {
+            while !waiter.is_finished() && !is_blocked(id) {
+                thread::yield_now();
+            }
+        };
+        settle();
         acks.take_back(1);
-        thread::sleep(Duration::from_millis(20));
+        // Whoever woke it has let it look.
+        settle();
         assert!(!over.load(Ordering::SeqCst));
         acks.take_back(1);
         waiter.join().unwrap();

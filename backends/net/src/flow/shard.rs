@@ -131,17 +131,31 @@ impl<T> Shard<T> {
     /// The entry of a flow.
     #[must_use]
     pub fn find(&self, key: &FlowKey, hash: u32) -> Option<Slot> {
-        let mut at = *self.heads.get(self.bucket(hash))?;
-        while let Some(entry) = self.entry(at) {
-            if entry.hash == hash && entry.key == *key {
-                return Some(Slot {
-                    index: at,
-                    generation: entry.generation,
-                });
-            }
+        let mut chain = self.chain(hash);
+        chain
+            .find(|(_, entry)| entry.hash == hash && entry.key == *key)
+            .map(|(index, entry)| Slot {
+                index,
+                generation: entry.generation,
+            })
+    }
+
+    /// The entries that a flow with this hash can be among, as they are looked at.
+    fn chain(&self, hash: u32) -> impl Iterator<Item = (u32, &Entry<T>)> {
+        let mut at = self.heads.get(self.bucket(hash)).copied().unwrap_or(NONE);
+        std::iter::from_fn(move || {
+            let (index, entry) = (at, self.entry(at)?);
             at = entry.chain;
-        }
-        None
+            Some((index, entry))
+        })
+    }
+
+    /// How many entries a look-up of a flow looks at.
+    #[cfg(test)]
+    pub fn looks(&self, key: &FlowKey, hash: u32) -> usize {
+        let mut chain = self.chain(hash);
+        let found = chain.position(|(_, entry)| entry.hash == hash && entry.key == *key);
+        found.map_or_else(|| self.chain(hash).count(), |position| position + 1)
     }
 
     /// What is kept, unless the entry is gone. It counts as seen.

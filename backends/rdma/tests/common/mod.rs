@@ -87,6 +87,24 @@ impl Backend {
         Some(folder.count())
     }
 
+    /// The states of its threads (proc_pid_stat(5)).
+    fn states(&self) -> Vec<char> {
+        let folder = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let stats =
+            folder.filter_map(|t| std::fs::read_to_string(t.ok()?.path().join("stat")).ok());
+        stats.map(|stat| state_in(&stat)).collect()
+    }
+
+    /// How many threads it has.
+    pub fn threads(&self) -> usize {
+        self.states().len()
+    }
+
+    /// Whether all of its threads sleep.
+    pub fn sleeps(&self) -> bool {
+        self.states().iter().all(|state| *state == 'S')
+    }
+
     pub fn assert_alive(&mut self) {
         assert!(
             self.child.try_wait().unwrap().is_none(),
@@ -100,6 +118,16 @@ impl Drop for Backend {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// After the name, which is in parentheses (proc_pid_stat(5)).
+fn state_in(stat: &str) -> char {
+    stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+}
+
+/// Whether a process or a thread of this one is blocked in a system call.
+pub fn is_blocked(thread: u32) -> bool {
+    state_in(&std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap()) == 'S'
 }
 
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
