@@ -38,6 +38,8 @@ struct Thread {
     /// The signal that it stopped for, and that it is to get when it goes on.
     signal: i32,
     state: State,
+    /// It stands where it was wanted.
+    is_at_call: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +116,7 @@ impl Held {
                 match self.look(at)? {
                     None => continue,
                     Some(Stop::Entry(call)) if wanted(self, &call) => {
+                        self.threads[at].is_at_call = true;
                         self.stop_all()?;
                         return Ok(Some(call));
                     }
@@ -137,6 +140,18 @@ impl Held {
                 thread::sleep(PAUSE);
             }
         }
+    }
+
+    /// Lets all threads go but those that are at a system call which [`advance`](Self::advance) has found.
+    pub fn release_others(&mut self) {
+        let threads = std::mem::take(&mut self.threads);
+        let (held, others) = threads.into_iter().partition(|thread| thread.is_at_call);
+        self.threads = held;
+        drop(Self {
+            process: self.process,
+            threads: others,
+            _of_this_thread: PhantomData,
+        });
     }
 
     /// The file behind one of the process's descriptors.
@@ -170,6 +185,7 @@ impl Held {
                 id,
                 signal: 0,
                 state: State::Running,
+                is_at_call: false,
             });
             return Ok(());
         }
@@ -203,6 +219,7 @@ impl Held {
             return Ok(());
         }
         thread.state = State::Running;
+        thread.is_at_call = false;
         let signal = std::mem::take(&mut thread.signal);
         self.request(libc::PTRACE_SYSCALL, at, usize::try_from(signal)?)
     }
