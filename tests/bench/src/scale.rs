@@ -25,7 +25,7 @@ pub fn plan() -> Plan {
 /// How long something is measured.
 pub fn time(full: Duration) -> Duration {
     if is_smoke() {
-        (full / 50).max(Duration::from_millis(2))
+        (full / 50).max(Duration::from_millis(10))
     } else {
         full
     }

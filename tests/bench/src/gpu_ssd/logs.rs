@@ -18,6 +18,8 @@ use std::time::Instant;
 
 /// Bytes of the log.
 const LOG: usize = 96 << 20;
+/// The same where only that it works is to be shown.
+const SMALL_LOG: usize = 12 << 20;
 /// Bytes after which the scanner is told of an update.
 const UPDATE: usize = 4 << 20;
 const ROUNDS: usize = 5;
@@ -40,8 +42,8 @@ impl Log {
         // Addresses of the same length, of a network for documentation.
         let suspects: Vec<_> = (100..164).map(|host| format!("203.0.113.{host}")).collect();
         let mut random = Random::new(9);
-        let (mut text, mut planted, mut second) = (Vec::with_capacity(LOG), 0, 0);
-        while text.len() < LOG {
+        let (mut text, mut planted, mut second) = (Vec::with_capacity(log_bytes()), 0, 0);
+        while text.len() < log_bytes() {
             second += random.below(3);
             let suspicious = random.below(1000) == 0;
             let address = match suspects.get(usize::try_from(random.below(64)).unwrap_or(0)) {
@@ -58,8 +60,8 @@ impl Log {
                 "{second} sshd[{port}]: Failed password for root from {address} port {port} ssh2\n"
             );
             // No line that is cut off hides an address.
-            if text.len() + line.len() > LOG {
-                text.resize(LOG, b'\n');
+            if text.len() + line.len() > log_bytes() {
+                text.resize(log_bytes(), b'\n');
                 break;
             }
             planted += u64::from(suspicious);
@@ -71,6 +73,10 @@ impl Log {
             planted,
         }
     }
+}
+
+fn log_bytes() -> usize {
+    if scale::is_smoke() { SMALL_LOG } else { LOG }
 }
 
 /// One way of the table.
@@ -161,7 +167,7 @@ fn real_time(
         });
         let (mut network, _) = listener.accept()?;
         let mut update = vec![0; UPDATE];
-        for start in (0..LOG).step_by(UPDATE) {
+        for start in (0..log_bytes()).step_by(UPDATE) {
             network.read_exact(&mut update)?;
             file.write_all(&update)?;
             let outcome =
@@ -180,7 +186,7 @@ fn real_time(
         "{found} of {}",
         log.planted
     );
-    Ok(row(LOG, seconds, cpu_seconds))
+    Ok(row(log_bytes(), seconds, cpu_seconds))
 }
 
 /// The log is on the disk, and only there.
@@ -189,12 +195,12 @@ fn offline(team: &mut Team, log: &Log, folder: &Path, mechanism: Option<Mechanis
     let file = File::open(&path)?;
     file.sync_all()?;
     fadvise(&file, 0, None, Advice::DontNeed)?;
-    let outcome = team.perform_task(&scan(log, &path, mechanism, 0, LOG)?)?;
+    let outcome = team.perform_task(&scan(log, &path, mechanism, 0, log_bytes())?)?;
     ensure!(
         outcome.found == log.planted,
         "{} of {}",
         outcome.found,
         log.planted
     );
-    Ok(row(LOG, outcome.seconds, outcome.cpu_seconds))
+    Ok(row(log_bytes(), outcome.seconds, outcome.cpu_seconds))
 }

@@ -178,9 +178,18 @@ fn label(size: u32) -> String {
     bytes_label(x(size))
 }
 
+fn sequence() -> u64 {
+    scale::bytes(SEQUENCE).max(8 << 20)
+}
+
+fn mixed_bytes() -> u64 {
+    scale::bytes(MIXED_BYTES)
+}
+
 /// How many reads of a size make a measurement of some 20 ms.
 fn count(size: u32) -> u64 {
-    (u64::from(24_u32 << 20) / u64::from(size)).clamp(4, 256)
+    let bytes = scale::bytes(24 << 20);
+    (bytes / u64::from(size)).clamp(if scale::is_smoke() { 1 } else { 4 }, 256)
 }
 
 impl Bench {
@@ -358,9 +367,9 @@ impl Bench {
                 &plan,
                 bar_of(size),
                 |round| {
-                    let places = scale::bytes(FILE) / SEQUENCE;
-                    let start = u64::try_from(round).unwrap_or(0) % places * SEQUENCE;
-                    let offsets = (start..start + SEQUENCE).step_by(step);
+                    let places = scale::bytes(FILE) / sequence();
+                    let start = u64::try_from(round).unwrap_or(0) % places * sequence();
+                    let offsets = (start..start + sequence()).step_by(step);
                     Round {
                         reads: offsets.map(|offset| (offset, size)).collect(),
                         threads: 1,
@@ -404,7 +413,7 @@ impl Bench {
     fn runs(&mut self, percent: u32, size: u32) -> Vec<Run> {
         const PAGE: u64 = 4096;
         let mean = (MIXED_RUN * u64::from(size) / PAGE).max(SHORTEST_RUN);
-        let pages = MIXED_BYTES / PAGE;
+        let pages = mixed_bytes() / PAGE;
         let wanted = pages * u64::from(percent) / 100;
         let mut left = [pages - wanted, wanted];
         let mut runs = Vec::new();
@@ -441,7 +450,7 @@ impl Bench {
                 let bar = (1..100).contains(&percent).then_some(Bar::AtLeast(1.0));
                 let reads = 512.min(count(size) * 2);
                 let mut all: Vec<_> = (0..=plan.most)
-                    .map(|_| self.blocks(size, MIXED_BYTES, reads))
+                    .map(|_| self.blocks(size, mixed_bytes(), reads))
                     .collect();
                 let disk = &self.disk;
                 let rounds = Rounds::take(

@@ -38,11 +38,13 @@ const SHAPES: [(usize, usize); 4] = [(4096, 1), (4096, 32), (65_536, 1), (65_536
 const BAR: f64 = 0.95;
 
 /// Rounds of what is told and not judged.
-const FEW: Plan = Plan {
-    least: 5,
-    most: 5,
-    ..Plan::LONG
-};
+fn few() -> Plan {
+    Plan {
+        least: 5.min(scale::plan().least),
+        most: 5.min(scale::plan().most),
+        ..Plan::LONG
+    }
+}
 
 /// Where the buffers lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +114,7 @@ impl Rig<'_> {
         command.args(lie.words(block)).args(words);
         let log = self.folder.join("farlane-blk.log");
         let backend = Backend::start("farlane-blk", command, &[&socket], &log)?;
-        let mut drive = Drive::connect_with(&socket, DISK, block, Some(BUFFERS))?;
+        let mut drive = Drive::connect_with(&socket, scale::bytes(DISK), block, Some(BUFFERS))?;
         if self.machine.is_real {
             for (node, range) in lie.ranges(block) {
                 let start = drive.buffers().addr() + usize::try_from(range.start)?;
@@ -152,7 +154,7 @@ pub fn run(options: &Options, machine: &Machine, report: &mut Report) -> Result<
     let folder = tempfile::tempdir_in("/dev/shm")?;
     let file = folder.path().join("disk");
     let mut written = std::fs::File::create(&file)?;
-    for _ in 0..DISK >> 20 {
+    for _ in 0..scale::bytes(DISK) >> 20 {
         written.write_all(&[0xa5; 1 << 20])?;
     }
     drop(written);
@@ -175,7 +177,7 @@ fn steering(rig: &Rig<'_>, report: &mut Report) -> Result<()> {
                 Lie::Near => (scale::plan(), BAR),
                 _ if rig.machine.is_real => (scale::plan(), 1.0),
                 // Without distance there is nothing to be won: it is told, not judged.
-                _ => (FEW, 1.0),
+                _ => (few(), 1.0),
             };
             let found = rig.compare(ways, lie, (block, depth), (&plan, Bar::AtLeast(bar)))?;
             report.keep(&what, &found)?;
@@ -194,7 +196,7 @@ fn splitting(rig: &Rig<'_>, report: &mut Report) -> Result<()> {
     let mut pays: Option<usize> = None;
     for block in SIZES {
         let ways: [&[&str]; 2] = [&["--split", "4K"], &["--split", "64M"]];
-        let found = rig.compare(ways, Lie::Halves, (block, 1), (&FEW, Bar::AtLeast(1.0)))?;
+        let found = rig.compare(ways, Lie::Halves, (block, 1), (&few(), Bar::AtLeast(1.0)))?;
         let (split, whole, ratio) = (found.ours, found.theirs.unwrap_or(f64::NAN), found.figure);
         let what = format!("blk, {} KiB over two nodes, depth 1", block >> 10);
         println!(
