@@ -369,7 +369,8 @@ impl Agreed {
             data,
         } = request;
         let (number, irq) = self.irq(index)?;
-        if start.checked_add(count).is_none_or(|end| end > irq.count) {
+        // A type of which the device has none cannot be disabled either, as with Linux's VFIO.
+        if irq.count == 0 || start.checked_add(count).is_none_or(|end| end > irq.count) {
             return Err(Errno::INVAL);
         }
         let length = usize::try_from(count).map_err(|_| Errno::INVAL)?;

@@ -538,6 +538,8 @@ fn interrupts_are_set_in_all_forms() {
         (NONE | TRIGGER, (MSIX, 0, u32::MAX), &[], none),
         (NONE | TRIGGER, (MSIX, 1, 0), &[], none),
         (NONE | MASK, (MSIX, 0, 0), &[], none),
+        // A type of which there is none.
+        (NONE | TRIGGER, (3, 0, 0), &[], none),
         (NONE | TRIGGER, (MSIX, 0, 1), &[1], none),
         (NONE | TRIGGER, (MSIX, 0, 1), &[], one),
         (BOOL | TRIGGER, (MSIX, 0, 2), &[1], none),
