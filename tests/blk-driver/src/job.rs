@@ -9,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,11 +46,11 @@ impl FromStr for Job {
 
 /// When it is enough.
 #[derive(Clone, Copy, Debug)]
-pub enum Limit {
+pub enum Limit<'a> {
     /// After so many requests.
     Requests(u64),
-    /// After so long.
-    Time(Duration),
+    /// When there is this file.
+    File(&'a Path),
 }
 
 /// What was done.
@@ -134,13 +135,12 @@ impl Worker {
     }
 
     /// Writes and reads at random until it is enough, then reads everything.
-    pub fn run(mut self, limit: Limit) -> Result<Done> {
+    pub fn run(mut self, limit: Limit<'_>) -> Result<Done> {
         self.pin()?;
         self.queue.set_used_notif_enabled(true);
-        let begin = Instant::now();
         let enough = |done: &Done| match limit {
             Limit::Requests(requests) => done.requests >= requests,
-            Limit::Time(time) => begin.elapsed() >= time,
+            Limit::File(file) => file.exists(),
         };
         while !enough(&self.done) {
             while !self.free.is_empty() && self.submit_random()? {}

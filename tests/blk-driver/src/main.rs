@@ -50,9 +50,9 @@ struct Options {
     /// Requests of each job before everything is read once more
     #[arg(long, default_value_t = 500)]
     requests: u64,
-    /// Goes on for so long, instead of a number of requests
-    #[arg(long)]
-    seconds: Option<u64>,
+    /// Goes on until there is this file, instead of a number of requests
+    #[arg(long, value_name = "PATH")]
+    until: Option<PathBuf>,
     /// Only prints what the daemon behind a metrics socket counts
     #[arg(long, value_name = "PATH")]
     counters: Option<PathBuf>,
@@ -86,8 +86,8 @@ fn main() -> Result<()> {
         buffers.push(job);
     }
     let queues = VirtioBlkQueue::setup_queues(&mut *transport, count, QUEUE)?;
-    let limit = match options.seconds {
-        Some(seconds) => Limit::Time(Duration::from_secs(seconds)),
+    let limit = match options.until.as_deref() {
+        Some(file) => Limit::File(file),
         None => Limit::Requests(options.requests),
     };
     let part = options.bytes / u64::try_from(count)? / PART * PART;

@@ -21,6 +21,7 @@ mod place;
 mod run;
 mod scenarios;
 mod table;
+mod seed;
 mod test_run;
 mod tools;
 mod two_nodes;
@@ -29,6 +30,7 @@ mod unit;
 mod versus;
 mod vm;
 mod volumes;
+mod work;
 
 use std::process::ExitCode;
 

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Job};
+use farlane_vmkit::guest::Guest;
 use farlane_vmkit::held::Held;
 use farlane_vmkit::progress;
 use farlane_vmkit::qemu::VmConfig;
@@ -17,9 +17,9 @@ use farlane_vmkit::scratch::Scratch;
 use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::disks::{Disk, DiskBackend, node, socket};
-use crate::fio::{FIO_TIMEOUT, Fio, figures};
 use crate::run::Run;
 use crate::under_way;
+use crate::work::{Work, in_flight};
 
 pub const SCENARIO: Scenario = Scenario {
     name: "blk-crash",
@@ -93,70 +93,15 @@ fn settled(guest: &Guest, node: &str) -> Result<()> {
     no_disk_error(guest)
 }
 
-/// How many requests the guest has given to the disk and not had back.
-fn in_flight(guest: &Guest, node: &str) -> Result<u64> {
-    let name = node.trim_start_matches("/dev/");
-    let counts = guest.read_file(&format!("/sys/block/{name}/inflight"))?;
-    let counts = counts.split_whitespace().map(str::parse::<u64>);
-    counts
-        .sum::<Result<u64, _>>()
-        .context("A count is no number")
-}
-
-/// Works with a disk: one job of fio after the other, each of which must end well.
-struct Work<'g> {
-    guest: &'g Guest,
-    node: String,
-    fio: Fio,
-    job: Option<Job<'g>>,
-    writes: u64,
-}
-
-impl<'g> Work<'g> {
-    fn new(guest: &'g Guest, node: &str, words: &str) -> Self {
-        Self {
-            guest,
-            node: node.to_owned(),
-            fio: Fio::new(node, words),
-            job: None,
-            writes: 0,
+/// Waits until the disk, whose backend stands still, has many requests queued; whether it has soon.
+fn queues_up(guest: &Guest, node: &str) -> Result<bool> {
+    let deadline = Instant::now() + WATCH;
+    while in_flight(guest, node)? < QUEUED {
+        if Instant::now() > deadline {
+            return Ok(false);
         }
     }
-
-    /// Sees to it that a job runs.
-    fn go_on(&mut self) -> Result<()> {
-        if self.job.as_ref().is_some_and(Job::has_ended) {
-            self.end()?;
-        }
-        if self.job.is_none() {
-            self.job = Some(self.guest.spawn(self.fio.line())?);
-        }
-        Ok(())
-    }
-
-    /// Waits until the disk, whose backend stands still, has many requests queued; whether it has soon.
-    fn queues_up(&self) -> Result<bool> {
-        let deadline = Instant::now() + WATCH;
-        while in_flight(self.guest, &self.node)? < QUEUED {
-            if Instant::now() > deadline {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Waits for the job's end: it has found all that it wrote.
-    fn end(&mut self) -> Result<()> {
-        if let Some(job) = self.job.take() {
-            let figures = figures(self.fio.line(), &job.wait(FIO_TIMEOUT)?)?;
-            ensure!(
-                figures.write.requests > 0 && figures.read.requests > 0,
-                "fio has checked nothing: {figures:?}"
-            );
-            self.writes += figures.write.requests;
-        }
-        Ok(())
-    }
+    Ok(true)
 }
 
 /// Waits until the backend has requests under way, and a worker is about to move the data of one for the `turn`th time.
@@ -170,7 +115,7 @@ fn caught(backend: &DiskBackend, work: &mut Work<'_>, turn: usize) -> Result<(us
         let Ok(mut held) = Held::stop(backend.pid(), is_worker) else {
             return Ok(false);
         };
-        if !work.queues_up()? {
+        if !queues_up(work.guest(), work.node())? {
             return Ok(false);
         }
         for _ in 0..turn {
@@ -228,7 +173,7 @@ pub fn under_fire(
     settled(guest, &node)?;
     let figure = format!(
         "{} writes, all found again; requests taken over: {taken_over:?}",
-        work.writes
+        work.writes()
     );
     progress::note(&format!("{disk}: killed {KILLS} times: {figure}"));
     report.add(

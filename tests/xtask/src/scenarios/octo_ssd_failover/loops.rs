@@ -1,8 +1,6 @@
 //! Loop devices of this machine are the paths, and lose their blocks: what is under way fails, and what comes fails.
 
 use std::fs::File;
-use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_vmkit::loop_device::LoopDevice;
@@ -15,24 +13,30 @@ use farlane_vmkit::scratch::Scratch;
 use super::Random;
 use crate::conditions::{no_complaint, wait_until};
 use crate::disks::{Disk, DiskBackend, node, path_name, socket};
-use crate::fio::{FIO_TIMEOUT, Fio, figures};
 use crate::numa::backend_words;
 use crate::run::Run;
 use crate::scenarios::blk_crash::no_disk_error;
+use crate::seed::seed;
+use crate::work::Work;
 
 const DISK: &str = "octo";
 const DISK_BYTES: u64 = 48 << 20;
 
-/// Writes at random for a minute, with buffers on both nodes, and checks each block soon after and all in the end.
+/// Writes at random with buffers on both nodes, and checks each block soon after and all in the end.
 const JOB: &str = "--rw=randwrite --bsrange=4k-256k --iodepth=16 --size=32m --verify=crc32c --verify_fatal=1 \
-    --verify_backlog=64 --fsync=64 --time_based --runtime=60 --numa_mem_policy=interleave:0-1";
+    --verify_backlog=64 --fsync=64 --numa_mem_policy=interleave:0-1";
 
-/// How long a path is left as it is, at most, and how long both are away.
-const MOST_MS: u64 = 1500;
-const BOTH_AWAY: Duration = Duration::from_millis(700);
+/// Most requests that are done before the next path is pulled, or comes back.
+const MOST_REQUESTS: u64 = 40;
 
-/// How often each path must have failed and come back for the test to mean something.
-const LEAST: u64 = 4;
+/// How often each path must have failed and come back, both have been away with requests that waited, and how many requests
+/// have been done again because they were under way.
+const LEAST: u64 = 3;
+const BOTH: u64 = 2;
+const REDONE: u64 = 4;
+
+/// Many times what is needed.
+const MOST_PULLS: u64 = 100;
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let folder = Scratch::new()?;
@@ -54,63 +58,108 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             .numa(numa)
             .vhost_user_disk(DISK, socket(run, DISK), 2);
     let [guest] = run.boot([config])?;
-    let fio = Fio::new(&node(&guest, DISK)?, JOB);
-    let job = guest.spawn(fio.line())?;
-
-    let mut random = Random::new();
-    let (mut pulls, mut both) = (0, 0);
-    while !job.has_ended() {
-        let path = usize::try_from(random.below(2))?;
+    let mut work = Work::new(&guest, &node(&guest, DISK)?, JOB);
+    let mut random = Random::new(seed()?);
+    let mut both = 0;
+    let mut seen = Seen::new(&backend)?;
+    for pulls in 0.. {
+        let least = seen.failures.into_iter().chain(seen.returns).min();
+        if least >= Some(LEAST) && both >= BOTH && seen.redone >= REDONE {
+            break;
+        }
+        ensure!(
+            pulls < MOST_PULLS,
+            "{pulls} pulls, {both} of both: {seen:?}"
+        );
+        // The one that has failed less often, so that both have soon.
+        let path = usize::from(seen.failures[0] > seen.failures[1]);
         // At any moment, of the request too that is under way.
-        thread::sleep(Duration::from_millis(random.below(MOST_MS)));
+        works(&mut work, &backend, random.below(MOST_REQUESTS))?;
         loops[path].set_failing(true)?;
-        pulls += 1;
-        if random.below(4) == 0 {
+        fails(&mut work, &backend, u32::try_from(path)?)?;
+        if both < BOTH || random.below(4) == 0 {
             // Requests wait until one of the two is back.
+            let waited = backend.metrics()?.sum("waited")?;
             loops[1 - path].set_failing(true)?;
-            thread::sleep(BOTH_AWAY);
+            wait_until("requests wait for a path", || {
+                work.go_on()?;
+                Ok(backend.metrics()?.sum("waited")? > waited)
+            })?;
             loops[1 - path].set_failing(false)?;
             both += 1;
         }
-        thread::sleep(Duration::from_millis(random.below(MOST_MS)));
+        works(&mut work, &backend, random.below(MOST_REQUESTS))?;
         loops[path].set_failing(false)?;
         // Sometimes the next is pulled before this one is seen to be back.
         if random.below(2) == 0 {
             wait_until("both paths are back", || all_up(&backend))?;
         }
+        seen = Seen::new(&backend)?;
     }
-    let figures = figures(fio.line(), &job.wait(FIO_TIMEOUT)?)?;
-    ensure!(figures.read.requests > 0, "Nothing was checked");
+    work.end()?;
     wait_until("both paths are back", || all_up(&backend))?;
-    let metrics = backend.metrics()?;
-    for number in [0, 1] {
-        let name = path_name(number);
-        let of = |counter: &str| {
-            metrics.get(&format!(
-                "{counter}{{disk=\"{DISK}\",path=\"{name}\",node=\"{number}\"}}"
-            ))
-        };
-        let (failures, returns) = (of("path_failures")?, of("path_returns")?);
-        ensure!(
-            failures >= LEAST && returns >= LEAST,
-            "{name} has failed {failures} times and come back {returns} times"
-        );
-    }
-    let redone = metrics.get(&format!("redone{{disk=\"{DISK}\"}}"))?;
-    ensure!(
-        redone > 0,
-        "No request was under way when a path was pulled"
-    );
     no_disk_error(&guest)?;
     no_complaint(&guest)?;
     let figure = format!(
-        "pulled {pulls} times, both at once {both} times: {} writes, all found again; {redone} requests done again",
-        figures.write.requests
+        "failed {:?} times, both at once {both} times: {} writes, all found again; {} requests done again",
+        seen.failures,
+        work.writes(),
+        seen.redone
     );
-    progress::note(&format!("Loop devices as paths, fio for 60 s: {figure}"));
-    report.add("farlane-blk", "loop devices as paths, fio for 60 s", figure);
+    progress::note(&format!("Loop devices as paths: {figure}"));
+    report.add("farlane-blk", "loop devices as paths", figure);
+    drop(work);
     drop(guest);
     backend.stop()
+}
+
+/// What the backend has counted of its paths.
+#[derive(Debug)]
+struct Seen {
+    failures: [u64; 2],
+    returns: [u64; 2],
+    redone: u64,
+}
+
+impl Seen {
+    fn new(backend: &DiskBackend) -> Result<Self> {
+        let metrics = backend.metrics()?;
+        let of = |counter: &str, node: u32| {
+            let name = path_name(node);
+            metrics.get(&format!(
+                "{counter}{{disk=\"{DISK}\",path=\"{name}\",node=\"{node}\"}}"
+            ))
+        };
+        Ok(Self {
+            failures: [of("path_failures", 0)?, of("path_failures", 1)?],
+            returns: [of("path_returns", 0)?, of("path_returns", 1)?],
+            redone: metrics.sum("redone")?,
+        })
+    }
+}
+
+/// Waits until the disk has done so many further requests, over whatever path.
+fn works(work: &mut Work<'_>, backend: &DiskBackend, requests: u64) -> Result<()> {
+    let done = || {
+        let metrics = backend.metrics()?;
+        anyhow::Ok(metrics.sum("reads")? + metrics.sum("writes")?)
+    };
+    let begin = done()?;
+    wait_until("the disk works", || {
+        work.go_on()?;
+        Ok(done()? >= begin + requests)
+    })
+}
+
+/// Waits until the backend has noticed that a path was pulled.
+fn fails(work: &mut Work<'_>, backend: &DiskBackend, path: u32) -> Result<()> {
+    let name = path_name(path);
+    wait_until("the backend notices that a path has failed", || {
+        work.go_on()?;
+        let paths = backend.metrics()?.labelled("path_up");
+        let mut this = paths.iter().filter(|(of, _)| of.get("path") == Some(&name));
+        Ok(this.any(|(_, up)| *up == 0))
+    })
 }
 
 fn all_up(backend: &DiskBackend) -> Result<bool> {

@@ -22,12 +22,13 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     nvme::run(run, report).context("NVMe controllers")
 }
 
-/// Random numbers, the same in each run.
+/// Random numbers of a seed.
 struct Random(u64);
 
 impl Random {
-    fn new() -> Self {
-        Self(0x2545_f491_4f6c_dd1d)
+    fn new(seed: u64) -> Self {
+        // All but zero go round.
+        Self(seed | 1)
     }
 
     fn below(&mut self, bound: u64) -> u64 {
