@@ -4,7 +4,8 @@ use anyhow::Result;
 use farlane_pci::{InterruptKind, Region};
 use farlane_vfio_client::Random;
 use farlane_vfio_remote::link::message::{
-    Delivery, Fence, MAX_FRAME_BYTES, PeerKey, PeerName, Place, Request, ToLender, VERSION,
+    Delivery, Fence, MAX_DATA_BYTES, MAX_FRAME_BYTES, PeerKey, PeerName, Place, Request, ToLender,
+    VERSION,
 };
 
 /// Numbers at the edges of what fields can hold.
@@ -60,6 +61,28 @@ impl Kind {
     ];
 }
 
+/// What a lender has to do with a frame, as far as its sender can know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The link must end.
+    Ends,
+    /// The request of this number must be refused, or the link end.
+    Refused(u32),
+    /// Whatever it likes: it may even be right.
+    Any,
+}
+
+/// A frame to send.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    /// What it is, for people.
+    pub kind: Kind,
+    /// The frame.
+    pub bytes: Vec<u8>,
+    /// What must become of it.
+    pub verdict: Verdict,
+}
+
 /// Makes attacks.
 #[derive(Debug)]
 pub struct Messages {
@@ -84,11 +107,73 @@ impl Messages {
         self.random.below(limit)
     }
 
-    /// The next frame. Each kind has its turn. `fence` is that of a lease which is held, or none.
+    /// The next frame for a link that was greeted or not. Each kind has its turn. `fence` is that of a lease which is held, or
+    /// none.
     ///
     /// # Errors
     /// None is known: a message can be encoded.
-    pub fn frame(&mut self, fence: Option<Fence>) -> Result<(Kind, Vec<u8>)> {
+    pub fn frame(&mut self, greeted: bool, fence: Option<Fence>) -> Result<Frame> {
+        let (kind, bytes) = self.bytes(fence)?;
+        let verdict = match postcard::take_from_bytes::<ToLender>(&bytes) {
+            _ if matches!(kind, Kind::Cut | Kind::Longer | Kind::TooLong) => Verdict::Ends,
+            Ok((message, [])) => self.verdict(&message, greeted, fence),
+            _ => Verdict::Ends,
+        };
+        Ok(Frame {
+            kind,
+            bytes,
+            verdict,
+        })
+    }
+
+    /// What must become of a message that can be read.
+    fn verdict(&self, message: &ToLender, greeted: bool, held: Option<Fence>) -> Verdict {
+        match message {
+            // The first, and only the first.
+            ToLender::Hello { .. } if !greeted => Verdict::Any,
+            ToLender::Hello { .. } | ToLender::Memory { .. } => Verdict::Ends,
+            _ if !greeted => Verdict::Ends,
+            ToLender::Request { id, request } if self.is_wrong(request, held) => {
+                Verdict::Refused(*id)
+            }
+            ToLender::Request { .. } | ToLender::Post { .. } => Verdict::Any,
+        }
+    }
+
+    /// Whether a request names a lease that this link does not hold, a device that there is not, or memory and registers that
+    /// cannot be.
+    fn is_wrong(&self, request: &Request, held: Option<Fence>) -> bool {
+        let fence = match request {
+            Request::List { .. } | Request::Take => return false,
+            Request::Revoke { device } | Request::Attach { device } => {
+                return *device != self.target;
+            }
+            Request::Renew { fence }
+            | Request::Return { fence }
+            | Request::Map { fence, .. }
+            | Request::Unmap { fence, .. }
+            | Request::Read { fence, .. }
+            | Request::SetInterrupts { fence, .. }
+            | Request::MaskIntx { fence, .. }
+            | Request::Reset { fence }
+            | Request::Write { fence, .. } => *fence,
+        };
+        if held != Some(fence) {
+            return true;
+        }
+        match request {
+            Request::Map {
+                address, length, ..
+            } => *length == 0 || address.checked_add(length - 1).is_none(),
+            Request::Read { offset, length, .. } => {
+                let end = offset.checked_add(u64::from(*length));
+                end.is_none() || usize::try_from(*length).is_ok_and(|n| n > MAX_DATA_BYTES)
+            }
+            _ => false,
+        }
+    }
+
+    fn bytes(&mut self, fence: Option<Fence>) -> Result<(Kind, Vec<u8>)> {
         let kind = Kind::ALL[self.turn % Kind::ALL.len()];
         self.turn += 1;
         let message = self.absurd(fence);

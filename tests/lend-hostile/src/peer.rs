@@ -28,6 +28,9 @@ pub enum Answer {
     Ended,
 }
 
+/// An answer, and the number of its request.
+pub type Numbered = (u32, Result<Reply, Refusal>);
+
 /// One end of a link over a UNIX socket.
 pub struct Peer {
     socket: OwnedFd,
@@ -130,6 +133,15 @@ impl Peer {
     /// # Errors
     /// There is no answer.
     pub fn ask(&mut self, request: Request) -> Result<Answer> {
+        self.ask_after(request, &mut Vec::new())
+    }
+
+    /// Asks something that is right, and waits for the answer. Answers to other requests that come before it are appended to
+    /// `before`, with their numbers.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub fn ask_after(&mut self, request: Request, before: &mut Vec<Numbered>) -> Result<Answer> {
         let id = self.next_id;
         self.next_id += 1;
         let frame = postcard::to_stdvec(&ToLender::Request { id, request })?;
@@ -141,6 +153,7 @@ impl Peer {
                 Some(ToBorrower::Reply { id: to, result }) if to == id => {
                     return Ok(Answer::Reply(result));
                 }
+                Some(ToBorrower::Reply { id: to, result }) => before.push((to, result)),
                 Some(_) => {}
                 None => return Ok(Answer::Ended),
             }

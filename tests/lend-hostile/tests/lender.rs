@@ -49,6 +49,10 @@ fn a_lender_outlives_whatever_a_borrower_sends() {
     assert_eq!(outcome.by_kind.len(), Kind::ALL.len());
     assert!(outcome.survived > 500 && outcome.ended > 500, "{outcome:?}");
     assert!(outcome.leases > 50, "{outcome:?}");
+    assert!(
+        outcome.invalid > 500 && outcome.refused > 100,
+        "{outcome:?}"
+    );
 
     let mut peer = Peer::greeted(&path).unwrap();
     let device = TARGET.to_owned();

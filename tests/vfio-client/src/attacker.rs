@@ -1,6 +1,6 @@
 //! Attacks a server and sees to it that it answers as the protocol says.
 
-use crate::{Attack, ClientError, Descriptors, Generator, Message, RawClient, Stream};
+use crate::{Attack, ClientError, Descriptors, Generator, Message, RawClient, Stream, is_invalid};
 use farlane_vfio_user::wire::{self, Command, HEADER_BYTES, Header};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -48,13 +48,15 @@ pub struct Outcome {
     pub ended: u64,
     /// Connections made.
     pub connections: u64,
+    /// Invalid by the protocol, and to be answered: all of them were refused, or ended their connection.
+    pub invalid: u64,
 }
 
 /// Sends `count` messages to the server at `path`.
 ///
 /// After each that leaves the stream in step, the server has to answer a question that is right, and
 /// before it, the message; or it has to have ended the connection. It must take the next connection
-/// then.
+/// then. What [`is_invalid`] must not be carried out.
 ///
 /// # Errors
 /// See [`Finding`].
@@ -94,8 +96,17 @@ pub fn attack(path: &Path, seed: u64, count: u64) -> Result<Outcome, Finding> {
             outcome.ended += 1;
             continue;
         }
+        let invalid = is_invalid(&attack) || fresh && last != Command::Version.to_wire();
         match examine(&mut peer, &attack) {
             Ok(Some(error)) => {
+                outcome.invalid += u64::from(invalid);
+                if invalid && !error {
+                    return Err(Finding::Answer {
+                        sent: outcome.sent,
+                        command: last,
+                        what: format!("it is invalid and was carried out: {:02x?}", attack.bytes),
+                    });
+                }
                 *(if error {
                     &mut outcome.refused
                 } else {
@@ -104,7 +115,10 @@ pub fn attack(path: &Path, seed: u64, count: u64) -> Result<Outcome, Finding> {
                 client = Some(peer);
             }
             Ok(None) => client = Some(peer),
-            Err(ClientError::Closed) => outcome.ended += 1,
+            Err(ClientError::Closed) => {
+                outcome.ended += 1;
+                outcome.invalid += u64::from(invalid);
+            }
             // No version has been agreed on, so that nothing is right.
             Err(ClientError::Refused(_)) if fresh => outcome.ended += 1,
             Err(error) => {

@@ -5,8 +5,10 @@ mod attacker;
 mod client;
 mod generator;
 mod random;
+mod verdict;
 
 pub use attacker::{Finding, Outcome, attack};
 pub use client::{CAPABILITIES, ClientError, Message, PATIENCE, RawClient};
 pub use generator::{Attack, Descriptors, Generator, Stream};
 pub use random::Random;
+pub use verdict::is_invalid;

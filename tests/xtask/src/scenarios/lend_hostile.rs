@@ -23,6 +23,7 @@ use crate::conditions::{PATIENCE, no_complaint, wait_until};
 use crate::fio::Fio;
 use crate::lending::{Blocks, Lender, Nvme, namespace};
 use crate::run::Run;
+use crate::seed::seed;
 
 pub const SCENARIO: Scenario = Scenario {
     name: "lend-hostile",
@@ -84,7 +85,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let rounds = beside(&guest, &node, || {
         attacks(&attacker, &lender, &borrower, report)?;
         lender.wait_offered(TARGET)?;
-        abuse(&hostile, &borrower, report)?;
+        abuse(&hostile, &borrower, attacker.seed, report)?;
         lender.wait_offered(TARGET)
     })?;
     let what = format!("fio {TRAFFIC}");
@@ -156,7 +157,7 @@ fn abuser(run: &Run<'_>) -> Result<PathBuf> {
 }
 
 /// Has a guest program its disk with what no driver would.
-fn abuse(guest: &Guest, borrower: &SharedBorrower, report: &mut Report) -> Result<()> {
+fn abuse(guest: &Guest, borrower: &SharedBorrower, seed: u64, report: &mut Report) -> Result<()> {
     guest.plug_vfio_user(TARGET, &borrower.target)?;
     let mut function = String::new();
     wait_until("the guest has found the disk's function", || {
@@ -164,7 +165,7 @@ fn abuse(guest: &Guest, borrower: &SharedBorrower, report: &mut Report) -> Resul
         Ok(!function.is_empty())
     })?;
     let begin = Instant::now();
-    let line = format!("nvme_hostile {function} 1 {ABUSE_ROUNDS}");
+    let line = format!("nvme_hostile {function} {seed} {ABUSE_ROUNDS}");
     let output = guest.spawn(&line)?.wait(ATTACK_TIMEOUT)?;
     ensure!(
         output.success(),
@@ -180,7 +181,11 @@ fn abuse(guest: &Guest, borrower: &SharedBorrower, report: &mut Report) -> Resul
 }
 
 /// The program that attacks.
-struct Attacker(PathBuf);
+struct Attacker {
+    program: PathBuf,
+    /// What its messages are made of.
+    seed: u64,
+}
 
 impl Attacker {
     fn build(run: &Run<'_>) -> Result<Self> {
@@ -188,28 +193,32 @@ impl Attacker {
         progress::step("Building the attacker", || {
             workspace.build(&["farlane-lend-hostile"])
         })?;
-        Ok(Self(workspace.built("farlane-lend-hostile")?))
+        Ok(Self {
+            program: workspace.built("farlane-lend-hostile")?,
+            seed: seed()?,
+        })
     }
 
     /// vfio-user messages about the device that may be attacked.
     fn borrower(&self, borrower: &SharedBorrower, count: u64) -> Result<String> {
-        let mut command = Command::new(&self.0);
+        let mut command = Command::new(&self.program);
         command.arg("borrower").arg(&borrower.target);
-        command.arg(count.to_string());
-        outcome("the attacker of the borrower", command, count, "refused")
+        command.args([count, self.seed].map(|number| number.to_string()));
+        outcome("the attacker of the borrower", command, count)
     }
 
     /// Lending messages about it.
     fn lender(&self, lender: &Lender, count: u64) -> Result<String> {
-        let mut command = Command::new(&self.0);
+        let mut command = Command::new(&self.program);
         command.arg("lender").arg(lender.socket());
-        command.arg(count.to_string()).arg(TARGET);
-        outcome("the attacker of the lender", command, count, "ended")
+        command.args([count, self.seed].map(|number| number.to_string()));
+        command.arg(TARGET);
+        outcome("the attacker of the lender", command, count)
     }
 }
 
-/// Runs an attack, which must succeed, with so many messages, of which a part must have come to nothing in this way.
-fn outcome(name: &str, command: Command, count: u64, failed: &str) -> Result<String> {
+/// Runs an attack with so many messages. It fails when one of those that are invalid is not refused; it must have had some.
+fn outcome(name: &str, command: Command, count: u64) -> Result<String> {
     let begin = Instant::now();
     let said = check_output(name, command, ATTACK_TIMEOUT)?;
     let number = |wanted: &str| -> Result<u64> {
@@ -221,12 +230,14 @@ fn outcome(name: &str, command: Command, count: u64, failed: &str) -> Result<Str
             found.with_context(|| format!("{name} does not tell {wanted}: {said}"))?;
         Ok(number.parse()?)
     };
+    let (sent, invalid) = (number("sent")?, number("invalid")?);
     ensure!(
-        number("sent")? == count && number(failed)? > count / 8,
+        sent == count && invalid > count / 8,
         "{name} has attacked nothing: {said}"
     );
     Ok(format!(
-        "{}, in {:.1} s",
+        "{invalid} invalid, all refused; {} that may be valid; {}, in {:.1} s",
+        sent - invalid,
         said.trim(),
         begin.elapsed().as_secs_f64()
     ))
