@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// What the median of a comparison's figures must be.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,8 @@ pub struct Plan {
     pub step: usize,
     /// Rounds at which the comparison ends in any case.
     pub most: usize,
+    /// The time after which it ends, too, once it has [`Plan::least`] rounds: on a busy machine all takes longer.
+    pub patience: Duration,
     /// The probability with which the interval of a look that may find the bar met holds the true median. It is also the
     /// interval that is told.
     pub confidence: f64,
@@ -68,6 +71,7 @@ impl Plan {
         least: 9,
         step: 6,
         most: 33,
+        patience: Duration::from_secs(90),
         confidence: 0.95,
         confidence_of_miss: 0.99,
     };
@@ -76,6 +80,7 @@ impl Plan {
         least: 6,
         step: 6,
         most: 30,
+        patience: Duration::from_secs(5),
         confidence: 0.95,
         confidence_of_miss: 0.99,
     };
@@ -84,6 +89,7 @@ impl Plan {
         least: 1,
         step: 1,
         most: 1,
+        patience: Duration::from_secs(90),
         confidence: 0.95,
         confidence_of_miss: 0.99,
     };
@@ -92,13 +98,13 @@ impl Plan {
 /// What a comparison says of its bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// The whole interval of [`Plan::confidence`] is on the bar's good side; or the bar is still inside of it after [`Plan::most`] rounds, and the median
+    /// The whole interval of [`Plan::confidence`] is on the bar's good side; or the bar is still inside of it at the end, and the median
     /// is on the good side.
     Met,
     /// The whole interval of [`Plan::confidence_of_miss`] is on the bad side; after [`Plan::most`] rounds that of
     /// [`Plan::confidence`].
     Missed,
-    /// The bar is still inside of the interval after [`Plan::most`] rounds, and the median is on the bad side: not shown to be
+    /// The bar is still inside of the interval at the end, and the median is on the bad side: not shown to be
     /// missed, and not shown to be met.
     Undecided,
 }
@@ -116,28 +122,32 @@ impl fmt::Display for Verdict {
 /// The verdict on some figures; none while there should be more.
 #[must_use]
 pub fn judge(figures: &[f64], bar: Bar, plan: &Plan) -> Option<Verdict> {
-    let is_last = figures.len() >= plan.most;
-    let all = |confidence: f64, met: bool| {
-        let interval = of_median(figures, confidence);
-        interval.is_some_and(|(low, high)| [low, high].map(|f| bar.is_met_by(f)) == [met; 2])
-    };
-    if all(plan.confidence, true) {
-        return Some(Verdict::Met);
+    if figures.len() >= plan.most {
+        return Some(judge_last(figures, bar, plan));
     }
-    let confidence_of_miss = if is_last {
-        plan.confidence
-    } else {
-        plan.confidence_of_miss
-    };
-    if all(confidence_of_miss, false) {
-        return Some(Verdict::Missed);
-    }
-    let at_the_end = if bar.is_met_by(median(figures)) {
+    shown(figures, bar, [plan.confidence, plan.confidence_of_miss])
+}
+
+/// The verdict where there will be no more figures.
+fn judge_last(figures: &[f64], bar: Bar, plan: &Plan) -> Verdict {
+    let by_median = if bar.is_met_by(median(figures)) {
         Verdict::Met
     } else {
         Verdict::Undecided
     };
-    is_last.then_some(at_the_end)
+    shown(figures, bar, [plan.confidence; 2]).unwrap_or(by_median)
+}
+
+/// What the intervals show, with these confidences that the bar is met, and that it is missed.
+fn shown(figures: &[f64], bar: Bar, confidences: [f64; 2]) -> Option<Verdict> {
+    let whole = |confidence: f64, met: bool| {
+        let interval = of_median(figures, confidence);
+        interval.is_some_and(|(low, high)| [low, high].map(|f| bar.is_met_by(f)) == [met; 2])
+    };
+    if whole(confidences[0], true) {
+        return Some(Verdict::Met);
+    }
+    whole(confidences[1], false).then_some(Verdict::Missed)
 }
 
 /// Whose turn it is in a round.
@@ -181,7 +191,7 @@ pub struct Comparison {
 
 impl Comparison {
     /// Judges rounds that were measured otherwise, for example all figures of several comparisons in each round. Sides without a
-    /// reference are judged by themselves. What is still open counts as [`Verdict::Undecided`].
+    /// reference are judged by themselves. There will be no more rounds.
     #[must_use]
     pub fn of_rounds(
         ours: Vec<f64>,
@@ -199,7 +209,7 @@ impl Comparison {
             figure: median(&rounds),
             interval: of_median(&rounds, plan.confidence),
             bar,
-            verdict: judge(&rounds, bar, plan).unwrap_or(Verdict::Undecided),
+            verdict: judge(&rounds, bar, plan).unwrap_or_else(|| judge_last(&rounds, bar, plan)),
             rounds,
             conditions,
         }
@@ -238,7 +248,7 @@ pub fn compare(
     mut measure: impl FnMut(Range<usize>) -> Result<Vec<Round>>,
 ) -> Result<Vec<Comparison>> {
     let (mut ours, mut theirs) = (Vec::new(), vec![Vec::new(); bars.len()]);
-    let mut watch = Watch::new();
+    let (mut watch, begin) = (Watch::new(), Instant::now());
     loop {
         let wanted = if ours.is_empty() {
             plan.least
@@ -274,7 +284,8 @@ pub fn compare(
             let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(a, b)| a / b).collect();
             judge(&ratios, *bar, plan).is_none()
         };
-        if ours.len() >= plan.most || !theirs.iter().zip(bars).any(is_open) {
+        let is_over = ours.len() >= plan.most || begin.elapsed() >= plan.patience;
+        if is_over || !theirs.iter().zip(bars).any(is_open) {
             break;
         }
     }
@@ -295,7 +306,7 @@ pub fn observe(
     mut measure: impl FnMut(usize) -> Result<f64>,
 ) -> Result<Comparison> {
     let mut figures = Vec::new();
-    let mut watch = Watch::new();
+    let (mut watch, begin) = (Watch::new(), Instant::now());
     loop {
         watch.look()?;
         let figure = measure(figures.len())?;
@@ -303,7 +314,10 @@ pub fn observe(
         figures.push(figure);
         let looked = figures.len().saturating_sub(plan.least);
         let is_look = figures.len() >= plan.least && looked.is_multiple_of(plan.step);
-        if figures.len() >= plan.most || is_look && judge(&figures, bar, plan).is_some() {
+        let is_over = figures.len() >= plan.most || begin.elapsed() >= plan.patience;
+        if is_look && (is_over || judge(&figures, bar, plan).is_some())
+            || figures.len() >= plan.most
+        {
             break;
         }
     }

@@ -137,7 +137,12 @@ fn a_comparison_with_several_references_goes_on_until_all_are_judged() {
         })
     });
     let bars = [Bar::AtLeast(5.0), Bar::AtLeast(1.0)];
-    let all = compare(&Plan::SMALL, &bars, |numbers| {
+    // However slow the machine is.
+    let patient = Plan {
+        patience: Duration::from_secs(3600),
+        ..Plan::SMALL
+    };
+    let all = compare(&patient, &bars, |numbers| {
         asked.push(numbers.clone());
         measure(numbers)
     });
@@ -179,4 +184,18 @@ fn a_figure_alone_is_judged_like_a_ratio() {
         (found.verdict, rounds, found.theirs),
         (Verdict::Met, 6, None)
     );
+}
+
+#[test]
+fn a_comparison_ends_when_its_time_is_over_but_not_before_the_least_rounds() {
+    let hasty = Plan {
+        patience: Duration::ZERO,
+        ..Plan::SMALL
+    };
+    let mut round = 0;
+    let found = observe(&hasty, Bar::AtMost(2.0), |_| {
+        round += 1;
+        Ok(f64::from(round % 2) * 3.0)
+    });
+    assert_eq!(found.unwrap().rounds.len(), hasty.least);
 }

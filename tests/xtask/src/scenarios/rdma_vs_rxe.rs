@@ -1,5 +1,7 @@
 //! The same programs in the same two guests over Linux's software RoCE and over Farlane, in turns.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, Result};
 use farlane_compare::{Bar, Bars, Plan, Side, alternating};
 use farlane_vmkit::guest::Guest;
@@ -75,6 +77,7 @@ const SMALL: Plan = Plan {
     least: 4,
     step: 2,
     most: 10,
+    patience: Duration::from_secs(15),
     confidence: 0.85,
     confidence_of_miss: 0.95,
 };
