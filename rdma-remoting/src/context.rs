@@ -462,13 +462,13 @@ impl Context {
     }
 
     /// [`poll`](Self::poll), for a context of a server without workers.
-    #[cfg(fuzzing)]
+    #[doc(hidden)]
     pub fn turn_now(self: &Arc<Self>, now: Instant) -> Progress {
         self.poll(now)
     }
 
     /// [`is_ready`](Self::is_ready), for a context of a server without workers.
-    #[cfg(fuzzing)]
+    #[doc(hidden)]
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.is_ready()

@@ -173,7 +173,7 @@ impl Server {
 
     /// A server without workers: its contexts get turns from [`Context::turn_now`] only, so that
     /// the same input always does the same.
-    #[cfg(fuzzing)]
+    #[doc(hidden)]
     #[must_use]
     pub fn without_workers() -> Arc<Self> {
         Self::of(Arc::new(SoftEngine::new()), Arc::default(), Vec::new())

@@ -101,7 +101,6 @@ impl NvmeFunction {
     }
 
     /// A function whose controller is given its turns by the caller.
-    #[cfg(fuzzing)]
     pub(crate) fn still(
         doorbells: DoorbellPage,
         config: Vec<u8>,

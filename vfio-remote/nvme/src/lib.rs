@@ -34,7 +34,7 @@ mod registers;
 mod remote;
 mod shared;
 mod source;
-#[cfg(fuzzing)]
+#[doc(hidden)]
 pub mod still;
 
 use farlane_file_io::{bounce, idle, ring, timing, vectors};

@@ -76,7 +76,6 @@ impl NvmeSource {
     }
 }
 
-#[cfg(fuzzing)]
 impl NvmeSource {
     /// A controller that is given its turns.
     pub(crate) fn take_still(

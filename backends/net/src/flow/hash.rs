@@ -2,23 +2,43 @@
 
 use super::key::FlowKey;
 use super::parse::protocol;
-use std::hash::{BuildHasher, Hasher};
-
-/// The key. A fuzzer's input does the same every time.
-#[cfg(not(fuzzing))]
-type Key = std::hash::RandomState;
-#[cfg(fuzzing)]
-type Key = std::hash::BuildHasherDefault<std::hash::DefaultHasher>;
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hasher as _, RandomState};
 
 /// A hash with a random key, so that nobody can make flows collide.
 #[derive(Clone, Debug, Default)]
 pub struct KeyedHash(Key);
 
+#[derive(Clone, Debug)]
+enum Key {
+    Random(RandomState),
+    Fixed(BuildHasherDefault<DefaultHasher>),
+}
+
+impl Default for Key {
+    fn default() -> Self {
+        Self::Random(RandomState::new())
+    }
+}
+
 impl KeyedHash {
+    /// A hash whose key everybody knows, for fuzz targets: the same input always does the same.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn fixed() -> Self {
+        Self(Key::Fixed(BuildHasherDefault::new()))
+    }
+
+    fn hasher(&self) -> DefaultHasher {
+        match &self.0 {
+            Key::Random(key) => key.build_hasher(),
+            Key::Fixed(key) => key.build_hasher(),
+        }
+    }
+
     /// Of a flow.
     #[must_use]
     pub fn flow(&self, key: &FlowKey) -> u64 {
-        let mut hasher = self.0.build_hasher();
+        let mut hasher = self.hasher();
         for word in key.packed() {
             hasher.write_u64(word);
         }
@@ -28,7 +48,7 @@ impl KeyedHash {
     /// Of who sends it: an address of IPv4, the first 64 bits of one of IPv6.
     #[must_use]
     pub fn source(&self, key: &FlowKey) -> u64 {
-        let mut hasher = self.0.build_hasher();
+        let mut hasher = self.hasher();
         match key.source {
             std::net::IpAddr::V4(address) => hasher.write(&address.octets()),
             std::net::IpAddr::V6(address) => hasher.write(&address.octets()[..8]),

@@ -202,6 +202,13 @@ impl FlowTable {
     /// An empty table. All queue pairs are in use.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
+        Self::with_hash(settings, KeyedHash::default())
+    }
+
+    /// An empty table with a hash of the caller's, for fuzz targets.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_hash(settings: Settings, hash: KeyedHash) -> Self {
         let each = settings.capacity.div_ceil(SHARDS);
         Self {
             shards: (0..SHARDS)
@@ -212,7 +219,7 @@ impl FlowTable {
                     })
                 })
                 .collect(),
-            hash: KeyedHash::default(),
+            hash,
             active: AtomicU16::new(settings.queues.max(1)),
             consumed: (0..settings.queues.max(1))
                 .map(|_| AtomicU64::new(0))

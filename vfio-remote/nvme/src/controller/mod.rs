@@ -134,7 +134,6 @@ impl Controller {
     }
 
     /// Gives turns until there is nothing to do and nothing in flight.
-    #[cfg(fuzzing)]
     pub fn settle_down(&mut self) -> std::io::Result<()> {
         while self.turn()?
             || self.shared.has_notices()

@@ -1,0 +1,437 @@
+//! Two processes of two VMs that write whatever they like into their context headers, queues and call rings, and whose
+//! kernels attach and detach whatever they like meanwhile.
+
+use farlane_abi::arena::{
+    CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader, HEADER_SEGMENT_BYTES,
+    OFF_CALL_COMPLETED, OFF_CALL_RING, OFF_CALL_SUBMITTED, OFF_DEAD,
+};
+use farlane_abi::queue::{QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED};
+use farlane_abi::rdma::{
+    ModifyQp, QP_ACCESS_FLAGS, QP_AV, QP_DEST_QPN, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC,
+    QP_MIN_RNR_TIMER, QP_PATH_MTU, QP_PKEY_INDEX, QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN,
+    QP_SQ_PSN, QP_STATE, QP_TIMEOUT, QPS_INIT, QPS_RTR, QPS_RTS, Qp, QpAttr,
+};
+use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
+use crate::{Input, PAGE, Raised, Ram, format_all_logs};
+use farlane_rdma_remoting::{Context, Counters, Port, Server};
+use farlane_zero_copy::{AddressSpace, Pool, Region};
+use std::cell::LazyCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pages of each of the two processes, see [`Guest::attach`].
+const GUEST_PAGES: u64 = 32;
+/// Pages that are never attached.
+const GUARDS: [u64; 3] = [0, GUEST_PAGES, 2 * GUEST_PAGES];
+const PAGES: u64 = 2 * GUEST_PAGES + 1;
+/// Bytes of the pool.
+const POOL_BYTES: u64 = 16 * PAGE;
+
+/// Call numbers whose arguments or results hold numbers that an input cannot know.
+const CREATE_QP: u32 = 11;
+const MODIFY_QP: u32 = 12;
+
+/// What stays from input to input.
+struct Machine {
+    ram: Ram,
+    space: Arc<AddressSpace>,
+}
+
+thread_local! {
+    static MACHINE: LazyCell<Machine> = const { LazyCell::new(|| {
+        format_all_logs();
+        let ram = Ram::new(PAGES);
+        let space = AddressSpace::new();
+        space.replace_ram(&ram.whole()).expect("memory with a file");
+        Machine { ram, space }
+    }) };
+}
+
+/// A process and its VM.
+struct Guest<'a> {
+    machine: &'a Machine,
+    port: Arc<Port>,
+    pool: Arc<Pool>,
+    context: Arc<Context>,
+    /// Its first page.
+    base: u64,
+    submitted: u32,
+}
+
+struct Scene<'a> {
+    guests: [Guest<'a>; 2],
+    /// Numbers of all queue pairs that were made.
+    numbers: Vec<u32>,
+    now: Instant,
+}
+
+impl<'a> Guest<'a> {
+    fn new(machine: &'a Machine, server: &Arc<Server>, index: u8) -> Self {
+        let port = server
+            .port([index; 16], format!("vm{index}"))
+            .expect("a new GID");
+        let pool = if index == 0 {
+            Pool::shared_window(POOL_BYTES).expect("a memfd")
+        } else {
+            Pool::separate_files(POOL_BYTES)
+        };
+        let context = port
+            .open(0, Arc::new(Raised), Some(Arc::clone(&pool)))
+            .expect("a new context");
+        let base = 1 + u64::from(index) * GUEST_PAGES;
+        let guest = Self {
+            machine,
+            port,
+            pool,
+            context,
+            base,
+            submitted: 0,
+        };
+        guest.attach();
+        guest
+    }
+
+    /// What a well-behaved process starts with: a header, four segments and three pins.
+    fn attach(&self) {
+        let page = |n: u64| (self.base + n) * PAGE;
+        let segment = |id, first, pages| {
+            self.attach_segment(id, &[(page(first), pages * PAGE)])
+                .expect("a good segment");
+        };
+        segment(0, 0, 8);
+        segment(1, 8, 1);
+        segment(2, 9, 1);
+        segment(3, 10, 2);
+        self.attach_segment(4, &[(page(13), PAGE), (page(12), PAGE)])
+            .expect("a good segment");
+        let pin = |id, extents: &[(u64, u64)], writable| {
+            self.attach_pin(id, extents, writable).expect("a good pin");
+        };
+        pin(
+            5,
+            &[
+                (page(16) + 0x123, PAGE - 0x123),
+                (page(18), 2 * PAGE),
+                (page(17), 0x80),
+            ],
+            true,
+        );
+        pin(6, &[(page(21) + 7, 100), (page(22), PAGE)], false);
+        pin(7, &[(page(24), 4 * PAGE)], true);
+    }
+
+    fn attach_segment(&self, id: u32, extents: &[(u64, u64)]) -> Result<(), ()> {
+        let region = Region::from_guest(&self.machine.space, extents, true).map_err(drop)?;
+        self.context.attach_segment(id, region).map_err(drop)
+    }
+
+    fn attach_pin(&self, id: u32, extents: &[(u64, u64)], writable: bool) -> Result<(), ()> {
+        let region = Region::from_guest(&self.machine.space, extents, writable).map_err(drop)?;
+        self.context.attach_pin(id, region).map_err(drop)
+    }
+
+    fn ram(&self) -> &Ram {
+        &self.machine.ram
+    }
+
+    /// Address of a byte of its header.
+    fn header(&self, offset: usize) -> u64 {
+        self.base * PAGE + offset as u64
+    }
+
+    fn slot(&self, index: u32) -> u64 {
+        let index = usize::try_from(index % CALL_SLOTS).expect("a small number");
+        self.header(OFF_CALL_RING + index * CALL_SLOT_BYTES)
+    }
+
+    fn submit(&mut self, number: u32, length: u32, bytes: &[u8]) {
+        let at = self.slot(self.submitted);
+        let head = CallHeader {
+            number: number.into(),
+            length: length.into(),
+            ..CallHeader::default()
+        };
+        self.ram().poke(at, head.as_bytes());
+        self.ram().poke(at + size_of::<CallHeader>() as u64, bytes);
+        self.submitted = self.submitted.wrapping_add(1);
+        self.ram()
+            .poke_word(self.header(OFF_CALL_SUBMITTED), self.submitted);
+    }
+
+    fn is_dead(&self) -> bool {
+        self.ram().peek_word(self.header(OFF_DEAD)) != 0
+    }
+
+    fn completed(&self) -> u32 {
+        self.ram().peek_word(self.header(OFF_CALL_COMPLETED))
+    }
+
+    /// The answer to the last call.
+    fn answer(&self) -> (CallHeader, [u8; CALL_PAYLOAD_BYTES]) {
+        let at = self.slot(self.submitted.wrapping_sub(1));
+        let head = self.ram().peek::<{ size_of::<CallHeader>() }>(at);
+        let head = CallHeader::read_from_bytes(&head).expect("any bytes");
+        (head, self.ram().peek(at + size_of::<CallHeader>() as u64))
+    }
+
+    fn close(&mut self) {
+        self.port.close(0).expect("an open context");
+    }
+
+    fn reopen(&mut self) {
+        self.close();
+        // A process that starts finds its memory zeroed.
+        for page in 0..HEADER_SEGMENT_BYTES / PAGE {
+            self.ram().poke((self.base + page) * PAGE, &[0; 4096]);
+        }
+        let pool = Some(Arc::clone(&self.pool));
+        self.context = self
+            .port
+            .open(0, Arc::new(Raised), pool)
+            .expect("a closed context");
+        self.submitted = 0;
+        self.attach();
+    }
+}
+
+impl Scene<'_> {
+    /// Makes a call and reads its answer. Like a guest that behaves, and gets what it asks for or an error.
+    fn call(&mut self, who: usize, number: u32, args: &[u8]) {
+        let guest = &mut self.guests[who];
+        guest.submit(number, u32::try_from(args.len()).expect("a slot"), args);
+        self.turn(who);
+        let guest = &self.guests[who];
+        if guest.is_dead() || guest.completed() != guest.submitted {
+            return;
+        }
+        let (head, result) = guest.answer();
+        assert!(head.length.get() as usize <= CALL_PAYLOAD_BYTES);
+        assert!(
+            head.status == 0 || head.length == 0,
+            "an error has no result"
+        );
+        if number == CREATE_QP && head.status == 0 && head.number == number {
+            let (qp, _) = Qp::read_from_prefix(&result).expect("a slot");
+            self.numbers.push(qp.qp_num.get());
+        }
+    }
+
+    /// Number `index` that was given, where the index is one.
+    fn number(&self, index: u32) -> u32 {
+        let known = usize::try_from(index)
+            .ok()
+            .and_then(|index| self.numbers.get(index));
+        known.copied().unwrap_or(index)
+    }
+
+    fn any_call(&mut self, who: usize, number: u32, args: &[u8]) {
+        match ModifyQp::read_from_bytes(args) {
+            Ok(mut args) if number == MODIFY_QP => {
+                args.attr.dest_qp_num = self.number(args.attr.dest_qp_num.get()).into();
+                self.call(who, number, args.as_bytes());
+            }
+            _ => self.call(who, number, args),
+        }
+    }
+
+    /// What it takes to connect a queue pair.
+    fn connect(&mut self, who: usize, input: &mut Input<'_>) {
+        let qp = u32::from(input.u8());
+        let to = self.number(input.u8().into());
+        let bits = input.u8();
+        let timers = input.u8();
+        let modify = |mask: u32, attr: QpAttr| ModifyQp {
+            qp: qp.into(),
+            mask: (mask | QP_STATE).into(),
+            attr,
+        };
+        let init = QpAttr {
+            qp_state: QPS_INIT,
+            port_num: 1,
+            qp_access_flags: u32::from(bits & 7).into(),
+            ..QpAttr::default()
+        };
+        let rtr = QpAttr {
+            qp_state: QPS_RTR,
+            path_mtu: 3,
+            dest_qp_num: to.into(),
+            max_dest_rd_atomic: bits >> 3 & 1,
+            min_rnr_timer: timers & 31,
+            rq_psn: u32::from(bits >> 7).into(),
+            ..QpAttr::default()
+        };
+        let rts = QpAttr {
+            qp_state: QPS_RTS,
+            max_rd_atomic: bits >> 4 & 1,
+            timeout: timers >> 3,
+            retry_cnt: timers >> 5,
+            rnr_retry: timers & 7,
+            ..QpAttr::default()
+        };
+        let steps = [
+            modify(QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS, init),
+            modify(
+                QP_AV
+                    | QP_PATH_MTU
+                    | QP_DEST_QPN
+                    | QP_RQ_PSN
+                    | QP_MAX_DEST_RD_ATOMIC
+                    | QP_MIN_RNR_TIMER,
+                rtr,
+            ),
+            modify(
+                QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC,
+                rts,
+            ),
+        ];
+        for step in steps {
+            self.call(who, MODIFY_QP, step.as_bytes());
+        }
+    }
+
+    /// Puts bytes into an entry of a segment that may hold a queue pair, and moves a producer word.
+    fn post(&mut self, who: usize, input: &mut Input<'_>) {
+        let guest = &self.guests[who];
+        let segment = (guest.base + 8 + u64::from(input.u8() % 6)) * PAGE;
+        let entry = u64::from(input.u8()) * 16;
+        guest
+            .ram()
+            .poke(segment + QP_OFF_ENTRIES as u64 + entry, input.counted());
+        let word =
+            segment + *input.pick(&[QP_OFF_SEND_PRODUCED as u64, QP_OFF_RECV_PRODUCED as u64]);
+        let by = u32::from(input.u8());
+        guest
+            .ram()
+            .poke_word(word, guest.ram().peek_word(word).wrapping_add(by));
+    }
+
+    /// A region of any pages of the guest, cut as the input likes.
+    fn attach(&mut self, who: usize, input: &mut Input<'_>) {
+        let guest = &self.guests[who];
+        let (id, kind) = (u32::from(input.u8()), input.u8());
+        let extents: Vec<(u64, u64)> = (0..=input.u8() % 4)
+            .map(|_| {
+                let page = guest.base + u64::from(input.u8()) % (GUEST_PAGES - 1);
+                let (offset, length) = (u64::from(input.u16()) % PAGE, u64::from(input.u16()));
+                let room = (guest.base + GUEST_PAGES - 1 - page) * PAGE - offset;
+                (page * PAGE + offset, length.clamp(1, room))
+            })
+            .collect();
+        let _ = match kind % 3 {
+            0 => guest.attach_segment(id, &extents),
+            kind => guest.attach_pin(id, &extents, kind == 1),
+        };
+    }
+
+    fn window(&mut self, who: usize, input: &mut Input<'_>) {
+        let (handle, unmap) = (input.u8().into(), input.u8() % 2 == 1);
+        let (offset, length) = (u64::from(input.u8()) * PAGE, u64::from(input.u8()) * PAGE);
+        let context = &self.guests[who].context;
+        if unmap {
+            let _ = context.window_unmap(handle, offset, length);
+        } else if let Ok(mapping) = context.window_map(handle, offset, length) {
+            assert_eq!((mapping.offset(), mapping.length()), (offset, length));
+        }
+    }
+
+    /// Gives a process one turn.
+    fn turn(&self, who: usize) -> bool {
+        self.guests[who].context.turn_now(self.now).worked
+    }
+
+    /// Gives turns until nobody has anything to do any more, and so the worker would sleep.
+    fn rest(&self) {
+        for _ in 0..4096 {
+            if !self.turn(0) & !self.turn(1) {
+                for guest in &self.guests {
+                    assert!(!guest.context.has_work(), "a turn leaves work undone");
+                }
+                return;
+            }
+        }
+        panic!("no rest");
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) {
+        let op = input.u8() % 12;
+        let who = usize::from(input.u8() % 2);
+        match op {
+            0 | 1 => {
+                let number = u32::from(input.u8());
+                let args = input.counted();
+                self.any_call(who, number, args);
+            }
+            2 => {
+                let (number, length) = (input.u32(), input.u32());
+                let bytes = input.counted();
+                self.guests[who].submit(number, length, bytes);
+            }
+            3 => {
+                let guest = &mut self.guests[who];
+                guest.submitted = guest.submitted.wrapping_add(input.u16().into());
+                guest
+                    .ram()
+                    .poke_word(guest.header(OFF_CALL_SUBMITTED), guest.submitted);
+            }
+            4 => {
+                let guest = &self.guests[who];
+                let page = guest.base + u64::from(input.u8()) % (GUEST_PAGES - 1);
+                let at = page * PAGE + u64::from(input.u16()) % PAGE;
+                let bytes = input.counted();
+                let room = usize::try_from((page + 1) * PAGE - at).expect("a page");
+                guest.ram().poke(at, &bytes[..bytes.len().min(room)]);
+            }
+            5 => {
+                self.turn(who);
+                self.now += Duration::from_nanos(input.magnitude() % (1 << 40));
+            }
+            6 => self.rest(),
+            7 => self.connect(who, input),
+            8 => self.post(who, input),
+            9 => self.attach(who, input),
+            10 => match input.u8() {
+                255 => self.guests[who].reopen(),
+                region => {
+                    let _ = self.guests[who].context.detach(region.into());
+                }
+            },
+            _ => self.window(who, input),
+        }
+    }
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    MACHINE.with(|machine| {
+        machine.ram.clear();
+        let server = Server::without_workers();
+        let mut scene = Scene {
+            guests: [
+                Guest::new(machine, &server, 0),
+                Guest::new(machine, &server, 1),
+            ],
+            numbers: Vec::new(),
+            now: Instant::now(),
+        };
+        let mut input = Input::new(data);
+        while !input.is_empty() {
+            scene.step(&mut input);
+        }
+        scene.rest();
+        let [mut a, mut b] = scene.guests;
+        a.close();
+        b.context.turn_now(scene.now);
+        b.close();
+        let left = Counters {
+            contexts: 0,
+            queue_pairs: 0,
+            memory_regions: 0,
+            ..server.counters()
+        };
+        assert_eq!(server.counters(), left);
+        assert_eq!((a.pool.used(), b.pool.used()), (0, 0));
+        for page in GUARDS {
+            assert!(machine.ram.is_zero(page), "page {page} was never attached");
+        }
+    });
+}

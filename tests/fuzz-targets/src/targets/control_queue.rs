@@ -1,0 +1,427 @@
+//! The driver of a VM that writes whatever it likes into its control and its event queue, and a VMM that stops the queues
+//! and takes memory away meanwhile.
+
+use farlane_abi::control::{Extent, MAX_CONTEXTS, Reply, Request};
+use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
+use farlane_daemon::vring::{VmMemory, Vring};
+use crate::{Input, PAGE, Ram, format_all_logs};
+use farlane_guest_device::control::{Control, MapWindow, RequestCounters};
+use farlane_guest_device::events::EventQueue;
+use farlane_guest_device::request::{ControlRequest, parse, parse_host};
+use farlane_rdma::contexts::PortContexts;
+use farlane_rdma_remoting::{Counters, Port, Server};
+use farlane_zero_copy::Pool;
+use std::cell::{Cell, LazyCell};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use vhost_user_backend::VringT as _;
+use virtio_queue::QueueT as _;
+use vm_memory::GuestMemoryMmap;
+
+/// Pages of the VM.
+const PAGES: u64 = 64;
+/// Bytes in its first part; the second one begins at [`SECOND`].
+const HALF: u64 = PAGES / 2 * PAGE;
+/// Guest address of the second part.
+const SECOND: u64 = 1 << 20;
+/// Bytes of the pool.
+const POOL_BYTES: u64 = 16 * PAGE;
+
+/// A queue of this size, which lies in a page of its own.
+const QUEUE_SIZE: u16 = 16;
+const AVAIL: u64 = 0x400;
+const USED: u64 = 0x800;
+const CONTROL_PAGE: u64 = 1;
+const EVENT_PAGE: u64 = 2;
+/// Where requests are written, and their replies.
+const REQUEST: u64 = 3 * PAGE;
+const REPLY: u64 = 8 * PAGE;
+/// From here on, nothing that the queues need.
+const FREE: u64 = 9 * PAGE;
+/// Contexts that get turns.
+const CONTEXTS: u32 = 4;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+
+/// What stays from input to input.
+struct Machine {
+    ram: Ram,
+    memory: VmMemory,
+    control: Vring,
+    events: Vring,
+}
+
+thread_local! {
+    static MACHINE: LazyCell<Machine> = const { LazyCell::new(|| {
+        format_all_logs();
+        let ram = Ram::new(PAGES);
+        let memory = VmMemory::new(table(&ram, 0));
+        let vring = || Vring::new(memory.clone(), 256).expect("a power of two");
+        let (control, events) = (vring(), vring());
+        Machine { ram, memory, control, events }
+    }) };
+}
+
+/// A memory table, one of several.
+fn table(ram: &Ram, which: u8) -> GuestMemoryMmap {
+    match which % 4 {
+        0 => ram.parts(&[(0, 0, HALF), (SECOND, HALF, HALF)]),
+        1 => ram.parts(&[(0, 0, HALF)]),
+        // The same first part, and the second one at another place, and in two.
+        2 => ram.parts(&[(0, 0, HALF), (HALF, HALF, HALF / 2), (HALF * 2, HALF, HALF)]),
+        _ => ram.parts(&[(0, 0, CONTROL_PAGE * PAGE + AVAIL + 4)]),
+    }
+}
+
+/// A VMM.
+struct Vmm<'a> {
+    control: &'a Control,
+    /// How it answers the next time that it is asked to map the window.
+    mood: Cell<u8>,
+}
+
+impl MapWindow for Vmm<'_> {
+    fn map_window(&self, pool: &Pool) -> io::Result<()> {
+        assert_eq!(pool.window_bytes(), POOL_BYTES);
+        match self.mood.get() % 4 {
+            0 | 1 => Ok(()),
+            2 => Err(io::ErrorKind::Other.into()),
+            _ => {
+                // The guest resets its device while the VMM is asked.
+                self.control.stop();
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The driver's end of a queue.
+struct Driver<'a> {
+    ram: &'a Ram,
+    page: u64,
+    next_descriptor: u16,
+    next_avail: u16,
+}
+
+impl Driver<'_> {
+    fn at(&self, offset: u64) -> u64 {
+        self.page * PAGE + offset
+    }
+
+    /// Makes a chain of descriptors available: (address, bytes, flags besides `NEXT`).
+    fn post(&mut self, chain: &[(u64, u32, u16)]) {
+        let head = self.next_descriptor;
+        for (i, &(address, length, flags)) in chain.iter().enumerate() {
+            let index = self.next_descriptor;
+            self.next_descriptor = (index + 1) % QUEUE_SIZE;
+            let more = if i + 1 < chain.len() { NEXT } else { 0 };
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&address.to_le_bytes());
+            bytes[8..12].copy_from_slice(&length.to_le_bytes());
+            bytes[12..14].copy_from_slice(&(flags | more).to_le_bytes());
+            bytes[14..].copy_from_slice(&self.next_descriptor.to_le_bytes());
+            self.ram.poke(self.at(u64::from(index) * 16), &bytes);
+        }
+        let slot = u64::from(self.next_avail % QUEUE_SIZE);
+        self.ram
+            .poke(self.at(AVAIL + 4 + slot * 2), &head.to_le_bytes());
+        self.next_avail = self.next_avail.wrapping_add(1);
+        self.ram
+            .poke(self.at(AVAIL + 2), &self.next_avail.to_le_bytes());
+    }
+
+    /// Chains that were given back.
+    fn used(&self) -> u16 {
+        u16::from_le_bytes(self.ram.peek(self.at(USED + 2)))
+    }
+}
+
+struct Scene<'a> {
+    machine: &'a Machine,
+    port: Arc<Port>,
+    control: &'a Control,
+    events: Arc<EventQueue>,
+    vmm: Vmm<'a>,
+    driver: Driver<'a>,
+    listener: Driver<'a>,
+    /// The driver has done nothing to the control queue that a good one does not do.
+    honest: bool,
+    /// The memory ends in the middle of the control queue.
+    short: bool,
+    now: Instant,
+}
+
+impl<'a> Scene<'a> {
+    /// Sets a queue up as the VMM does when the guest's driver has come.
+    fn start(vring: &Vring, page: u64, event_idx: bool) {
+        vring.get_mut().get_queue_mut().reset();
+        vring.set_queue_size(QUEUE_SIZE);
+        vring
+            .set_queue_info(page * PAGE, page * PAGE + AVAIL, page * PAGE + USED)
+            .expect("aligned addresses");
+        vring.set_queue_event_idx(event_idx);
+        vring.set_queue_ready(true);
+        vring.set_enabled(true);
+    }
+
+    fn restart(&mut self, event_idx: bool) {
+        let machine = self.machine;
+        for (vring, page) in [
+            (&machine.control, CONTROL_PAGE),
+            (&machine.events, EVENT_PAGE),
+        ] {
+            machine.ram.poke(page * PAGE, &[0; 4096]);
+            Self::start(vring, page, event_idx);
+        }
+        let driver = |page| Driver {
+            ram: &machine.ram,
+            page,
+            next_descriptor: 0,
+            next_avail: 0,
+        };
+        self.driver = driver(CONTROL_PAGE);
+        self.listener = driver(EVENT_PAGE);
+        self.honest = !self.short;
+    }
+
+    fn serve(&self) {
+        self.control.serve(&self.machine.control, &self.vmm);
+    }
+
+    fn change_memory(&mut self, which: u8) {
+        let table = table(&self.machine.ram, which);
+        self.machine
+            .memory
+            .lock()
+            .expect("no panic before")
+            .replace(table.clone());
+        let _ = self.control.replace_ram(&table);
+        self.short = which % 4 == 3;
+        self.honest &= !self.short;
+    }
+
+    /// The bytes of a request whose fields the input chooses.
+    fn request(input: &mut Input<'_>) -> Vec<u8> {
+        let op = input.u8() % 12;
+        let context = *input.pick(&[0, 1, 2, 3, MAX_CONTEXTS - 1, MAX_CONTEXTS, u32::MAX]);
+        let (kind, region) = (input.u8(), input.u8());
+        let small = kind & 0x10 != 0;
+        // Places of the VM's memory, or anything.
+        let place = |input: &mut Input<'_>| {
+            if small {
+                u64::from(input.u8()) * PAGE
+            } else {
+                input.u64()
+            }
+        };
+        let extents: Vec<Extent> = (0..kind >> 5)
+            .map(|_| Extent {
+                address: place(input).into(),
+                length: place(input).into(),
+            })
+            .collect();
+        let count = u32::try_from(extents.len()).expect("a few");
+        let request = Request {
+            op: u32::from(op).into(),
+            context: context.into(),
+            region: u32::from(region).into(),
+            kind: u32::from(kind & 3).into(),
+            flags: u32::from(kind >> 2 & 3).into(),
+            extents: count.into(),
+            address: place(input).into(),
+            length: place(input).into(),
+        };
+        let mut bytes = request.as_bytes().to_vec();
+        for extent in &extents {
+            bytes.extend_from_slice(extent.as_bytes());
+        }
+        bytes
+    }
+
+    /// Posts a request, cut in two, and has it served.
+    fn ask(&mut self, bytes: &[u8], input: &mut Input<'_>) {
+        if let Ok((context, request)) = parse(bytes) {
+            assert!(context < MAX_CONTEXTS || request == ControlRequest::Ping);
+            if let ControlRequest::Attach { extents, .. }
+            | ControlRequest::AttachMore { extents, .. } = request
+            {
+                self.honest &= extents.iter().all(|&(address, _)| address >= FREE);
+            }
+        }
+        if let Ok(request) = parse_host(bytes) {
+            assert!(request.descriptors() <= 2);
+        }
+        let bytes = &bytes[..bytes.len().min(4 * 4096)];
+        self.machine.ram.poke(REQUEST, bytes);
+        let cut = bytes.len().min(input.u8().into());
+        let length = |bytes: usize| u32::try_from(bytes).expect("a few pages");
+        let room = if input.u8() < 240 {
+            length(size_of::<Reply>())
+        } else {
+            input.u8().into()
+        };
+        let mut chain = Vec::new();
+        for (start, bytes) in [(0, cut), (cut, bytes.len() - cut)] {
+            if bytes > 0 {
+                chain.push((REQUEST + start as u64, length(bytes), 0));
+            }
+        }
+        if room > 0 || chain.is_empty() {
+            chain.push((REPLY, room, WRITE));
+        }
+        const SEEN: [u8; 4] = [0xee; 4];
+        self.machine.ram.poke(REPLY, &SEEN);
+        self.driver.post(&chain);
+        self.serve();
+        if self.vmm.mood.get() % 4 == 3 {
+            // A request during which the device was reset is never given back; a driver starts its queue anew then.
+            self.honest &= self.driver.used() == self.driver.next_avail;
+        } else if self.honest {
+            assert_eq!(
+                self.driver.used(),
+                self.driver.next_avail,
+                "every request is given back"
+            );
+            if room == length(size_of::<Reply>()) {
+                let reply = self.machine.ram.peek::<{ size_of::<Reply>() }>(REPLY);
+                let reply = Reply::read_from_bytes(&reply).expect("any bytes");
+                assert!(reply.status.get() < 4096, "an error number");
+            }
+        }
+    }
+
+    fn turns(&mut self, input: &mut Input<'_>) {
+        for _ in 0..=input.u8() % 16 {
+            let worked = (0..CONTEXTS)
+                .filter_map(|id| self.port.context(id).ok())
+                .fold(false, |worked, context| {
+                    worked | context.turn_now(self.now).worked
+                });
+            if !worked {
+                break;
+            }
+        }
+        self.now += Duration::from_nanos(input.magnitude() % (1 << 40));
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) {
+        match input.u8() % 13 {
+            0 | 1 => {
+                let bytes = Self::request(input);
+                self.ask(&bytes, input);
+            }
+            2 => {
+                let count = input.u16();
+                let bytes = input.bytes(count.into());
+                self.ask(bytes, input);
+            }
+            3 => {
+                let page = *input.pick(&[CONTROL_PAGE, EVENT_PAGE]);
+                let at = page * PAGE + u64::from(input.u16()) % 0xa00;
+                self.machine.ram.poke(at, input.counted());
+                self.honest = false;
+                self.serve();
+                self.events.flush();
+            }
+            4 => {
+                // Anywhere: context headers, queues, requests.
+                let at = FREE + u64::from(input.u8()) * PAGE + u64::from(input.u16()) % PAGE;
+                self.machine.ram.poke(at, input.counted());
+            }
+            5 => {
+                let room = u32::from(input.u8() % 32);
+                let at = u64::from(input.u8()) * PAGE;
+                self.honest &= at >= FREE;
+                self.listener.post(&[(at, room, WRITE)]);
+                self.events.flush();
+            }
+            6 => self.events.flush(),
+            7 => self.turns(input),
+            8 => self.control.stop(),
+            9 => self.change_memory(input.u8()),
+            10 => {
+                let event_idx = input.u8() % 2 == 1;
+                self.control.stop();
+                self.events.settle();
+                self.restart(event_idx);
+            }
+            11 => self.vmm.mood.set(input.u8()),
+            _ => {
+                // The VMM takes the queue away, or puts it anywhere.
+                let vring = &self.machine.control;
+                self.honest = false;
+                match input.u8() % 3 {
+                    0 => vring.set_queue_ready(false),
+                    1 => vring.set_enabled(false),
+                    _ => {
+                        let at = |input: &mut Input<'_>| u64::from(input.u16()) << 4;
+                        let _ = vring.set_queue_info(at(input), at(input), at(input));
+                    }
+                }
+                self.serve();
+            }
+        }
+    }
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    MACHINE.with(|machine| {
+        machine.ram.clear();
+        let server = Server::without_workers();
+        let port = server.port([7; 16], "vm".into()).expect("a new GID");
+        let events = EventQueue::new(machine.memory.clone());
+        events.set_vring(Some(machine.events.clone()));
+        let control = Control::new(
+            "vm".into(),
+            PortContexts::new(Arc::clone(&port), Arc::clone(&server)),
+            machine.memory.clone(),
+            Arc::clone(&events),
+            Arc::new(RequestCounters::default()),
+        );
+        let mut input = Input::new(data);
+        let pool = Pool::shared_window(POOL_BYTES).expect("a memfd");
+        let flags = input.u8();
+        if flags & 1 == 0 {
+            control.set_window(Arc::clone(&pool));
+        }
+        let driver = |page| Driver {
+            ram: &machine.ram,
+            page,
+            next_descriptor: 0,
+            next_avail: 0,
+        };
+        let mut scene = Scene {
+            machine,
+            port,
+            control: &control,
+            events: Arc::clone(&events),
+            vmm: Vmm {
+                control: &control,
+                mood: Cell::new(0),
+            },
+            driver: driver(CONTROL_PAGE),
+            listener: driver(EVENT_PAGE),
+            honest: true,
+            short: false,
+            now: Instant::now(),
+        };
+        scene.change_memory(0);
+        scene.restart(flags & 2 != 0);
+        while !input.is_empty() {
+            scene.step(&mut input);
+        }
+        control.end();
+        events.set_vring(None);
+        let left = Counters {
+            contexts: 0,
+            queue_pairs: 0,
+            memory_regions: 0,
+            ..server.counters()
+        };
+        assert_eq!(server.counters(), left);
+        assert_eq!(pool.used(), 0);
+    });
+}

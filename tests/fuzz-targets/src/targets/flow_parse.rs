@@ -1,0 +1,151 @@
+//! Frames of any kind, from outside and from a guest: what the flow table makes of them, and workers that take every step at any
+//! time; and what is cut and summed in place of a NIC.
+
+use crate::{Input, format_all_logs};
+use farlane_net::bits::{FrameHeader, HEADER_BYTES};
+use farlane_net::flow::hash::KeyedHash;
+use farlane_net::flow::table::Ticket;
+use farlane_net::flow::{FlowTable, Parsed, Placement, Route, Settings, Task, parse};
+use farlane_net::offload::{Outgoing, prepare};
+use zerocopy::FromBytes as _;
+
+const WORKERS: u16 = 4;
+/// Flows that the table may know.
+const CAPACITY: usize = 128;
+/// Bytes of the longest frame of a port.
+const LONGEST: usize = 1522;
+
+/// Bytes of the frames before, which the next begin like: so that flows come again.
+type Kept = Vec<Vec<u8>>;
+
+fn frame(input: &mut Input<'_>, kept: &mut Kept) -> Vec<u8> {
+    let choice = usize::from(input.u8());
+    let length = usize::from(input.u8());
+    let mut bytes = input.bytes(length).to_vec();
+    if let Some(before) = kept.get(choice % 16) {
+        let tail = before.get(bytes.len()..).unwrap_or_default().to_vec();
+        bytes.extend(tail);
+    }
+    if kept.len() < 16 {
+        kept.push(bytes.clone());
+    }
+    bytes
+}
+
+fn look(frame: &[u8]) -> Parsed {
+    let parsed = parse(frame);
+    if let Some(flow) = parsed.flow {
+        assert_eq!(flow.reversed().reversed(), flow);
+        assert_eq!(flow.source.is_ipv4(), flow.destination.is_ipv4());
+        assert!(parsed.network + 20 <= frame.len());
+        assert!(parsed.transport.is_none_or(|at| at >= parsed.network + 20));
+    }
+    parsed
+}
+
+/// What is under way between workers.
+#[derive(Default)]
+struct Hands {
+    tasks: Vec<(u16, Task)>,
+    held: Vec<(u16, Ticket)>,
+}
+
+impl Hands {
+    fn take(&mut self, worker: u16, route: Route) {
+        match route {
+            Route::Deliver => assert!(worker < WORKERS),
+            Route::Forward { to, task } => {
+                assert!(to < WORKERS);
+                self.tasks.push((to, task));
+            }
+            Route::Hold { ticket, on } => {
+                assert!(on < WORKERS);
+                self.held.push((worker, ticket));
+            }
+        }
+    }
+}
+
+fn send(header: &[u8], mut frame: Vec<u8>) {
+    let Ok((header, _)) = FrameHeader::read_from_prefix(header) else {
+        return;
+    };
+    let length = frame.len();
+    match prepare(&mut frame, &header, LONGEST) {
+        Ok(Outgoing::Whole(whole)) => assert_eq!(whole.len(), length),
+        Ok(Outgoing::Segments(mut segments)) => {
+            let mut room = [0; LONGEST];
+            for _ in 0..segments.len() {
+                assert!(
+                    segments
+                        .next_into(&mut room)
+                        .is_some_and(|bytes| bytes <= LONGEST)
+                );
+            }
+            assert_eq!(segments.next_into(&mut room), None);
+        }
+        Err(error) => drop(error.to_string()),
+    }
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    format_all_logs();
+    let mut input = Input::new(data);
+    let placement = if input.u8().is_multiple_of(2) {
+        Placement::Arrival
+    } else {
+        Placement::Hash
+    };
+    let settings = Settings {
+        capacity: CAPACITY,
+        ..Settings::usual(WORKERS, placement)
+    };
+    let table = FlowTable::with_hash(settings, KeyedHash::fixed());
+    let (mut kept, mut hands, mut now) = (Kept::new(), Hands::default(), 1_u64);
+    while !input.is_empty() {
+        let step = input.u8();
+        let worker = u16::from(input.u8()) % WORKERS;
+        let next = u64::from(input.u8());
+        match step % 10 {
+            0..=2 => {
+                let frame = frame(&mut input, &mut kept);
+                hands.take(worker, table.received(worker, &look(&frame), next, now));
+            }
+            3 | 4 => {
+                let frame = frame(&mut input, &mut kept);
+                table.transmitted(worker, &look(&frame), now);
+            }
+            5 => {
+                let mut header = input.bytes(HEADER_BYTES).to_vec();
+                header.resize(HEADER_BYTES, 0);
+                send(&header, frame(&mut input, &mut kept));
+            }
+            6 => match hands.tasks.pop() {
+                Some((_, Task::Deliver(ticket))) => table.delivered(ticket, next),
+                Some((to, Task::Sequence(ticket))) => {
+                    hands.take(to, table.sequenced(to, ticket, next, now));
+                }
+                _ => {}
+            },
+            7 => match (hands.tasks.pop(), hands.held.pop()) {
+                (Some((_, task)), None) => table.dropped(task),
+                (task, Some((worker, ticket))) => {
+                    hands.tasks.extend(task);
+                    hands.take(worker, table.retry(worker, ticket, next, now));
+                }
+                (None, None) => {}
+            },
+            8 => {
+                table.set_consumed(worker, next);
+                now += next * 100;
+                table.tick(now);
+                while table.take_steering().is_some() {}
+            }
+            _ if next == 0 => table.reset(),
+            _ => table.set_queues(worker),
+        }
+    }
+    let census = table.census();
+    assert!(census.flows <= 128 && census.established <= census.flows);
+}

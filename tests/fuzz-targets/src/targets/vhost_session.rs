@@ -1,0 +1,641 @@
+//! A VMM that sends any vhost-user message at any time, with queues that are in use, and a guest that writes whatever it likes into
+//! them.
+
+use crate::{Input, PAGE, Ram, format_all_logs};
+use farlane_vhost::bits::feature;
+use farlane_vhost::chain::Chain;
+use farlane_vhost::inflight::{make, region_bytes};
+use farlane_vhost::segment::take_last_byte;
+use farlane_vhost::serve::Connection;
+use farlane_vhost::session::{Device, Setup};
+use farlane_vhost::vring::{Progress, Rings};
+use farlane_zero_copy::eventfd::drain;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
+    sendmsg,
+};
+use std::cell::LazyCell;
+use std::collections::BTreeMap;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard};
+use vhost::vhost_user::Error;
+
+const QUEUES: u16 = 3;
+const FEATURES: u64 =
+    feature::VERSION_1 | feature::EVENT_IDX | feature::INDIRECT_DESC | feature::PROTOCOL_FEATURES;
+/// Pages of the guest's memory, which is one file.
+const PAGES: u64 = 32;
+/// The VMM's address of the guest's first byte.
+const USER: u64 = 0x7f00_0000_0000;
+/// Entries of the queues of a VMM that behaves, and how many pages each takes: descriptors, available ring, used ring.
+const SIZE: u16 = 16;
+const QUEUE_PAGES: u64 = 3;
+/// Messages of one input.
+const MAX_MESSAGES: usize = 64;
+/// Bytes of a message's header.
+const HEADER: usize = 12;
+const VERSION: u32 = 1;
+const REPLY: u32 = 4;
+const NEED_REPLY: u32 = 8;
+
+/// Requests (vhost-user, "Front-end message types").
+mod request {
+    pub const SET_FEATURES: u32 = 2;
+    pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_VRING_NUM: u32 = 8;
+    pub const SET_VRING_ADDR: u32 = 9;
+    pub const SET_VRING_BASE: u32 = 10;
+    pub const GET_VRING_BASE: u32 = 11;
+    pub const SET_VRING_KICK: u32 = 12;
+    pub const SET_VRING_CALL: u32 = 13;
+    pub const SET_VRING_ERR: u32 = 14;
+    pub const SET_PROTOCOL_FEATURES: u32 = 16;
+    pub const SET_VRING_ENABLE: u32 = 18;
+    pub const GET_CONFIG: u32 = 24;
+    pub const SET_CONFIG: u32 = 25;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
+    pub const ADD_MEM_REG: u32 = 37;
+    pub const REM_MEM_REG: u32 = 38;
+}
+
+/// A queue in use.
+struct Running {
+    setup: Setup,
+    /// None until its first turn.
+    progress: Option<Progress>,
+    broken: bool,
+}
+
+/// What the device and its queues have in common.
+#[derive(Default)]
+struct State {
+    running: BTreeMap<u16, Running>,
+    features: u64,
+    config: [u8; 16],
+}
+
+/// A device that checks what it is asked.
+struct Checked(Arc<Mutex<State>>);
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("no panic")
+}
+
+impl Device for Checked {
+    type Worker = u16;
+
+    fn name(&self) -> String {
+        "fuzz".to_owned()
+    }
+
+    fn queues(&self) -> u16 {
+        QUEUES
+    }
+
+    fn features(&self) -> u64 {
+        FEATURES
+    }
+
+    fn protocol_features(&self) -> vhost::vhost_user::VhostUserProtocolFeatures {
+        vhost::vhost_user::VhostUserProtocolFeatures::INFLIGHT_SHMFD
+    }
+
+    fn negotiated(&mut self, features: u64) {
+        assert_eq!(features & !FEATURES, 0, "features that were not offered");
+        lock(&self.0).features = features;
+    }
+
+    fn reset(&mut self) {
+        assert!(lock(&self.0).running.is_empty(), "a reset with queues in use");
+    }
+
+    fn config(&self) -> Vec<u8> {
+        lock(&self.0).config.to_vec()
+    }
+
+    fn set_config(&mut self, offset: u32, bytes: &[u8]) -> vhost::vhost_user::Result<()> {
+        let mut state = lock(&self.0);
+        let start = usize::try_from(offset).expect("64 bits");
+        let place = start
+            .checked_add(bytes.len())
+            .and_then(|end| state.config.get_mut(start..end))
+            .ok_or(Error::InvalidParam)?;
+        place.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn start(&mut self, setup: Setup) -> io::Result<u16> {
+        let mut state = lock(&self.0);
+        let index = setup.index;
+        assert!(index < QUEUES);
+        assert_eq!(setup.event_index, state.features & feature::EVENT_IDX != 0);
+        let running = Running {
+            setup,
+            progress: None,
+            broken: false,
+        };
+        let before = state.running.insert(index, running);
+        assert!(before.is_none(), "queue {index} is started twice");
+        Ok(index)
+    }
+
+    fn stop(&mut self, index: u16) -> u16 {
+        let running = lock(&self.0).running.remove(&index);
+        let running = running.expect("a queue that was started");
+        match running.progress {
+            Some(progress) => progress.next_available,
+            None => running.setup.next_available,
+        }
+    }
+}
+
+impl Running {
+    /// Serves it once, like a worker.
+    fn turn(&mut self) {
+        if self.broken {
+            return;
+        }
+        if let Some(kick) = &self.setup.kick {
+            let _ = drain(kick.as_fd());
+        }
+        if let Err(error) = self.serve() {
+            log::warn!("{}", farlane_zero_copy::chain(&*error));
+            self.setup.error.signal();
+            self.broken = true;
+        }
+    }
+
+    fn serve(&mut self) -> Result<(), Box<dyn std::error::Error>> {
+        let rings = Rings::map(self.setup.space.view(), &self.setup.layout)?;
+        let size = self.setup.layout.size;
+        if self.progress.is_none() {
+            let used = rings.used_index();
+            let mut next = self.setup.next_available;
+            if let Some(inflight) = &mut self.setup.inflight {
+                let left = inflight.recover(used);
+                assert!(left.len() <= usize::from(size) && left.iter().all(|&head| head < size));
+                next = used.wrapping_add(u16::try_from(left.len()).expect("few"));
+                for &head in &left {
+                    inflight.prepare(head);
+                }
+                inflight.end(&left, used);
+            }
+            self.progress = Some(Progress::new(self.setup.event_index, next, used));
+        }
+        let Some(progress) = &mut self.progress else {
+            return Ok(());
+        };
+        let mut chain = Chain::default();
+        let mut batch = Vec::new();
+        for _ in 0..size {
+            let Some(head) = progress.take(&rings)? else {
+                break;
+            };
+            if let Some(inflight) = &mut self.setup.inflight {
+                inflight.begin(head);
+            }
+            chain.follow(&rings, head)?;
+            if let Some(address) = take_last_byte(&mut chain.writable) {
+                let _ = rings.view().write(address, &[0xa5]);
+            }
+            if let Some(inflight) = &mut self.setup.inflight {
+                inflight.prepare(head);
+            }
+            progress.put(&rings, head, 1);
+            batch.push(head);
+        }
+        let told = progress.has_unpublished();
+        progress.publish(&rings);
+        if let Some(inflight) = &mut self.setup.inflight {
+            inflight.end(&batch, rings.used_index());
+        }
+        if told && progress.must_tell(&rings) {
+            self.setup.call.signal();
+        }
+        progress.ask_to_be_told(&rings);
+        Ok(())
+    }
+}
+
+/// What a VMM sends descriptors of.
+struct Files {
+    ram: OwnedFd,
+    short: OwnedFd,
+    event: OwnedFd,
+    /// Its counter is at its limit.
+    full: OwnedFd,
+    inflight: OwnedFd,
+    other: OwnedFd,
+}
+
+impl Files {
+    fn new(ram: &Ram) -> Self {
+        let eventfd = || eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        let full = eventfd();
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).expect("room");
+        Self {
+            ram: ram.file().try_clone().expect("a descriptor").into(),
+            short: Ram::new(1).file().try_clone().expect("a descriptor").into(),
+            event: eventfd(),
+            full,
+            inflight: make(QUEUES, SIZE).expect("a memfd"),
+            other: UnixStream::pair().expect("a socket").0.into(),
+        }
+    }
+
+    fn pick(&self, usual: &OwnedFd, input: &mut Input<'_>) -> OwnedFd {
+        let chosen = match input.u8() {
+            0xff => &self.other,
+            0xfe => &self.short,
+            0xfd => &self.event,
+            0xfc => &self.ram,
+            0xfb => &self.full,
+            0xfa => &self.inflight,
+            _ => usual,
+        };
+        chosen.try_clone().expect("a descriptor")
+    }
+}
+
+thread_local! {
+    static RAM: LazyCell<Ram> = const { LazyCell::new(|| {
+        format_all_logs();
+        Ram::new(PAGES)
+    }) };
+}
+
+/// A message's body, and its descriptors.
+#[derive(Default)]
+struct Message {
+    request: u32,
+    body: Vec<u8>,
+    files: Vec<OwnedFd>,
+}
+
+impl Message {
+    fn new(request: u32) -> Self {
+        Self {
+            request,
+            ..Self::default()
+        }
+    }
+
+    fn word(mut self, word: u32) -> Self {
+        self.body.extend(word.to_ne_bytes());
+        self
+    }
+
+    fn long(mut self, long: u64) -> Self {
+        self.body.extend(long.to_ne_bytes());
+        self
+    }
+
+    fn file(mut self, file: OwnedFd) -> Self {
+        self.files.push(file);
+        self
+    }
+
+    /// A region of memory, as the guest's first `pages` pages or so.
+    fn region(self, [guest, bytes, user, offset]: [u64; 4]) -> Self {
+        self.long(guest).long(bytes).long(user).long(offset)
+    }
+}
+
+struct Scene<'r> {
+    ram: &'r Ram,
+    files: Files,
+    state: Arc<Mutex<State>>,
+    connection: Connection<Checked>,
+    vmm: UnixStream,
+    /// What was made available in each queue.
+    available: [u16; QUEUES as usize],
+}
+
+impl<'r> Scene<'r> {
+    fn new(ram: &'r Ram) -> Self {
+        let (vmm, backend) = UnixStream::pair().expect("a socket");
+        let state = Arc::new(Mutex::new(State::default()));
+        let device = Checked(Arc::clone(&state));
+        let connection = Connection::new(backend, |_| Ok(device)).expect("a connection");
+        Self {
+            ram,
+            files: Files::new(ram),
+            state,
+            connection,
+            vmm,
+            available: [0; QUEUES as usize],
+        }
+    }
+
+    /// Sends a message and has it answered; says whether the connection goes on. The size in the header may be a lie: then it is the
+    /// last message.
+    fn send(&mut self, message: &Message, flags: u32, lie: u32) -> bool {
+        let bytes = u32::try_from(message.body.len()).expect("a short body");
+        let header = [message.request, VERSION | flags, bytes.wrapping_add(lie)];
+        let mut all: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        all.extend(&message.body);
+        let files: Vec<_> = message.files.iter().map(|file| file.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&files));
+        }
+        let sent = sendmsg(
+            &self.vmm,
+            &[IoSlice::new(&all)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
+        assert_eq!(sent.expect("room in a socket"), all.len());
+        if lie != 0 {
+            // Nobody waits for more.
+            self.vmm.shutdown(Shutdown::Write).expect("a socket");
+        }
+        let result = self.connection.step();
+        self.answers(message.request);
+        result.is_ok() && lie == 0
+    }
+
+    /// Reads what the backend has answered: at most one reply, to this request.
+    fn answers(&self, request: u32) {
+        let mut bytes = vec![0; 1 << 16];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let parts = &mut [IoSliceMut::new(&mut bytes)];
+        let Ok(got) = recvmsg(&self.vmm, parts, &mut control, flags) else {
+            return;
+        };
+        if got.bytes == 0 {
+            return;
+        }
+        let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four"));
+        assert!(got.bytes >= HEADER);
+        assert_eq!(word(0), request);
+        assert_eq!(word(4) & 7, VERSION | REPLY);
+        assert_eq!(word(8) as usize, got.bytes - HEADER);
+    }
+
+    /// Gives each queue in use a turn.
+    fn turn(&self) {
+        for running in lock(&self.state).running.values_mut() {
+            running.turn();
+        }
+    }
+
+    /// What a VMM says that behaves.
+    fn begin(&mut self, features: u64) -> bool {
+        let ram = || self.files.ram.try_clone().expect("a descriptor");
+        let half = PAGES / 2 * PAGE;
+        let mut messages = vec![
+            Message::new(request::SET_FEATURES).long(features),
+            Message::new(request::SET_PROTOCOL_FEATURES).long(0x0001_b23b),
+            Message::new(request::SET_MEM_TABLE)
+                .word(2)
+                .word(0)
+                .region([0, half, USER, 0])
+                .region([half, half, USER + half, half])
+                .file(ram())
+                .file(ram()),
+        ];
+        for queue in 0..u32::from(QUEUES) - 1 {
+            let event = || self.files.event.try_clone().expect("a descriptor");
+            let base = USER + u64::from(queue) * QUEUE_PAGES * PAGE;
+            messages.extend([
+                Message::new(request::SET_VRING_NUM).word(queue).word(SIZE.into()),
+                Message::new(request::SET_VRING_ADDR)
+                    .word(queue)
+                    .word(0)
+                    .long(base)
+                    .long(base + 2 * PAGE)
+                    .long(base + PAGE)
+                    .long(0),
+                Message::new(request::SET_VRING_KICK).long(queue.into()).file(event()),
+                Message::new(request::SET_VRING_CALL).long(queue.into()).file(event()),
+                Message::new(request::SET_VRING_ENABLE).word(queue).word(1),
+            ]);
+        }
+        messages.iter().all(|message| self.send(message, 0, 0))
+    }
+
+    /// Perhaps one queue too many.
+    fn queue(input: &mut Input<'_>) -> u32 {
+        match input.u8() {
+            0xff => input.u32(),
+            queue => u32::from(queue) % (u32::from(QUEUES) + 1),
+        }
+    }
+
+    /// An address of the VMM.
+    fn user(input: &mut Input<'_>) -> u64 {
+        match input.u8() {
+            0xff => input.u64(),
+            0xfe => (USER + PAGES * PAGE).wrapping_sub(u64::from(input.u8())),
+            page => USER + u64::from(page) % PAGES * PAGE + u64::from(input.u8() & !3) * 4,
+        }
+    }
+
+    fn region(input: &mut Input<'_>) -> [u64; 4] {
+        let page = |input: &mut Input<'_>| match input.u8() {
+            0xff => input.u64(),
+            0xfe => PAGE - 1,
+            page => u64::from(page) % (PAGES + 1) * PAGE,
+        };
+        let (guest, bytes, offset) = (page(input), page(input), page(input));
+        [guest, bytes, USER.wrapping_add(guest), offset]
+    }
+
+    /// A message that is not altogether improbable.
+    fn message(&self, input: &mut Input<'_>) -> Message {
+        let files = &self.files;
+        match input.u8() % 24 {
+            0 => Message::new(request::SET_FEATURES).long(match input.u8() {
+                0xff => input.u64(),
+                bits => FEATURES & !(u64::from(bits) << 25),
+            }),
+            1 | 2 => {
+                let count = u32::from(input.u8() % 5);
+                let mut message = Message::new(request::SET_MEM_TABLE).word(count).word(0);
+                for _ in 0..count {
+                    message = message
+                        .region(Self::region(input))
+                        .file(files.pick(&files.ram, input));
+                }
+                message
+            }
+            3 => Message::new(request::ADD_MEM_REG)
+                .long(0)
+                .region(Self::region(input))
+                .file(files.pick(&files.ram, input)),
+            4 => Message::new(request::REM_MEM_REG)
+                .long(0)
+                .region(Self::region(input)),
+            5 | 6 => {
+                let queue = Self::queue(input);
+                let size = match input.u8() {
+                    0xff => input.u32(),
+                    size => 1 << (size % 12),
+                };
+                Message::new(request::SET_VRING_NUM).word(queue).word(size)
+            }
+            7 | 8 => Message::new(request::SET_VRING_ADDR)
+                .word(Self::queue(input))
+                .word(u32::from(input.u8() & 1))
+                .long(Self::user(input))
+                .long(Self::user(input))
+                .long(Self::user(input))
+                .long(0),
+            9 => Message::new(request::SET_VRING_BASE)
+                .word(Self::queue(input))
+                .word(input.u32() >> (input.u8() % 32)),
+            10 => Message::new(request::GET_VRING_BASE)
+                .word(Self::queue(input))
+                .word(0),
+            kind @ 11..=13 => {
+                let request = [
+                    request::SET_VRING_KICK,
+                    request::SET_VRING_CALL,
+                    request::SET_VRING_ERR,
+                ][usize::from(kind - 11)];
+                let queue = u64::from(Self::queue(input));
+                if input.u8().is_multiple_of(8) {
+                    // Without a descriptor.
+                    return Message::new(request).long(queue | 0x100);
+                }
+                let file = files.pick(&files.event, input);
+                Message::new(request).long(queue).file(file)
+            }
+            14 | 15 => Message::new(request::SET_VRING_ENABLE)
+                .word(Self::queue(input))
+                .word((input.u8() & 3).into()),
+            16 => {
+                let (offset, bytes) = (u32::from(input.u8()), input.counted());
+                let length = u32::try_from(bytes.len()).expect("short");
+                let request = *input.pick(&[request::GET_CONFIG, request::SET_CONFIG]);
+                let mut message = Message::new(request).word(offset).word(length).word(0);
+                message.body.extend(bytes);
+                message
+            }
+            kind @ (17 | 18) => {
+                let (queues, size) = (input.u8() % (4 + 1), 1_u16 << (input.u8() % 12));
+                let bytes = match input.u8() {
+                    0xff => input.u64(),
+                    _ => region_bytes(queues.into(), size),
+                };
+                let offset = match input.u8() {
+                    0xff => input.u64(),
+                    pages => u64::from(pages % 2) * PAGE,
+                };
+                let request = match kind {
+                    17 => request::GET_INFLIGHT_FD,
+                    _ => request::SET_INFLIGHT_FD,
+                };
+                let entries = u32::from(queues) | u32::from(size) << 16;
+                let message = Message::new(request).long(bytes).long(offset).word(entries).word(0);
+                match kind {
+                    17 => message,
+                    _ => message.file(files.pick(&files.inflight, input)),
+                }
+            }
+            _ => {
+                let mut message = Message::new(u32::from(input.u8() % 46));
+                message.body = input.counted().to_vec();
+                for _ in 0..input.u8() % 3 {
+                    message = message.file(files.pick(&files.event, input));
+                }
+                message
+            }
+        }
+    }
+
+    /// The guest makes a buffer available.
+    fn offer(&mut self, input: &mut Input<'_>) {
+        let queue = usize::from(input.u8()) % self.available.len();
+        let base = queue as u64 * QUEUE_PAGES * PAGE;
+        let index = u64::from(input.u8() % 20);
+        let mut descriptor: [u8; 16] = input.array();
+        if input.u8() & 7 != 0 {
+            // In or near memory, with few flags, followed by one of the first.
+            descriptor[3..8].fill(0);
+            descriptor[2] &= 3;
+            descriptor[10..12].fill(0);
+            descriptor[12] &= 7;
+            descriptor[13] = 0;
+            descriptor[14] %= 20;
+            descriptor[15] = 0;
+        }
+        self.ram.poke(base + index * 16, &descriptor);
+        let count = &mut self.available[queue];
+        let slot = u64::from(*count % SIZE);
+        let head = u16::from(input.u8() % 20);
+        self.ram.poke(base + PAGE + 4 + slot * 2, &head.to_le_bytes());
+        *count = count.wrapping_add(1);
+        self.ram.poke(base + PAGE + 2, &count.to_le_bytes());
+    }
+
+    /// Returns whether the connection goes on.
+    fn step(&mut self, input: &mut Input<'_>) -> bool {
+        match input.u8() % 8 {
+            0..=3 => {
+                let message = self.message(input);
+                let flags = match input.u8() {
+                    0xff => input.u32(),
+                    flags => u32::from(flags) & NEED_REPLY,
+                };
+                let lie = match input.u8() {
+                    0xff => input.u32(),
+                    _ => 0,
+                };
+                return self.send(&message, flags, lie);
+            }
+            4 | 5 => self.offer(input),
+            6 => {
+                let at = u64::from(input.u32()) % (PAGES * PAGE);
+                self.ram.poke(at, input.counted());
+            }
+            _ => {
+                let bytes = input.counted();
+                let at = u64::from(input.u16()) % region_bytes(QUEUES, SIZE);
+                let room = usize::try_from(region_bytes(QUEUES, SIZE) - at).expect("a size");
+                let bytes = &bytes[..bytes.len().min(room)];
+                rustix::io::pwrite(&self.files.inflight, bytes, at).expect("room in a memfd");
+            }
+        }
+        true
+    }
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    RAM.with(|ram| {
+        ram.clear();
+        let mut input = Input::new(data);
+        let mut scene = Scene::new(ram);
+        let how = input.u8();
+        let features = match how & 2 {
+            0 => FEATURES,
+            _ => FEATURES & !feature::EVENT_IDX,
+        };
+        let mut goes_on = how & 1 != 0 || scene.begin(features);
+        assert!(goes_on, "a VMM that behaves is disconnected");
+        scene.turn();
+        for _ in 0..MAX_MESSAGES {
+            if !goes_on || input.is_empty() {
+                break;
+            }
+            goes_on = scene.step(&mut input);
+            scene.turn();
+        }
+        let Scene {
+            connection, state, ..
+        } = scene;
+        drop(connection);
+        assert!(lock(&state).running.is_empty(), "a queue is in use without a VMM");
+    });
+}

@@ -1,0 +1,485 @@
+//! Two queue pairs whose processes write whatever they like into their queues and completion queues, connected to each
+//! other or to anybody.
+
+use farlane_abi::queue::{
+    CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_PRODUCED, CqLayout, MAX_INLINE_BYTES, MAX_SGE,
+    QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_CONSUMED,
+    QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
+};
+use farlane_abi::rdma::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QP_ACCESS_FLAGS, QP_AV,
+    QP_DEST_QPN, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC, QP_MIN_RNR_TIMER, QP_PATH_MTU,
+    QP_PKEY_INDEX, QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN, QP_SQ_PSN, QP_STATE, QP_TIMEOUT,
+    QPS_INIT, QPS_RESET, QPS_RTR, QPS_RTS, QPT_RC, QpAttr,
+};
+use farlane_abi::zerocopy::IntoBytes as _;
+use crate::{Input, PAGE, Ram, format_all_logs};
+use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
+use farlane_rdma_remoting::counters::Live;
+use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::{Engine as _, EngineQp, QpSpec};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
+use farlane_rdma_remoting::request::{RecvRequest, SendRequest};
+use farlane_rdma_remoting::work_queue::shared_queues;
+use farlane_zero_copy::{AddressSpace, Region, SharedMemory};
+use std::cell::LazyCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pages of one end: a queue pair, its completion queue, and memory.
+const END_PAGES: u64 = 16;
+const QP_PAGES: u64 = 4;
+const CQ_PAGE: u64 = 4;
+/// Memory regions: (first page, pages, rights, protection domain). Pages in between are in none.
+const REGIONS: [(u64, u64, u32, u32); 4] = [
+    (
+        6,
+        2,
+        ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ,
+        1,
+    ),
+    (9, 1, ACCESS_LOCAL_WRITE, 1),
+    (11, 1, ACCESS_REMOTE_READ, 1),
+    (
+        13,
+        2,
+        ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ,
+        2,
+    ),
+];
+/// Pages that no request may write: in no region, in one without the right, or in another protection domain.
+const UNTOUCHED: [u64; 8] = [5, 8, 10, 11, 12, 13, 14, 15];
+/// The first page of a region starts, and its last one ends, so many bytes inside of the page.
+const MARGIN: usize = 24;
+/// Address of the byte of a region's first page, in work requests.
+const IOVA: u64 = 0x1_0000;
+
+/// What stays from input to input.
+struct Machine {
+    ram: Ram,
+    space: Arc<AddressSpace>,
+    segments: [[SharedMemory; 2]; 2],
+}
+
+thread_local! {
+    static MACHINE: LazyCell<Machine> = const { LazyCell::new(|| {
+        format_all_logs();
+        let ram = Ram::new(2 * END_PAGES);
+        let space = AddressSpace::new();
+        space.replace_ram(&ram.whole()).expect("memory with a file");
+        let segment = |page: u64, pages: u64| {
+            let region = Region::from_guest(&space, &[(page * PAGE, pages * PAGE)], true);
+            region.and_then(|region| region.stitch_shared()).expect("whole pages")
+        };
+        let segments = [0, END_PAGES].map(|base| [segment(base, QP_PAGES), segment(base + CQ_PAGE, 1)]);
+        Machine { ram, space, segments }
+    }) };
+}
+
+/// A process with its queue pair.
+struct End<'a> {
+    ram: &'a Ram,
+    /// Its first page.
+    base: u64,
+    layout: QpLayout,
+    qp: Arc<dyn EngineQp>,
+    table: Arc<MemoryTable>,
+    /// Keys of its memory, and the memory.
+    keys: Vec<(u32, Region)>,
+}
+
+impl<'a> End<'a> {
+    fn new(
+        machine: &'a Machine,
+        engine: &SoftEngine,
+        index: u8,
+        layout: QpLayout,
+        cqes: u32,
+        signal_all: bool,
+    ) -> Self {
+        let base = u64::from(index) * END_PAGES;
+        let table = Arc::new(MemoryTable::new(8));
+        let keys = REGIONS.iter().map(|&(page, pages, access, pd)| {
+            let start = (base + page) * PAGE + MARGIN as u64;
+            let length = pages * PAGE - 2 * MARGIN as u64;
+            let access = Access::from_wire(access).expect("known rights");
+            let writable = access.local_write();
+            let region =
+                Region::from_guest(&machine.space, &[(start, length)], writable).expect("memory");
+            let memory = MemoryRegion {
+                pd,
+                iova: IOVA,
+                offset: 0,
+                length,
+                access,
+                region: region.clone(),
+                owner: None,
+            };
+            memory.check().expect("a region of its own length");
+            (table.insert(memory).expect("room"), region)
+        });
+        let keys = keys.collect();
+        let [queues, completions] = &machine.segments[usize::from(index)];
+        let (sends, recvs) = shared_queues(queues, &layout).expect("a segment that is long enough");
+        let cq_layout = CqLayout::new(cqes).expect("a small queue");
+        let nothing = || Box::new(|| ()) as Box<dyn Fn() + Send + Sync>;
+        let cq =
+            SharedCompletionQueue::new(completions.clone(), &cq_layout, Some(nothing()), nothing());
+        let cq = Arc::new(cq.expect("a segment that is long enough"));
+        let qp = engine.create_qp(QpSpec {
+            kind: QPT_RC,
+            pd: 1,
+            gid: [index; 16],
+            memory: Arc::clone(&table),
+            sends: Box::new(sends),
+            recvs: Box::new(recvs),
+            send_cq: Arc::clone(&cq) as _,
+            recv_cq: cq,
+            signal_all,
+            events: Box::new(|_| ()),
+            counters: Arc::new(Live::default()),
+        });
+        let qp = qp.expect("a reliable connection");
+        Self {
+            ram: &machine.ram,
+            base,
+            layout,
+            qp,
+            table,
+            keys,
+        }
+    }
+
+    fn at(&self, offset: usize) -> u64 {
+        self.base * PAGE + offset as u64
+    }
+
+    fn word(&self, offset: usize) -> u32 {
+        self.ram.peek_word(self.at(offset))
+    }
+
+    fn cq_word(&self, offset: usize) -> u64 {
+        self.at(offset) + CQ_PAGE * PAGE
+    }
+
+    fn modify(&self, state: u8, mask: u32, attr: QpAttr) {
+        let attr = QpAttr {
+            qp_state: state,
+            ..attr
+        };
+        let _ = self.qp.modify(mask | QP_STATE, &attr);
+    }
+
+    /// Takes it from any state to one in which it talks to `to`, as far as that is possible.
+    fn connect(&self, to: u32, input: &mut Input<'_>) {
+        let (bits, timers) = (input.u8(), input.u8());
+        self.modify(QPS_RESET, 0, QpAttr::default());
+        let attr = QpAttr {
+            port_num: 1,
+            qp_access_flags: u32::from(!bits & 7).into(),
+            ..QpAttr::default()
+        };
+        self.modify(QPS_INIT, QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS, attr);
+        let attr = QpAttr {
+            path_mtu: 3,
+            dest_qp_num: to.into(),
+            max_dest_rd_atomic: !bits >> 3 & 1,
+            min_rnr_timer: timers & 31,
+            rq_psn: u32::from(bits >> 7).into(),
+            ..QpAttr::default()
+        };
+        let mask = QP_AV
+            | QP_PATH_MTU
+            | QP_DEST_QPN
+            | QP_RQ_PSN
+            | QP_MAX_DEST_RD_ATOMIC
+            | QP_MIN_RNR_TIMER;
+        self.modify(QPS_RTR, mask, attr);
+        let attr = QpAttr {
+            max_rd_atomic: !bits >> 4 & 1,
+            timeout: timers >> 3,
+            retry_cnt: timers >> 5,
+            rnr_retry: timers & 7,
+            ..QpAttr::default()
+        };
+        let mask = QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
+        self.modify(QPS_RTS, mask, attr);
+    }
+
+    /// A key of `of`, or one that is near it.
+    fn key(of: &Self, input: &mut Input<'_>) -> u32 {
+        let choice = input.u8();
+        let (key, _) = of.keys[usize::from(choice) % of.keys.len()];
+        key ^ u32::from(choice >> 5)
+    }
+
+    fn address(input: &mut Input<'_>) -> u64 {
+        let choice = input.u16();
+        match choice >> 13 {
+            7 => input.u64(),
+            6 => IOVA.wrapping_sub(u64::from(choice & 63)),
+            _ => IOVA + u64::from(choice & 0x1fff),
+        }
+    }
+
+    fn length(input: &mut Input<'_>) -> u32 {
+        let choice = input.u16();
+        match choice >> 13 {
+            7 => input.u32(),
+            _ => u32::from(choice & 0x1fff),
+        }
+    }
+
+    fn elements(&self, count: u8, input: &mut Input<'_>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for _ in 0..count.min(17) {
+            let sge = Sge {
+                addr: Self::address(input).into(),
+                length: Self::length(input).into(),
+                lkey: Self::key(self, input).into(),
+            };
+            bytes.extend_from_slice(sge.as_bytes());
+        }
+        bytes
+    }
+
+    /// Writes an entry where the next one belongs, and says that it is there.
+    fn post(&self, produced: usize, first: usize, entries: u32, stride: usize, bytes: &[u8]) {
+        let word = self.word(produced);
+        let index = usize::try_from(word & (entries - 1)).expect("a small queue");
+        self.ram.poke(
+            self.at(first + index * stride),
+            &bytes[..bytes.len().min(stride)],
+        );
+        self.ram.poke_word(self.at(produced), word.wrapping_add(1));
+    }
+
+    fn post_send(&self, peer: &Self, input: &mut Input<'_>) {
+        let (opcode, flags, sges) = (input.u8() % 6, input.u8() % 32, input.u8() % 18);
+        let head = SendEntry {
+            wr_id: 1.into(),
+            opcode,
+            flags,
+            num_sge: u16::from(sges).into(),
+            imm: 2.into(),
+            remote_addr: Self::address(input).into(),
+            rkey: Self::key(peer, input).into(),
+            inline_bytes: u32::from(input.u8()).into(),
+        };
+        let mut bytes = head.as_bytes().to_vec();
+        bytes.extend(self.elements(sges, input));
+        let layout = self.layout;
+        self.post(
+            QP_OFF_SEND_PRODUCED,
+            QP_OFF_ENTRIES,
+            layout.send_entries,
+            layout.send_stride,
+            &bytes,
+        );
+    }
+
+    fn post_recv(&self, input: &mut Input<'_>) {
+        let sges = input.u8() % 18;
+        let head = RecvEntry {
+            wr_id: 3.into(),
+            num_sge: u32::from(sges).into(),
+            ..RecvEntry::default()
+        };
+        let mut bytes = head.as_bytes().to_vec();
+        bytes.extend(self.elements(sges, input));
+        let layout = self.layout;
+        self.post(
+            QP_OFF_RECV_PRODUCED,
+            layout.recv_offset(),
+            layout.recv_entries,
+            layout.recv_stride,
+            &bytes,
+        );
+    }
+
+    /// What a backend must never have done.
+    fn check(&self) {
+        for page in UNTOUCHED {
+            assert!(
+                self.ram.is_zero(self.base + page),
+                "page {page} has changed"
+            );
+        }
+        for (page, pages, ..) in REGIONS {
+            let start = (self.base + page) * PAGE;
+            let before = self.ram.peek::<MARGIN>(start);
+            let after = self
+                .ram
+                .peek::<MARGIN>(start + pages * PAGE - MARGIN as u64);
+            assert_eq!(
+                [before, after],
+                [[0; MARGIN]; 2],
+                "beyond the region of page {page}"
+            );
+        }
+    }
+}
+
+struct Scene<'a> {
+    ends: [End<'a>; 2],
+    now: Instant,
+}
+
+impl Scene<'_> {
+    fn turn(&self) -> bool {
+        let [a, b] = &self.ends;
+        a.qp.progress(self.now).worked | b.qp.progress(self.now).worked
+    }
+
+    /// Gives turns until neither has anything to do any more, and so a worker would sleep. An entry takes at most
+    /// so many turns as its elements have megabytes.
+    fn rest(&self) {
+        for _ in 0..2000 {
+            if !self.turn() {
+                for end in &self.ends {
+                    assert!(!end.qp.is_ready(), "a turn leaves work undone");
+                }
+                return;
+            }
+        }
+        panic!("no rest");
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) {
+        let op = input.u8();
+        let who = usize::from(op >> 7);
+        let (end, peer) = (&self.ends[who], &self.ends[1 - who]);
+        match op % 16 {
+            0 | 1 => end.post_send(peer, input),
+            2 | 3 => end.post_recv(input),
+            4 => {
+                // Anything, anywhere in its queues.
+                let at = usize::from(input.u16())
+                    % usize::try_from(QP_PAGES * PAGE).expect("a few pages");
+                let bytes = input.counted();
+                let room = usize::try_from(QP_PAGES * PAGE).expect("a few pages") - at;
+                end.ram.poke(end.at(at), &bytes[..bytes.len().min(room)]);
+            }
+            5 => {
+                let word = *input.pick(&[
+                    QP_OFF_SEND_PRODUCED,
+                    QP_OFF_RECV_PRODUCED,
+                    QP_OFF_SEND_CONSUMED,
+                    QP_OFF_RECV_CONSUMED,
+                ]);
+                let by = u32::from(input.u8());
+                end.ram
+                    .poke_word(end.at(word), end.word(word).wrapping_add(by));
+            }
+            6 => {
+                let produced = end.ram.peek_word(end.cq_word(CQ_OFF_PRODUCED));
+                let consumed = produced.wrapping_sub(input.u8().into());
+                end.ram.poke_word(end.cq_word(CQ_OFF_CONSUMED), consumed);
+                end.ram
+                    .poke_word(end.cq_word(CQ_OFF_ARMED), input.u8().into());
+            }
+            7 => {
+                self.turn();
+            }
+            8 => self.now += Duration::from_nanos(input.magnitude() % (1 << 40)),
+            9 => self.rest(),
+            10 => {
+                let to = [peer.qp.number(), end.qp.number(), peer.qp.number() ^ 1, 0];
+                end.connect(*input.pick(&to), input);
+            }
+            11 => end.modify(
+                input.u8() % 8,
+                input.u32(),
+                QpAttr {
+                    en_sqd_async_notify: 1,
+                    ..QpAttr::default()
+                },
+            ),
+            12 => {
+                let (key, region) = &end.keys[usize::from(input.u8()) % end.keys.len()];
+                if input.u8().is_multiple_of(2) {
+                    end.table.remove(*key);
+                } else {
+                    region.revoke();
+                }
+            }
+            13 => {
+                let attr = end.qp.query();
+                let _ = end.qp.modify(0, &attr);
+            }
+            14 => end.qp.destroy(),
+            _ => {
+                self.turn();
+                self.now += Duration::from_nanos(input.magnitude() % (1 << 40));
+            }
+        }
+    }
+}
+
+/// The parsers alone, which must find no more in an entry than there is.
+fn parse(entry: &[u8]) {
+    let mut send = SendRequest::default();
+    if send.parse(entry).is_ok() {
+        let elements = send.elements.as_slice().len();
+        assert!(elements <= MAX_SGE as usize);
+        assert!(size_of::<SendEntry>() + elements * size_of::<Sge>() <= entry.len());
+        if let Some(inline) = send.inline() {
+            assert!(inline.len() <= MAX_INLINE_BYTES as usize && elements == 0);
+            assert_eq!(send.length(), inline.len() as u64);
+        }
+    }
+    let mut recv = RecvRequest::default();
+    if recv.parse(entry).is_ok() {
+        let elements = recv.elements.as_slice().len();
+        assert!(elements <= MAX_SGE as usize);
+        assert!(size_of::<RecvEntry>() + elements * size_of::<Sge>() <= entry.len());
+    }
+}
+
+/// Runs one input.
+pub fn run(data: &[u8]) {
+    parse(data);
+    MACHINE.with(|machine| {
+        machine.ram.clear();
+        let mut input = Input::new(data);
+        let sizes = input.u8();
+        let wide = sizes & 0x80 != 0;
+        let layout = QpLayout::new(
+            1 << (sizes & 3),
+            if wide { 16 } else { 2 },
+            if wide { 200 } else { 0 },
+            1 << (sizes >> 2 & 3),
+            if wide { 16 } else { 2 },
+        );
+        let layout = layout.expect("a small layout");
+        let cqes = 1 << (sizes >> 4 & 7).min(6);
+        let engine = SoftEngine::new();
+        let end = |index| End::new(machine, &engine, index, layout, cqes, index == 1);
+        let mut scene = Scene {
+            ends: [end(0), end(1)],
+            now: Instant::now(),
+        };
+        let [a, b] = &scene.ends;
+        let flags = input.u8();
+        if flags & 1 == 0 {
+            a.connect(b.qp.number(), &mut Input::new(&[0, 0x2f]));
+            b.connect(a.qp.number(), &mut Input::new(&[0, 0x2f]));
+        }
+        while !input.is_empty() {
+            scene.step(&mut input);
+        }
+        scene.rest();
+        // Whatever is retried a limited number of times ends.
+        for _ in 0..20 {
+            scene.now += Duration::from_secs(10_000);
+            scene.rest();
+        }
+        for end in &scene.ends {
+            end.check();
+            end.qp.destroy();
+            for (_, region) in &end.keys {
+                region.revoke();
+            }
+        }
+    });
+}
