@@ -29,6 +29,13 @@ struct End {
     events: Arc<Mutex<Vec<u32>>>,
 }
 
+impl Drop for End {
+    /// As whoever makes a queue pair does: the two of a connection know each other until then.
+    fn drop(&mut self) {
+        self.qp.destroy();
+    }
+}
+
 struct Pair {
     a: End,
     b: End,

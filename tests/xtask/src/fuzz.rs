@@ -1,4 +1,4 @@
-//! The fuzz targets, each for a minute.
+//! `cargo xtask fuzz`: the fuzz targets under libFuzzer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,17 @@ use farlane_vmkit::progress;
 use farlane_vmkit::scratch::Scratch;
 use farlane_vmkit::workspace::Workspace;
 
-/// How long each target runs.
-const SECONDS: u32 = 60;
-
 /// What libFuzzer takes for a hang, and for too much memory.
 const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];
 
 /// How long building the targets may take.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// How long running one may take: its minute, what it has in its corpus, and an input that hangs.
-const RUN_TIMEOUT: Duration = Duration::from_secs(300);
+/// How long a target may take besides the time that it is given: what it has in its corpus, and an input that hangs.
+const RUN_GRACE: Duration = Duration::from_secs(240);
+
+/// How long merging finds into a corpus may take.
+const MERGE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// libFuzzer is built from source.
 const PACKAGES: &[&str] = &["g++"];
@@ -30,41 +30,164 @@ const PACKAGES: &[&str] = &["g++"];
 /// Where the flags of tests/fuzz/.cargo/config.toml have cargo put programs.
 const PROGRAMS: &str = "x86_64-unknown-linux-gnu/release";
 
-/// Runs the targets whose names contain the filter.
-pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
-    let sources = workspace.root().join("tests/fuzz");
-    let mut chosen = targets(&sources)?;
-    chosen.retain(|target| filter.is_none_or(|filter| target.contains(filter)));
-    ensure!(
-        !chosen.is_empty(),
-        "No fuzz target has {:?} in its name",
-        filter.unwrap_or_default()
-    );
-    let mut code = ExitCode::SUCCESS;
-    packages::ensure(PACKAGES)?;
-    let work = workspace.target().join("fuzz");
-    progress::step("Building fuzz targets", || {
-        build(workspace, &sources, &work)
-    })?;
-    for target in chosen {
-        match progress::step(&format!("Fuzzing {target}"), || {
-            fuzz(&sources, &work, &target)
-        }) {
-            Ok(inputs) => {
-                println!("Fuzz target {target}: {inputs} inputs, nothing found");
-            }
+/// Runs the targets whose names contain the filter, each for so many seconds. With `keep`, inputs that reach more code are added
+/// to the corpus.
+pub fn run(
+    workspace: &Workspace,
+    filter: Option<&str>,
+    seconds: u32,
+    keep: bool,
+) -> Result<ExitCode> {
+    let fuzzer = Fuzzer::build(workspace, filter)?;
+    let mut failed = 0;
+    for target in fuzzer.targets() {
+        let what = format!("Fuzzing {target}");
+        match progress::step(&what, || fuzzer.run(target, seconds, keep)) {
+            Ok(done) => println!("Fuzz target {target}: {done}"),
             Err(error) => {
                 eprintln!("Error: {error:#}");
-                code = ExitCode::FAILURE;
+                failed += 1;
             }
         }
     }
-    Ok(code)
+    println!("{} targets, {failed} failed", fuzzer.targets().len());
+    Ok(if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
-/// The names of the targets: those of their files.
+/// What a target has done without finding anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Done {
+    /// How many inputs it was given.
+    pub inputs: u64,
+    /// How many of them were added to the corpus.
+    pub kept: usize,
+}
+
+impl std::fmt::Display for Done {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} inputs, nothing found", self.inputs)?;
+        match self.kept {
+            0 => Ok(()),
+            kept => write!(f, "; {kept} added to the corpus"),
+        }
+    }
+}
+
+/// The targets as programs.
+#[derive(Debug)]
+pub struct Fuzzer {
+    sources: PathBuf,
+    work: PathBuf,
+    targets: Vec<String>,
+}
+
+impl Fuzzer {
+    /// Builds the targets and chooses those whose names contain the filter.
+    ///
+    /// # Errors
+    /// When there is none, or they cannot be built.
+    pub fn build(workspace: &Workspace, filter: Option<&str>) -> Result<Self> {
+        let sources = workspace.root().join("tests/fuzz");
+        let mut targets = targets(&sources)?;
+        targets.retain(|target| filter.is_none_or(|filter| target.contains(filter)));
+        ensure!(
+            !targets.is_empty(),
+            "There is no fuzz target whose name contains {}",
+            filter.unwrap_or_default()
+        );
+        packages::ensure(PACKAGES)?;
+        let work = workspace.target().join("fuzz");
+        progress::step("Building fuzz targets", || {
+            build(workspace, &sources, &work)
+        })?;
+        Ok(Self {
+            sources,
+            work,
+            targets,
+        })
+    }
+
+    /// The names of the chosen targets.
+    pub fn targets(&self) -> &[String] {
+        &self.targets
+    }
+
+    /// Runs a target for so many seconds.
+    ///
+    /// # Errors
+    /// When it has found something; the message names the input.
+    pub fn run(&self, target: &str, seconds: u32, keep: bool) -> Result<Done> {
+        let artifacts = self.work.join("artifacts").join(target);
+        fs::create_dir_all(&artifacts)
+            .with_context(|| format!("Cannot make {}", artifacts.display()))?;
+        // libFuzzer adds to the first corpus only: the checked-in one stays as it is.
+        let scratch = Scratch::new()?;
+        let found = folder(scratch.join("found"))?;
+        let log = scratch.join("log");
+        let mut command = self.command(target);
+        command
+            .arg(format!("-max_total_time={seconds}"))
+            .arg("-print_final_stats=1")
+            .arg(format!("-artifact_prefix={}/", artifacts.display()))
+            .arg(&found)
+            .arg(self.corpus(target));
+        let mut process = Process::spawn_logged(format!("fuzz target {target}"), command, &log)?;
+        let time = Duration::from_secs(seconds.into()) + RUN_GRACE;
+        let status = process.wait(time)?;
+        let said = fs::read(&log).with_context(|| format!("Cannot read {}", log.display()))?;
+        let said = String::from_utf8_lossy(&said);
+        let Some(status) = status else {
+            bail!("Fuzz target {target} does not end:\n{}", tail(&said, 20));
+        };
+        if !status.success() {
+            bail!(
+                "Fuzz target {target} failed ({}):\n{}\nThe input is {}",
+                describe(status),
+                tail(&said, 60),
+                crash(&said).unwrap_or("not known: it did not get that far")
+            );
+        }
+        let inputs = inputs(&said)
+            .with_context(|| format!("Fuzz target {target} does not say what it did"))?;
+        let kept = if keep { self.keep(target, &found)? } else { 0 };
+        Ok(Done { inputs, kept })
+    }
+
+    fn corpus(&self, target: &str) -> PathBuf {
+        self.sources.join("corpus").join(target)
+    }
+
+    fn command(&self, target: &str) -> Command {
+        let mut command = Command::new(self.work.join(PROGRAMS).join(target));
+        command.current_dir(&self.sources).args(LIMITS);
+        command
+    }
+
+    /// Adds those inputs to the corpus that reach what it does not. Returns how many.
+    fn keep(&self, target: &str, found: &Path) -> Result<usize> {
+        let corpus = self.corpus(target);
+        let before = count(&corpus)?;
+        let mut command = self.command(target);
+        command.arg("-merge=1").arg(&corpus).arg(found);
+        let mut process = Process::spawn(format!("merge of {target}"), command)?;
+        match process.wait(MERGE_TIMEOUT)? {
+            Some(status) if status.success() => Ok(count(&corpus)? - before),
+            Some(status) => bail!(
+                "The finds of {target} cannot be merged: {}",
+                describe(status)
+            ),
+            None => bail!("Merging the finds of {target} does not end"),
+        }
+    }
+}
+
+/// The names of the targets: those of their programs.
 fn targets(sources: &Path) -> Result<Vec<String>> {
-    let folder = sources.join("targets");
+    let folder = sources.join("src/bin");
     let mut names = Vec::new();
     for entry in
         fs::read_dir(&folder).with_context(|| format!("Cannot read {}", folder.display()))?
@@ -73,13 +196,14 @@ fn targets(sources: &Path) -> Result<Vec<String>> {
             names.push(name.to_owned());
         }
     }
-    ensure!(
-        !names.is_empty(),
-        "There is no fuzz target in {}",
-        folder.display()
-    );
     names.sort();
     Ok(names)
+}
+
+fn count(folder: &Path) -> Result<usize> {
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("Cannot read {}", folder.display()))?;
+    Ok(entries.count())
 }
 
 fn build(workspace: &Workspace, sources: &Path, work: &Path) -> Result<()> {
@@ -97,41 +221,6 @@ fn build(workspace: &Workspace, sources: &Path, work: &Path) -> Result<()> {
         Some(status) => bail!("The fuzz targets cannot be built: {}", describe(status)),
         None => bail!("cargo build of the fuzz targets takes over an hour"),
     }
-}
-
-/// Runs a target. Returns how many inputs it took.
-fn fuzz(sources: &Path, work: &Path, target: &str) -> Result<u64> {
-    let artifacts = work.join("artifacts").join(target);
-    fs::create_dir_all(&artifacts)
-        .with_context(|| format!("Cannot make {}", artifacts.display()))?;
-    // libFuzzer adds to the first corpus only: the checked-in one stays as it is.
-    let scratch = Scratch::new()?;
-    let log = scratch.join("log");
-    let mut command = Command::new(work.join(PROGRAMS).join(target));
-    command
-        .current_dir(sources)
-        .arg(format!("-max_total_time={SECONDS}"))
-        .args(LIMITS)
-        .arg("-print_final_stats=1")
-        .arg(format!("-artifact_prefix={}/", artifacts.display()))
-        .arg(folder(scratch.join("found"))?)
-        .arg(sources.join("corpus").join(target));
-    let mut process = Process::spawn_logged(format!("fuzz target {target}"), command, &log)?;
-    let status = process.wait(RUN_TIMEOUT)?;
-    let said = fs::read(&log).with_context(|| format!("Cannot read {}", log.display()))?;
-    let said = String::from_utf8_lossy(&said);
-    let Some(status) = status else {
-        bail!("Fuzz target {target} does not end:\n{}", tail(&said, 20));
-    };
-    if !status.success() {
-        bail!(
-            "Fuzz target {target} failed ({}):\n{}\nThe input is {}",
-            describe(status),
-            tail(&said, 60),
-            crash(&said).unwrap_or("not known: it did not get that far")
-        );
-    }
-    inputs(&said).with_context(|| format!("Fuzz target {target} does not say what it did"))
 }
 
 fn folder(path: PathBuf) -> Result<PathBuf> {
@@ -169,5 +258,12 @@ mod tests {
         let said = "#8\tDONE   cov: 3\nstat::number_of_executed_units: 1234\nstat::average: 5\n";
         assert_eq!(inputs(said), Some(1234));
         assert_eq!(inputs("stat::average: 5\n"), None);
+    }
+
+    #[test]
+    fn every_target_is_listed_by_the_name_of_its_program() {
+        let workspace = Workspace::find().unwrap();
+        let names = targets(&workspace.root().join("tests/fuzz")).unwrap();
+        assert!(names.contains(&"call_ring".to_owned()));
     }
 }

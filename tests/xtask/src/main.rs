@@ -1,7 +1,9 @@
 //! `cargo xtask`: shows, tests and measures Farlane in virtual machines, and makes everything that this needs.
 
+mod asan;
 mod bench;
 mod check;
+mod checked;
 mod clean;
 mod conditions;
 mod demo;
@@ -14,14 +16,16 @@ mod iperf;
 mod jobs;
 mod lending;
 mod metrics;
+mod miri;
 mod net;
 mod netstat;
 mod numa;
 mod place;
 mod run;
 mod scenarios;
-mod table;
 mod seed;
+mod soak;
+mod table;
 mod test_run;
 mod tools;
 mod two_nodes;
@@ -57,12 +61,38 @@ enum Task {
     Test {
         /// Only tests and scenarios whose name contains this
         filter: Option<String>,
-        /// Runs each fuzz target for a minute, too
-        #[arg(long)]
-        fuzz: bool,
     },
     /// Runs fmt, clippy, unit tests and six scenarios: minutes, not a whole run
     Check,
+    /// Runs fuzz targets
+    Fuzz {
+        /// Only targets whose name contains this
+        filter: Option<String>,
+        /// How long each runs
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+        /// Adds inputs that reach more code to the corpus
+        #[arg(long)]
+        keep: bool,
+    },
+    /// Runs the tests of crates with unsafe code under AddressSanitizer
+    Asan {
+        /// Only packages whose name contains this
+        filter: Option<String>,
+    },
+    /// Runs unit tests in Miri, of modules that it can run
+    Miri {
+        /// Only packages whose name contains this
+        filter: Option<String>,
+    },
+    /// Repeats long scenarios and fuzz targets until the time is over
+    Soak {
+        /// Only scenarios whose name contains this, or only fuzz targets: "fuzz", "fuzz TARGET"
+        filter: Option<String>,
+        /// For how long
+        #[arg(long, default_value_t = 60)]
+        minutes: u32,
+    },
     /// Runs scenarios in virtual machines
     Scenario {
         /// Lists the scenarios
@@ -108,8 +138,15 @@ fn perform(task: Task) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     match task {
         Task::Demo => demo::run(&workspace),
-        Task::Test { filter, fuzz: true } => fuzz::run(&workspace, filter.as_deref()),
-        Task::Test { filter, .. } => test_run::run(&workspace, filter.as_deref()),
+        Task::Test { filter } => test_run::run(&workspace, filter.as_deref()),
+        Task::Fuzz {
+            filter,
+            seconds,
+            keep,
+        } => fuzz::run(&workspace, filter.as_deref(), seconds, keep),
+        Task::Asan { filter } => asan::run(&workspace, filter.as_deref()),
+        Task::Miri { filter } => miri::run(&workspace, filter.as_deref()),
+        Task::Soak { filter, minutes } => soak::run(&workspace, filter.as_deref(), minutes),
         Task::Scenario { list: true, .. } => {
             scenarios::list();
             Ok(ExitCode::SUCCESS)
