@@ -1,5 +1,7 @@
 //! The RDMA programs of ibverbs-utils and perftest: how they are called, and what they print.
 
+use std::error::Error;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -164,6 +166,24 @@ pub fn latencies(text: &str) -> Result<Vec<Latency>> {
         .collect())
 }
 
+/// How many bytes of payload a program of perftest that was called by `line`, and printed `text`, has had moved between its
+/// two ends: iterations of each size, in one direction or in both.
+pub fn payload_bytes(line: &str, text: &str) -> Result<u64> {
+    let heading = if line.contains("_bw") {
+        "BW average["
+    } else {
+        "t_typical["
+    };
+    // In a ping-pong each end sends. A read moves bytes one way, whoever waits for it.
+    let ping_pong = line.contains("_lat") && !line.contains("read");
+    let both = ping_pong || line.split_whitespace().any(|word| word == "-b");
+    let mut total = 0;
+    for (bytes, iterations) in rows::<u64>(text, heading, 1)? {
+        total += bytes * iterations;
+    }
+    Ok(if both { 2 * total } else { total })
+}
+
 /// What a ping-pong program of ibverbs-utils reports: microseconds for one iteration, there and back.
 pub fn pingpong_us(text: &str) -> Result<f64> {
     let line = text
@@ -181,7 +201,11 @@ pub fn pingpong_us(text: &str) -> Result<f64> {
 }
 
 /// The message sizes and the figures in one column below a heading.
-fn rows(text: &str, heading: &str, column: usize) -> Result<Vec<(u64, f64)>> {
+fn rows<T>(text: &str, heading: &str, column: usize) -> Result<Vec<(u64, T)>>
+where
+    T: FromStr,
+    T::Err: Error + Send + Sync + 'static,
+{
     let mut lines = text.lines().skip_while(|line| !line.contains(heading));
     lines
         .next()
@@ -211,6 +235,16 @@ fn rows(text: &str, heading: &str, column: usize) -> Result<Vec<(u64, f64)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn payload_is_counted_in_both_directions_where_both_send() {
+        let bw = " #bytes #iterations BW peak[MiB/sec] BW average[MiB/sec] MsgRate[Mpps]\n 2 100 1.0 1.0 0.5\n 4 100 1.0 1.0 0.5\n";
+        assert_eq!(payload_bytes("ib_send_bw -a -n 100", bw).unwrap(), 600);
+        assert_eq!(payload_bytes("ib_send_bw -a -n 100 -b", bw).unwrap(), 1200);
+        let lat = " #bytes #iterations t_min[usec] t_max[usec] t_typical[usec]\n 8 50 1 1 1\n";
+        assert_eq!(payload_bytes("ib_write_lat -s 8 -n 50", lat).unwrap(), 800);
+        assert_eq!(payload_bytes("ib_read_lat -s 8 -n 50", lat).unwrap(), 400);
+    }
 
     #[test]
     fn bandwidth_rows_are_read() {

@@ -5,7 +5,7 @@ use farlane_vmkit::packages;
 use farlane_vmkit::report::Report;
 
 use super::Scenario;
-use super::rdma_perftest::perftests;
+use super::rdma_perftest::counted_perftests;
 use super::rdma_pingpong::{device_info, ping_pongs};
 use crate::place::Host;
 use crate::run::Run;
@@ -28,12 +28,12 @@ const PING_PONGS: &[&str] = &[
 ];
 
 const PERFTESTS: &[&str] = &[
-    "ib_send_bw -a -n 500",
-    "ib_write_bw -a -n 500",
-    "ib_read_bw -a -n 500",
+    "ib_send_bw -a -n 100",
+    "ib_write_bw -a -n 100",
+    "ib_read_bw -a -n 100",
     "ib_write_bw -s 65536 -n 1000 -q 4",
     "ib_send_bw -s 65536 -n 1000 -b",
-    "ib_write_lat -a -n 200",
+    "ib_write_lat -a -n 50",
     "ib_send_lat -s 8 -n 2000",
     "ib_send_lat -s 8 -n 2000 -e",
     "ib_read_lat -s 8 -n 2000",
@@ -57,6 +57,6 @@ pub fn on_host(
     let host = Host::new(farlane.programs(), &socket, run.logs());
     device_info(&host)?;
     ping_pongs("host", ping_pong, &host, &host, report)?;
-    perftests("host", perftest, &host, &host, report)?;
+    counted_perftests(run, "host", perftest, &host, &host, report)?;
     backend.stop()
 }

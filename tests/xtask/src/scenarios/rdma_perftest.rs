@@ -6,9 +6,11 @@ use farlane_vmkit::report::Report;
 use farlane_vmkit::wire::Wire;
 
 use super::Scenario;
+use super::rdma_pingpong::ping_pongs;
+use crate::metrics::Metrics;
 use crate::place::{Over, Place};
 use crate::run::Run;
-use crate::tools::{bandwidths, between, latencies};
+use crate::tools::{bandwidths, between, latencies, payload_bytes};
 
 pub const SCENARIO: Scenario = Scenario {
     name: "rdma-perftest",
@@ -33,14 +35,48 @@ const LINES: &[&str] = &[
     "ib_read_lat -s 8 -n 1000",
 ];
 
+/// perftest never looks at what it has received. These do (`-c`), with messages of several sizes.
+const CHECKED: &[&str] = &[
+    "ibv_rc_pingpong -g 0 -c -s 64 -n 1000",
+    "ibv_rc_pingpong -g 0 -c -s 1048576 -n 20",
+];
+
 /// The sizes whose figures go into the table, of programs that run through all of them.
 const SHOWN_BYTES: &[u64] = &[8, 4096, 65536, 1 << 20, 8 << 20];
 
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let wire = Wire::new()?;
     let pair = run.context.farlane()?.boot_pair(run, &wire)?;
-    perftests("two VMs", LINES, &pair.a, &pair.b, report)?;
+    let (a, b) = (&pair.a, &pair.b);
+    counted_perftests(run, "two VMs", LINES, a, b, report)?;
+    ping_pongs("two VMs", CHECKED, a, b, report)?;
     pair.backend.stop()
+}
+
+/// Runs programs of perftest, of which the daemon of the run must have moved as many bytes as they say, and reports their figures.
+pub fn counted_perftests(
+    run: &Run<'_>,
+    name: &str,
+    lines: &[&str],
+    server: &dyn Place,
+    client: &dyn Place,
+    report: &mut Report,
+) -> Result<()> {
+    let moved = || {
+        let metrics = Metrics::read(&run.metrics(), "farlane_rdma_")?;
+        anyhow::Ok(metrics.sum("bytes_out")? + metrics.sum("bytes_in")?)
+    };
+    for line in lines {
+        let before = moved()?;
+        let text = perftest(name, line, server, client, report)?;
+        let (moved, said) = (moved()? - before, payload_bytes(line, &text)?);
+        // A program whose clock was unsteady has been run again.
+        ensure!(
+            moved > 0 && moved.is_multiple_of(said),
+            "`{line}` says that it moved {said} bytes, the daemon moved {moved}:\n{text}"
+        );
+    }
+    Ok(())
 }
 
 /// Runs programs of perftest and reports their figures.
@@ -52,36 +88,48 @@ pub fn perftests(
     report: &mut Report,
 ) -> Result<()> {
     for line in lines {
-        let text = between(Over::Farlane, &format!("{line} -F"), server, client)?;
-        let rows: Vec<(u64, String)> = if line.contains("_bw") {
-            let rows = bandwidths(&text)?;
-            ensure!(
-                rows.iter().all(|row| row.mib_per_second > 0.0),
-                "`{line}` moved nothing:\n{text}"
-            );
-            rows.iter()
-                .map(|row| (row.bytes, format!("{:10.1} MiB/s", row.mib_per_second)))
-                .collect()
-        } else {
-            let rows = latencies(&text)?;
-            rows.iter()
-                .map(|row| (row.bytes, format!("{:10.2} us", row.typical_us)))
-                .collect()
-        };
-        let all_sizes = line.contains(" -a");
-        ensure!(
-            !all_sizes || rows.len() == 23,
-            "`{line}` went through {} sizes, not 23:\n{text}",
-            rows.len()
-        );
-        for (bytes, figure) in rows {
-            progress::note(&format!("{name}: {line}: {bytes} bytes: {}", figure.trim()));
-            if !all_sizes {
-                report.add(name, *line, figure);
-            } else if SHOWN_BYTES.contains(&bytes) {
-                report.add(name, format!("{line}: {bytes} bytes"), figure);
-            }
-        }
+        perftest(name, line, server, client, report)?;
     }
     Ok(())
+}
+
+/// Runs a program of perftest and reports its figures. Returns what it printed.
+fn perftest(
+    name: &str,
+    line: &str,
+    server: &dyn Place,
+    client: &dyn Place,
+    report: &mut Report,
+) -> Result<String> {
+    let text = between(Over::Farlane, &format!("{line} -F"), server, client)?;
+    let rows: Vec<(u64, String)> = if line.contains("_bw") {
+        let rows = bandwidths(&text)?;
+        ensure!(
+            rows.iter().all(|row| row.mib_per_second > 0.0),
+            "`{line}` moved nothing:\n{text}"
+        );
+        rows.iter()
+            .map(|row| (row.bytes, format!("{:10.1} MiB/s", row.mib_per_second)))
+            .collect()
+    } else {
+        let rows = latencies(&text)?;
+        rows.iter()
+            .map(|row| (row.bytes, format!("{:10.2} us", row.typical_us)))
+            .collect()
+    };
+    let all_sizes = line.contains(" -a");
+    ensure!(
+        !all_sizes || rows.len() == 23,
+        "`{line}` went through {} sizes, not 23:\n{text}",
+        rows.len()
+    );
+    for (bytes, figure) in rows {
+        progress::note(&format!("{name}: {line}: {bytes} bytes: {}", figure.trim()));
+        if !all_sizes {
+            report.add(name, line, figure);
+        } else if SHOWN_BYTES.contains(&bytes) {
+            report.add(name, format!("{line}: {bytes} bytes"), figure);
+        }
+    }
+    Ok(text)
 }
