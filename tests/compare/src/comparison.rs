@@ -98,11 +98,10 @@ impl Plan {
 /// What a comparison says of its bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// The whole interval of [`Plan::confidence`] is on the bar's good side; or the bar is still inside of it at the end, and the median
-    /// is on the good side.
+    /// The whole interval of [`Plan::confidence`] is on the bar's good side; or the bar is still inside of it at the end (after
+    /// [`Plan::most`] rounds, or [`Plan::patience`]), and the median is on the good side.
     Met,
-    /// The whole interval of [`Plan::confidence_of_miss`] is on the bad side; after [`Plan::most`] rounds that of
-    /// [`Plan::confidence`].
+    /// The whole interval of [`Plan::confidence_of_miss`] is on the bad side; at the end that of [`Plan::confidence`].
     Missed,
     /// The bar is still inside of the interval at the end, and the median is on the bad side: not shown to be
     /// missed, and not shown to be met.
@@ -224,7 +223,8 @@ impl fmt::Display for Comparison {
             verdict,
             ..
         } = self;
-        write!(f, "{}x", short(*figure))?;
+        let unit = if self.theirs.is_some() { "x" } else { "" };
+        write!(f, "{}{unit}", short(*figure))?;
         if let Some((low, high)) = self.interval {
             write!(f, " [{}, {}]", short(low), short(high))?;
         }
