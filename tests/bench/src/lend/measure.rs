@@ -187,7 +187,7 @@ impl Run<'_> {
             trapped.fold(0.0, f64::max),
             "",
             0.05,
-            "issue: fewer than 1 in 20",
+            "fewer than 1 in 20",
         );
         Ok(())
     }
@@ -240,7 +240,7 @@ impl Run<'_> {
             trapped.fold(0.0, f64::max),
             "",
             0.05,
-            "issue: fewer than 1 in 20",
+            "fewer than 1 in 20",
         );
         Ok(())
     }
