@@ -91,6 +91,7 @@ const TARGET: &str = "modprobe -a nvmet nvmet-tcp && mount -t configfs none /sys
 fn small(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let rig = Rig::new(run, Form::Small)?;
     let [guest] = run.boot([rig.add_devices(VmConfig::new("a"))])?;
+    guest.run("modprobe nvme")?;
     let nodes = [LENT, LOCAL].map(|serial| namespace(&guest, serial));
     let [lent, local] = nodes;
     compare(Form::Small, &guest, &[lent?, local?], report)?;
