@@ -139,6 +139,12 @@ impl Course {
         (self.sequencer != NOBODY).then_some(self.sequencer)
     }
 
+    /// The worker that decides the order is gone, and has thrown away what it had: whoever reads the next frame does.
+    pub fn release(&mut self) {
+        self.sequencer = NOBODY;
+        self.heard = NOBODY;
+    }
+
     /// Sets the queue that is to get the frames.
     pub fn aim(&mut self, target: u16) {
         if self.target != target {
