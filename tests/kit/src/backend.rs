@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use rustix::process::Signal;
 
 use crate::process::{Process, describe, tail};
 
@@ -82,6 +83,14 @@ impl Backend {
     /// When that cannot be found out.
     pub fn is_running(&mut self) -> Result<bool> {
         self.process.is_running()
+    }
+
+    /// Lets the daemon run no further (SIGSTOP), which leaves whatever it was doing half done. It can be killed then.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn freeze(&mut self) -> Result<()> {
+        self.process.signal(Signal::STOP)
     }
 
     /// Ends the daemon with SIGKILL.

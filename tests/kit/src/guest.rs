@@ -289,9 +289,16 @@ impl Guest {
     /// # Errors
     /// When it cannot be read.
     pub fn read_file(&self, path: &str) -> Result<String> {
-        let bytes = self.agent.read(path).map_err(|error| self.failure(error))?;
-        String::from_utf8(bytes)
+        String::from_utf8(self.read_bytes(path)?)
             .with_context(|| format!("{path} in guest {} is no text", self.name))
+    }
+
+    /// Reads a file that is no text.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read_bytes(&self, path: &str) -> Result<Vec<u8>> {
+        self.agent.read(path).map_err(|error| self.failure(error))
     }
 
     /// Whether something in the guest listens on a TCP port.

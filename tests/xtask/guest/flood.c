@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
 /*
- * Begins so many TCP connections, no two of one address and port, to a port where nobody listens, and counts the refusals:
+ * Begins so many TCP connections, no two of one address and port, to a port, and counts what answers: that somebody listens
+ * (SYN and ACK), which is where a connection becomes known, or that nobody does (RST).
  *
- *	flood INTERFACE MAC ADDRESS COUNT
+ *	flood INTERFACE MAC ADDRESS PORT FIRST COUNT
  *
  * Frames leave by INTERFACE to the machine of that Ethernet and IPv4 address, which must have a route for what it answers.
- * No more than a window of them is under way. At the end it prints
+ * Connections are numbered from FIRST; those of another number are others. No more than a window of them is under way. At the
+ * end it prints
  *
- *	sent COUNT refused COUNT
+ *	sent COUNT accepted COUNT refused COUNT
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -28,7 +30,6 @@
 #define WINDOW 1024
 /* What has not come by then was lost. */
 #define PATIENCE_MS 200
-#define CLOSED_PORT 9
 
 struct frame {
 	struct ether_header ethernet;
@@ -73,25 +74,26 @@ static void make(struct frame *frame, uint32_t number)
 	frame->tcp.check = folded(sum(&frame->tcp, sizeof(frame->tcp), tcp));
 }
 
-static int is_refusal(const struct frame *frame, ssize_t bytes)
+static int is_answer(const struct frame *frame, ssize_t bytes)
 {
 	return bytes >= (ssize_t)sizeof(*frame) && frame->ethernet.ether_type == htons(ETHERTYPE_IP) &&
-	       frame->ip.protocol == IPPROTO_TCP && frame->tcp.rst && ntohl(frame->ip.daddr) >> 24 == 11;
+	       frame->ip.protocol == IPPROTO_TCP && frame->tcp.ack && ntohl(frame->ip.daddr) >> 24 == 11;
 }
 
 int main(int argc, char **argv)
 {
 	struct frame frame = { 0 };
 	struct sockaddr_ll place = { .sll_family = AF_PACKET, .sll_protocol = htons(ETH_P_IP) };
-	unsigned long count, sent = 0, refused = 0, gone = 0;
+	unsigned long first, count, sent = 0, answered = 0, refused = 0, gone = 0;
 	unsigned char mac[6];
 	int control, room = 8 << 20;
 
-	if (argc != 5 || sscanf(argv[2], "%hhx:%hhx:%hhx:%hhx:%hhx:%hhx", mac, mac + 1, mac + 2, mac + 3, mac + 4, mac + 5) != 6) {
-		fprintf(stderr, "usage: flood INTERFACE MAC ADDRESS COUNT\n");
+	if (argc != 7 || sscanf(argv[2], "%hhx:%hhx:%hhx:%hhx:%hhx:%hhx", mac, mac + 1, mac + 2, mac + 3, mac + 4, mac + 5) != 6) {
+		fprintf(stderr, "usage: flood INTERFACE MAC ADDRESS PORT FIRST COUNT\n");
 		return 2;
 	}
-	count = strtoul(argv[4], NULL, 10);
+	first = strtoul(argv[5], NULL, 10);
+	count = strtoul(argv[6], NULL, 10);
 	memcpy(frame.ethernet.ether_dhost, mac, sizeof(mac));
 	memcpy(frame.ethernet.ether_shost, "\x52\x54\x00\x78\x00\x01", 6);
 	frame.ethernet.ether_type = htons(ETHERTYPE_IP);
@@ -102,7 +104,7 @@ int main(int argc, char **argv)
 	frame.ip.protocol = IPPROTO_TCP;
 	if (inet_pton(AF_INET, argv[3], &frame.ip.daddr) != 1)
 		fail(argv[3]);
-	frame.tcp.dest = htons(CLOSED_PORT);
+	frame.tcp.dest = htons((uint16_t)strtoul(argv[4], NULL, 10));
 	frame.tcp.doff = 5;
 	frame.tcp.syn = 1;
 	frame.tcp.window = htons(1024);
@@ -111,35 +113,36 @@ int main(int argc, char **argv)
 	if (control < 0 || bind(control, (struct sockaddr *)&place, sizeof(place)) ||
 	    setsockopt(control, SOL_SOCKET, SO_RCVBUFFORCE, &room, sizeof(room)))
 		fail(argv[1]);
-	while (sent < count || refused + gone < sent) {
+	while (sent < count || answered + gone < sent) {
 		struct pollfd poller = { .fd = control, .events = POLLIN };
 		char answer[2048];
 		ssize_t bytes;
 
-		while (sent < count && sent - refused - gone < WINDOW) {
-			make(&frame, (uint32_t)sent);
+		while (sent < count && sent - answered - gone < WINDOW) {
+			make(&frame, (uint32_t)(first + sent));
 			if (send(control, &frame, sizeof(frame), 0) < 0 && errno != ENOBUFS)
 				fail("send");
 			sent++;
 		}
 		switch (poll(&poller, 1, PATIENCE_MS)) {
 		case 0:
-			gone = sent - refused;
+			gone = sent - answered;
 			continue;
 		case -1:
 			fail("poll");
 		}
 		while ((bytes = recv(control, answer, sizeof(answer), MSG_DONTWAIT)) >= 0) {
-			if (is_refusal((void *)answer, bytes)) {
-				refused++;
-				/* One that was given up. */
-				if (refused + gone > sent)
-					gone = sent - refused;
-			}
+			if (!is_answer((void *)answer, bytes))
+				continue;
+			answered++;
+			refused += ((const struct frame *)(void *)answer)->tcp.rst;
+			/* One that was given up. */
+			if (answered + gone > sent)
+				gone = sent - answered;
 		}
 		if (errno != EAGAIN)
 			fail("recv");
 	}
-	printf("sent %lu refused %lu\n", sent, refused);
+	printf("sent %lu accepted %lu refused %lu\n", sent, answered - refused, refused);
 	return fflush(stdout);
 }

@@ -10,6 +10,16 @@
  *	moves COUNT here BYTES elsewhere BYTES
  *
  * "here" came through the queue of the CPU that the processes were on. A process that ends before is an error.
+ *
+ *	migrate --follow PID[,PID...] INTERFACE COUNT MOST CPU...
+ *
+ * moves them as soon as what they receive has followed: of a window of frames nearly all came through the queue of their CPU, and
+ * so have some windows more since. After MOST frames that did not it gives that move up. At the end it prints
+ *
+ *	moves COUNT followed COUNT slowest FRAMES here FRAMES elsewhere FRAMES
+ *
+ * where "slowest" is the most frames that came before any move was followed; "here" and "elsewhere" count those that came after
+ * their move was.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -29,12 +39,20 @@
 #define MOST_CPUS 16
 #define MOST_PROCESSES 16
 
+/* Frames of a window, and those of them that must have followed: a timer or a frame of another flow may be among them. */
+#define WINDOW 32
+#define FOLLOWED 28
+/* Windows of a stay after it was followed, and the pause between two looks. */
+#define STAY_WINDOWS 8
+#define LOOK_NS 1000000
+
 /* The generic netlink family "netdev" (Documentation/netlink/specs/netdev.yaml), newer than many machines' headers. */
 #define QSTATS_GET 12
 #define QSTATS_IFINDEX 1
 #define QSTATS_QUEUE_TYPE 2
 #define QSTATS_QUEUE_ID 3
 #define QSTATS_SCOPE 4
+#define QSTATS_RX_PACKETS 8
 #define QSTATS_RX_BYTES 9
 #define SCOPE_QUEUE 1
 #define TYPE_RX 0
@@ -122,7 +140,8 @@ static void find_family(const char *name)
 	}
 }
 
-static void read_counters(uint64_t *bytes, unsigned int queues)
+/* What was received through each queue: "counter" is of bytes, or of frames. */
+static void read_counters(uint64_t *values, unsigned int queues, uint16_t counter)
 {
 	struct message message = { 0 };
 	uint32_t scope = SCOPE_QUEUE;
@@ -150,7 +169,7 @@ static void read_counters(uint64_t *bytes, unsigned int queues)
 			}
 			if (get(header, QSTATS_QUEUE_TYPE) != TYPE_RX || queue >= queues)
 				continue;
-			bytes[queue] = get(header, QSTATS_RX_BYTES);
+			values[queue] = get(header, counter);
 			seen++;
 		}
 	}
@@ -186,39 +205,112 @@ static void move(const char *pid, int cpu)
 	}
 }
 
-int main(int argc, char **argv)
+static void move_all(char **pids, unsigned int processes, int cpu)
+{
+	unsigned int process;
+
+	for (process = 0; process < processes; process++)
+		move(pids[process], cpu);
+}
+
+/* Waits until a window of frames has come. Returns how many, and how many of them through the queue "at". */
+static uint64_t window(unsigned int at, unsigned int queues, uint64_t *here)
+{
+	const struct timespec pause = { .tv_nsec = LOOK_NS };
+	uint64_t before[MOST_CPUS], after[MOST_CPUS], frames = 0;
+	unsigned int queue;
+
+	read_counters(before, queues, QSTATS_RX_PACKETS);
+	while (frames < WINDOW) {
+		nanosleep(&pause, NULL);
+		read_counters(after, queues, QSTATS_RX_PACKETS);
+		for (frames = 0, queue = 0; queue < queues; queue++)
+			frames += after[queue] - before[queue];
+	}
+	*here = after[at] - before[at];
+	return frames;
+}
+
+static void follow(char **pids, unsigned int processes, long moves, uint64_t most, char **cpus, unsigned int queues)
+{
+	uint64_t here = 0, elsewhere = 0, slowest = 0, there, frames;
+	long done, followed = 0;
+	int stay;
+
+	for (done = 0; done < moves; done++) {
+		unsigned int at = (unsigned int)(done % queues);
+		uint64_t came = 0;
+
+		move_all(pids, processes, atoi(cpus[at]));
+		for (;;) {
+			frames = window(at, queues, &there);
+			came += frames;
+			if (there * WINDOW >= frames * FOLLOWED || came >= most)
+				break;
+		}
+		if (there * WINDOW < frames * FOLLOWED)
+			continue;
+		followed++;
+		if (came > slowest)
+			slowest = came;
+		for (stay = 0; stay < STAY_WINDOWS; stay++) {
+			frames = window(at, queues, &there);
+			here += there;
+			elsewhere += frames - there;
+		}
+	}
+	printf("moves %ld followed %ld slowest %llu here %llu elsewhere %llu\n", moves, followed, (unsigned long long)slowest,
+	       (unsigned long long)here, (unsigned long long)elsewhere);
+}
+
+static void count(char **pids, unsigned int processes, long moves, long period, char **cpus, unsigned int queues)
 {
 	uint64_t before[MOST_CPUS], after[MOST_CPUS], here = 0, elsewhere = 0;
-	unsigned int queues = (unsigned int)argc - 5, queue, processes = 0, process;
-	char *pids[MOST_PROCESSES], *pid;
 	struct timespec next;
-	long moves, done, period;
+	unsigned int queue;
+	long done;
 
-	if (argc < 7 || queues > MOST_CPUS) {
-		fprintf(stderr, "usage: migrate PID[,PID...] INTERFACE COUNT PERIOD_MS CPU...\n");
-		return 2;
-	}
-	moves = atol(argv[3]);
-	period = atol(argv[4]);
-	for (pid = strtok(argv[1], ","); pid && processes < MOST_PROCESSES; pid = strtok(NULL, ","))
-		pids[processes++] = pid;
-	find_family(argv[2]);
 	clock_gettime(CLOCK_MONOTONIC, &next);
 	for (done = 0; done < moves; done++) {
 		unsigned int at = (unsigned int)(done % queues);
 
-		for (process = 0; process < processes; process++)
-			move(pids[process], atoi(argv[5 + at]));
-		read_counters(before, queues);
+		move_all(pids, processes, atoi(cpus[at]));
+		read_counters(before, queues, QSTATS_RX_BYTES);
 		next.tv_nsec += period * 1000000;
 		next.tv_sec += next.tv_nsec / 1000000000;
 		next.tv_nsec %= 1000000000;
 		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
-		read_counters(after, queues);
+		read_counters(after, queues, QSTATS_RX_BYTES);
 		for (queue = 0; queue < queues; queue++)
 			*(queue == at ? &here : &elsewhere) += after[queue] - before[queue];
 	}
 	printf("moves %ld here %llu elsewhere %llu\n", moves, (unsigned long long)here,
 	       (unsigned long long)elsewhere);
+}
+
+int main(int argc, char **argv)
+{
+	int follows = argc > 1 && !strcmp(argv[1], "--follow");
+	unsigned int queues, processes = 0;
+	char *pids[MOST_PROCESSES], *pid;
+	long moves, number;
+
+	argc -= follows;
+	argv += follows;
+	queues = (unsigned int)argc - 5;
+	if (argc < 7 || queues > MOST_CPUS) {
+		fprintf(stderr, "usage: migrate PID[,PID...] INTERFACE COUNT PERIOD_MS CPU...\n"
+				"       migrate --follow PID[,PID...] INTERFACE COUNT MOST CPU...\n");
+		return 2;
+	}
+	moves = atol(argv[3]);
+	number = atol(argv[4]);
+	for (pid = strtok(argv[1], ","); pid && processes < MOST_PROCESSES; pid = strtok(NULL, ","))
+		pids[processes++] = pid;
+	find_family(argv[2]);
+	if (follows)
+		follow(pids, processes, moves, (uint64_t)number, argv + 5, queues);
+	else
+		count(pids, processes, moves, number, argv + 5, queues);
 	return fflush(stdout);
 }

@@ -46,11 +46,6 @@ impl Iperf {
         }
     }
 
-    /// The client's words.
-    pub fn words(&self) -> &str {
-        &self.words
-    }
-
     /// The server's command line.
     pub fn serve(&self, port: u16) -> String {
         format!("iperf3 -s -1 -J -p {port}")

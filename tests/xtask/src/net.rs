@@ -120,17 +120,32 @@ impl NetBackend<'_> {
         &self.sockets[1]
     }
 
-    /// The memory that it holds now (resident set).
-    pub fn resident_bytes(&self) -> Result<u64> {
+    /// The memory of its own that it holds now: anonymous pages. What its resident set has besides are pages of the guest's memory, which
+    /// grow by whatever buffers the guest's kernel chooses, and of the program.
+    pub fn private_bytes(&self) -> Result<u64> {
+        self.status_bytes("RssAnon:")
+    }
+
+    /// The pages of the guest's memory that it has touched.
+    pub fn guest_bytes(&self) -> Result<u64> {
+        self.status_bytes("RssShmem:")
+    }
+
+    fn status_bytes(&self, name: &str) -> Result<u64> {
         let path = format!("/proc/{}/status", self.backend.pid());
         let status =
             std::fs::read_to_string(&path).with_context(|| format!("Cannot read {path}"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
         let kib = line.and_then(|line| line.split_whitespace().next());
         let kib: u64 = kib
-            .with_context(|| format!("{path} has no VmRSS"))?
+            .with_context(|| format!("{path} has no {name}"))?
             .parse()?;
         Ok(kib * 1024)
+    }
+
+    /// Lets it run no further: it can only be killed then.
+    pub fn freeze(&mut self) -> Result<()> {
+        self.backend.freeze()
     }
 
     /// Ends it with SIGKILL.

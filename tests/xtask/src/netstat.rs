@@ -1,4 +1,4 @@
-//! The counters of a network stack, as `/proc/net/netstat` and `/proc/net/snmp` tell them.
+//! The counters of a network stack, as `/proc/net/netstat`, `/proc/net/snmp` and `/proc/net/snmp6` tell them.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +10,39 @@ use farlane_vmkit::network::Network;
 #[derive(Debug, Clone)]
 pub struct Netstat(BTreeMap<String, i64>);
 
-const FILES: [&str; 2] = ["/proc/net/netstat", "/proc/net/snmp"];
+/// In pairs of lines: names, values.
+const PAIRS: [&str; 2] = ["/proc/net/netstat", "/proc/net/snmp"];
+
+/// In lines: a name, its value.
+const LINES: &str = "/proc/net/snmp6";
 
 impl Netstat {
     /// Those of a guest.
     pub fn of_guest(guest: &Guest) -> Result<Self> {
-        let texts = FILES.map(|file| guest.read_file(file));
-        Self::parse(texts)
+        Self::parse(
+            PAIRS.map(|file| guest.read_file(file)),
+            &guest.read_file(LINES)?,
+        )
     }
 
     /// Those of a network's own end.
     pub fn of_network(network: &Network) -> Result<Self> {
-        Self::parse(FILES.map(|file| network.read_file(file)))
+        Self::parse(
+            PAIRS.map(|file| network.read_file(file)),
+            &network.read_file(LINES)?,
+        )
     }
 
     /// A line with names is followed by one with values.
-    fn parse(texts: [Result<String>; 2]) -> Result<Self> {
+    fn parse(pairs: [Result<String>; 2], lines: &str) -> Result<Self> {
         let mut counters = BTreeMap::new();
-        for text in texts {
+        for line in lines.lines() {
+            let mut words = line.split_whitespace();
+            if let (Some(name), Some(value)) = (words.next(), words.next()) {
+                counters.insert(name.to_owned(), value.parse()?);
+            }
+        }
+        for text in pairs {
             let text = text?;
             let lines: Vec<&str> = text.lines().collect();
             for pair in lines.chunks(2) {
@@ -61,11 +76,13 @@ mod tests {
     fn names_and_values_stand_in_two_lines() {
         let parse = |value: u32| {
             let text = format!("Tcp: A B\nTcp: -1 {value}\nUdp: A\nUdp: 7\n");
-            Netstat::parse([Ok(text), Ok(String::new())]).unwrap()
+            let six = format!("Udp6RcvbufErrors \t{value}\n");
+            Netstat::parse([Ok(text), Ok(String::new())], &six).unwrap()
         };
         let (before, after) = (parse(3), parse(5));
         assert_eq!(after.since(&before, "Tcp:B").unwrap(), 2);
         assert_eq!(after.since(&before, "Udp:A").unwrap(), 0);
+        assert_eq!(after.since(&before, "Udp6RcvbufErrors").unwrap(), 2);
         assert!(after.since(&before, "Udp:B").is_err());
     }
 }

@@ -122,13 +122,22 @@ pub struct Locality(BTreeMap<(u32, u32, String), u64>);
 impl Locality {
     /// Bytes, as in `locality_bytes`, of the device whose `label` has this value.
     pub fn bytes(metrics: &Metrics, label: &str, device: &str) -> Result<Self> {
+        Self::bytes_where(metrics, &[(label, device)])
+    }
+
+    /// Those of which each label has its value.
+    pub fn bytes_where(metrics: &Metrics, wanted: &[(&str, &str)]) -> Result<Self> {
         let mut cells = BTreeMap::new();
         for (labels, value) in metrics.labelled("locality_bytes") {
             let get = |name: &str| {
                 let value = labels.get(name).map(String::as_str);
                 value.with_context(|| format!("locality_bytes has no label {name}: {labels:?}"))
             };
-            if get(label)? != device {
+            let mut is_wanted = true;
+            for (name, value) in wanted {
+                is_wanted &= get(name)? == *value;
+            }
+            if !is_wanted {
                 continue;
             }
             let key = (
@@ -138,7 +147,7 @@ impl Locality {
             );
             *cells.entry(key).or_insert(0) += value;
         }
-        ensure!(!cells.is_empty(), "No locality_bytes of {device}");
+        ensure!(!cells.is_empty(), "No locality_bytes of {wanted:?}");
         Ok(Self(cells))
     }
 

@@ -70,6 +70,7 @@ pub const ALL: &[Scenario] = &[
     topology::SCENARIO,
     octo_net::SCENARIO,
     octo_net_flood::SCENARIO,
+    octo_net_flood::LONG,
     octo_net_peers::SCENARIO,
     gpu_unmodified::SCENARIO,
     octo_restart::SCENARIO,
