@@ -5,9 +5,9 @@ use farlane_vmkit::network::{BRIDGE, PEER_6};
 use farlane_vmkit::report::Report;
 
 use super::Ends;
-use super::traffic::{flood, sound};
+use super::traffic::{accounted, flood};
 use crate::conditions::wait_until;
-use crate::iperf::{Iperf, figure};
+use crate::iperf::figure;
 use crate::net::{GUEST, GUEST_6};
 
 /// The first address that the DHCP server gives.
@@ -18,13 +18,12 @@ pub fn version_6(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
     flood(ends.network, GUEST_6, 500, 1400)?;
     flood(&ends.at(), PEER_6, 100, 20_000)?;
     for (what, words) in [
-        ("to the guest", "-t 1"),
-        ("from the guest", "-t 1 -R"),
-        ("UDP to the guest", "-u -b 20M -t 1"),
+        ("to the guest", "-n 16M"),
+        ("from the guest", "-n 16M -R"),
+        ("UDP to the guest", "-u -b 20M -n 1M"),
     ] {
-        let figures = Iperf::new(GUEST_6, words).run(&ends.at(), ends.network)?;
+        let figures = accounted(ends, GUEST_6, words).context(what)?;
         report.add("IPv6", format!("iperf3, {what}"), figure(&figures));
-        sound(&figures).context(what)?;
     }
     Ok(())
 }
@@ -33,7 +32,7 @@ pub fn version_6(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
 pub fn assigned(ends: &Ends<'_>, report: &mut Report) -> Result<()> {
     let leases = ends.run.path("leases");
     let line = format!(
-        "exec dnsmasq --keep-in-foreground --log-facility=- --log-dhcp --user=root --conf-file=/dev/null --pid-file \
+        "exec dnsmasq --keep-in-foreground --log-facility=- --log-dhcp --user=root --no-ping --conf-file=/dev/null --pid-file \
          --port=0 --interface={BRIDGE} --bind-interfaces --dhcp-authoritative --dhcp-leasefile={} \
          --dhcp-range={FIRST},10.78.0.150,255.255.255.0,1h --enable-ra --dhcp-range=::,constructor:{BRIDGE},ra-only",
         leases.display()

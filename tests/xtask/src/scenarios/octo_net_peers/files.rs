@@ -12,9 +12,9 @@ use crate::conditions::wait_until;
 use crate::net::{GUEST, NET_TIMEOUT};
 use crate::place::Place;
 
-const MIB: u64 = 100;
+const MIB: u64 = 32;
 /// Encryption is slow in an emulated guest.
-const SCP_MIB: u64 = 16;
+const SCP_MIB: u64 = 4;
 
 /// Both ends serve and fetch a file over HTTP; the sums agree.
 pub fn curl(ends: &Ends<'_>, report: &mut Report) -> Result<()> {

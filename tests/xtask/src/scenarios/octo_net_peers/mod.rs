@@ -14,7 +14,7 @@ use farlane_vmkit::report::Report;
 
 use super::Scenario;
 use crate::conditions::no_complaint;
-use crate::net::{At, config, connect, network, socket};
+use crate::net::{At, NetBackend, config, connect, network, socket};
 use crate::run::Run;
 
 pub const SCENARIO: Scenario = Scenario {
@@ -29,6 +29,7 @@ struct Ends<'a> {
     run: &'a Run<'a>,
     network: &'a Network,
     guest: &'a Guest,
+    backend: &'a NetBackend<'a>,
 }
 
 impl<'a> Ends<'a> {
@@ -50,6 +51,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         run,
         network: &network,
         guest: &guest,
+        backend: &backend,
     };
     vlan::check(&ends, &other, report)?;
     drop(other);

@@ -8,7 +8,7 @@ use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::report::Report;
 
 use super::Ends;
-use super::traffic::{flood, sound};
+use super::traffic::{arrived, flood};
 use crate::iperf::{Iperf, figure};
 use crate::net::At;
 
@@ -39,14 +39,14 @@ pub fn check(ends: &Ends<'_>, other: &Guest, report: &mut Report) -> Result<()> 
     );
     flood(&other, ADDRESS, 100, 1472)?;
     flood(&one, OTHER_ADDRESS, 20, 20_000)?;
-    for (what, words) in [("to the guest", "-t 1"), ("from the guest", "-t 1 -R")] {
+    for (what, words) in [("to the guest", "-n 8M"), ("from the guest", "-n 8M -R")] {
         let figures = Iperf::new(ADDRESS, words).run(&one, &other)?;
         report.add(
             "VLAN",
             format!("iperf3 from another guest, {what}"),
             figure(&figures),
         );
-        sound(&figures).context(what)?;
+        arrived(&figures).context(what)?;
     }
     ends.guest.run(&format!("ip link del eth0.{VLAN}"))?;
     Ok(())

@@ -1,25 +1,29 @@
 //! The interface: streams and pings go on.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
+use farlane_vmkit::guest::Guest;
 use farlane_vmkit::interfaces::Server;
+use farlane_vmkit::network::Network;
 use farlane_vmkit::numa::Numa;
+use farlane_vmkit::progress;
 use farlane_vmkit::report::Report;
 
+use crate::capture::Captures;
 use crate::conditions::{no_complaint, wait_until};
-use crate::iperf::Iperf;
-use crate::net::{At, GUEST, NET, NET_TIMEOUT, NetBackend, config, connect, network, socket};
-use crate::numa::{Locality, backend_words};
-use crate::place::{Place, Running};
+use crate::net::{At, GUEST, NetBackend, config, connect, network, socket};
+use crate::numa::backend_words;
 use crate::run::Run;
-use crate::tools::Talk;
+use crate::scenarios::octo_net::Flow;
 
 /// How often the backend is killed.
 const KILLS: u32 = 4;
 
-/// So many bytes show that a stream flows.
-const FLOWING: u64 = 8 << 20;
+/// So many bytes each way show that a stream flows.
+const FLOWING: u64 = 4 << 20;
+
+/// Entries of the guest's transmit queues, both together: so many frames at most were sent and not yet shown to the guest as sent
+/// when the backend was killed, and are sent again by the next one.
+const SENT_TWICE: u64 = 2 * 256;
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let network = network(run)?;
@@ -29,56 +33,118 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let [guest] = run.boot([config("net", Server::VhostUser(socket(run)), 2).numa(numa)])?;
     connect(&guest)?;
     let at = At::new(&guest);
-    // TCP both ways in one connection each, and a ping that is awaited however long it takes.
-    let iperf = Iperf::new(GUEST, "-t 20 -b 300M --bidir");
-    let port = at.free_port()?;
-    let server = at.spawn(&iperf.serve(port))?;
-    wait_until("iperf3 listens", || at.is_listening(port))?;
-    let client = Place::spawn(&network, &iperf.ask(port))?;
-    let mut kills = 0;
-    while kills < KILLS {
-        flows(&backend, client.as_ref())?;
+    let captures = Captures::begin(run, &network, &guest, "tcp")?;
+    // Both ways, one connection each.
+    let stream = Flow::begin(&network, &at, "-b 300M --bidir")?;
+    let mut caught = [0; 2];
+    for kill in 1..=KILLS {
+        flows(&backend, &stream)?;
+        // Whatever is under way now stays so: nobody moves it, and nobody acknowledges it.
+        backend.freeze()?;
+        let under_way = under_way(&network, &guest, stream.port())?;
         backend.kill()?;
         backend.start_again()?;
-        kills += 1;
+        progress::note(&format!(
+            "kill {kill}: {} bytes to the guest and {} from it were not acknowledged",
+            under_way[0], under_way[1]
+        ));
+        for (caught, bytes) in caught.iter_mut().zip(under_way) {
+            *caught += bytes;
+        }
     }
-    flows(&backend, client.as_ref())?;
+    flows(&backend, &stream)?;
     network
         .run(&format!("ping -c 3 -W 10 {GUEST}"))
         .context("After the last restart")?;
-    let asked = client.wait(NET_TIMEOUT)?;
-    let served = server.wait(NET_TIMEOUT)?;
-    ensure!(
-        asked.success() && served.success(),
-        "The connections did not survive:\n{}\n{}",
-        asked.all(),
-        served.all()
+    let port = stream.port();
+    stream.end().context("The connections did not survive")?;
+    let captured = captures.end()?;
+    let (there, back) = (captured.received(port)?, captured.sent(port)?);
+    let figure = format!(
+        "the same connections; not acknowledged at the kills: {} bytes to the guest, {} from it; to the guest {there}; from it {back}",
+        caught[0], caught[1]
     );
-    let talk = Talk {
-        served: served.stdout,
-        asked: asked.stdout,
-    };
-    let figures = iperf.figures(&talk)?;
+    progress::note(&figure);
     report.add(
         "farlane-net",
-        format!("killed {kills} times under TCP both ways"),
         format!(
-            "the same connections; {} MB received",
-            figures.received_bytes / 1_000_000
+            "killed {KILLS} times under TCP both ways, with bytes under way each way each time"
         ),
+        figure,
+    );
+    ensure!(
+        there.late == 0 && there.repeated == 0 && there.unknown == 0 && back.unknown == 0,
+        "To the guest {there}; from it {back}"
+    );
+    ensure!(
+        back.repeated <= u64::from(KILLS) * SENT_TWICE,
+        "From the guest {back}"
     );
     no_complaint(&guest)?;
     drop(guest);
     backend.stop()
 }
 
-/// Waits until the backend that runs now has moved bytes of the streams, whose client must run for that.
-fn flows(backend: &NetBackend<'_>, client: &dyn Running) -> Result<()> {
-    let moved = || -> Result<u64> { Ok(Locality::bytes(&backend.metrics()?, "net", NET)?.total()) };
+/// Waits until the backend that runs now has moved bytes of the streams, each way.
+fn flows(backend: &NetBackend<'_>, stream: &Flow<'_>) -> Result<()> {
+    let moved = || -> Result<[u64; 2]> {
+        let metrics = backend.metrics()?;
+        Ok([metrics.sum("rx_bytes")?, metrics.sum("tx_bytes")?])
+    };
     let begin = moved()?;
-    wait_until("the streams flow", || {
-        std::thread::sleep(Duration::from_millis(10));
-        Ok(moved()? >= begin + FLOWING)
+    wait_until("the streams flow both ways", || {
+        let now = moved()?;
+        Ok(now
+            .iter()
+            .zip(begin)
+            .all(|(now, begin)| *now >= begin + FLOWING))
     })
-    .with_context(|| format!("iperf3 said:\n{}", client.so_far()))
+    .with_context(|| format!("iperf3 said:\n{}", stream.so_far()))
+}
+
+/// Bytes that were handed to TCP and not acknowledged, to the guest and from it, while the backend is frozen: as soon as both programs
+/// have written, there are some, and there stay some.
+fn under_way(network: &Network, guest: &Guest, port: u16) -> Result<[u64; 2]> {
+    const TABLE: &str = "/proc/net/tcp";
+    let mut bytes = [0; 2];
+    wait_until("bytes are under way both ways", || {
+        bytes = [
+            unacknowledged(&network.read_file(TABLE)?, port)?,
+            unacknowledged(&guest.read_file(TABLE)?, port)?,
+        ];
+        Ok(bytes.iter().all(|bytes| *bytes > 0))
+    })?;
+    Ok(bytes)
+}
+
+/// The sum of the send queues of a port's established connections in `/proc/net/tcp`: what is not acknowledged.
+fn unacknowledged(table: &str, port: u16) -> Result<u64> {
+    let end = format!(":{port:04X}");
+    let mut sum = 0;
+    for line in table.lines().skip(1) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, local, remote, state, queues, ..] = words[..] else {
+            continue;
+        };
+        if state == "01" && (local.ends_with(&end) || remote.ends_with(&end)) {
+            let sent = queues.split(':').next().unwrap_or_default();
+            sum += u64::from_str_radix(sent, 16)?;
+        }
+    }
+    Ok(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_acknowledged_is_summed() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n\
+            0: 00000000:4855 00000000:0000 0A 00000001:00000000 00:00000000 00000000     0\n\
+            1: 0100007F:4855 0100007F:4856 01 00000010:00000003 00:00000000 00000000     0\n\
+            2: 0100007F:4857 0100007F:4855 01 00000002:00000000 00:00000000 00000000     0\n\
+            3: 0100007F:4858 0100007F:4859 01 00000100:00000000 00:00000000 00000000     0\n";
+        assert_eq!(unacknowledged(table, 0x4855).unwrap(), 0x12);
+    }
 }
