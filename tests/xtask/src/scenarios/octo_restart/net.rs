@@ -105,13 +105,15 @@ fn flows(backend: &NetBackend<'_>, stream: &Flow<'_>) -> Result<()> {
 /// Bytes that were handed to TCP and not acknowledged, to the guest and from it, while the backend is frozen: as soon as both programs
 /// have written, there are some, and there stay some.
 fn under_way(network: &Network, guest: &Guest, port: u16) -> Result<[u64; 2]> {
-    const TABLE: &str = "/proc/net/tcp";
+    // A server that takes both families has its connections of IPv4 in the second.
+    const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
     let mut bytes = [0; 2];
     wait_until("bytes are under way both ways", || {
-        bytes = [
-            unacknowledged(&network.read_file(TABLE)?, port)?,
-            unacknowledged(&guest.read_file(TABLE)?, port)?,
-        ];
+        bytes = [0; 2];
+        for table in TABLES {
+            bytes[0] += unacknowledged(&network.read_file(table)?, port)?;
+            bytes[1] += unacknowledged(&guest.read_file(table)?, port)?;
+        }
         Ok(bytes.iter().all(|bytes| *bytes > 0))
     })?;
     Ok(bytes)
