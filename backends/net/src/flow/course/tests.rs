@@ -49,7 +49,7 @@ fn frames_before_it_was_known_are_waited_for() {
 #[test]
 fn a_queue_that_is_not_used_any_more_is_not_waited_for() {
     let mut course = Course::placed(1);
-    let mut receive = |course: &mut Course, now, consumed: u64| {
+    let receive = |course: &mut Course, now, consumed: u64| {
         course.received(at(0, 1, now), None, &PATIENCE, move |_| consumed)
     };
     // It is never said to be delivered: the worker of queue 1 has gone with it.
