@@ -1,6 +1,5 @@
 //! `cargo xtask test`: every test there is, side by side, and a table of what ran.
 
-use std::env;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -17,6 +16,9 @@ use crate::jobs::{self, Ended, Job, Verdict, Weight};
 use crate::scenarios::{self, Scenario};
 use crate::table::{self, Phase};
 use crate::unit::{self, Package};
+
+/// This program, also when a build has put another one in its place.
+const THIS_PROGRAM: &str = "/proc/self/exe";
 
 /// How long one scenario may take on a busy machine.
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(600);
@@ -109,9 +111,8 @@ pub fn timed<T>(phases: &mut Vec<Phase>, what: &str, run: impl FnOnce() -> Resul
 
 /// The jobs that run scenarios, each in a process of its own.
 pub fn scenario_jobs(scenarios: &[&Scenario], all_is_built: bool) -> Result<Vec<Job>> {
-    let program = env::current_exe().context("Cannot find this program")?;
     let job = |scenario: &&Scenario| {
-        let mut command = Command::new(&program);
+        let mut command = Command::new(THIS_PROGRAM);
         command.arg("scenario").arg(scenario.name);
         if all_is_built {
             command.arg("--built");
@@ -132,7 +133,7 @@ pub fn scenario_jobs(scenarios: &[&Scenario], all_is_built: bool) -> Result<Vec<
 
 /// The job that makes a tiny round of every measurement of the benches, so that they do not rot.
 fn bench_job() -> Result<Job> {
-    let mut command = Command::new(env::current_exe().context("Cannot find this program")?);
+    let mut command = Command::new(THIS_PROGRAM);
     command.args(["bench", "--smoke", "--built"]);
     Ok(Job {
         name: "benches, a tiny round each".into(),
