@@ -34,6 +34,7 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
         "curl",
         "dnsmasq-base",
         "e2fsprogs",
+        "erofs-utils",
         "ethtool",
         "fio",
         "gcc-14",
@@ -57,6 +58,8 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
         "rdmacm-utils",
         "sqlite3",
         "tcpdump",
+        "xz-utils",
+        "zstd",
     ],
     backports: &[
         "ipxe-qemu",
@@ -69,19 +72,19 @@ pub const GUEST_TREE: TreeSpec = TreeSpec {
     ],
 };
 
-/// Linux 6.1 and the compiler it was built with.
+/// Linux 6.1, its modules, and the compiler it was built with.
 pub const HEADERS_6_1: TreeSpec = TreeSpec {
     name: "headers-6.1",
     suite: "bookworm",
-    packages: &["linux-headers-amd64", "make"],
+    packages: &["linux-headers-amd64", "linux-image-amd64", "make"],
     backports: &[],
 };
 
-/// Linux 6.12 and the compiler it was built with.
+/// Linux 6.12, its modules, and the compiler it was built with.
 pub const HEADERS_6_12: TreeSpec = TreeSpec {
     name: "headers-6.12",
     suite: "trixie",
-    packages: &["linux-headers-amd64", "make"],
+    packages: &["linux-headers-amd64", "linux-image-amd64", "make"],
     backports: &[],
 };
 

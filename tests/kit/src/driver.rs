@@ -44,7 +44,7 @@ pub struct Driver {
 /// # Errors
 /// When it does not build.
 pub fn build(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
-    let _lock = workspace.lock_cache()?;
+    let _lock = tree.lock()?;
     build_locked(workspace, tree)
 }
 
@@ -53,7 +53,7 @@ pub fn build(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
 /// # Errors
 /// When it does not build.
 pub fn build_anew(workspace: &Workspace, tree: &Tree) -> Result<Driver> {
-    let _lock = workspace.lock_cache()?;
+    let _lock = tree.lock()?;
     let folder = tree.join(BUILD_FOLDER);
     if folder.exists() {
         fs::remove_dir_all(&folder)

@@ -1,11 +1,8 @@
 #!/bin/busybox sh
-# /init of a test guest: mounts what programs expect, brings the wire up, and runs the agent. Everything else is done
+# /sbin/init of a test guest: mounts what programs expect, brings the wire up, and runs the agent. Everything else is done
 # by commands that the VM kit sends to the agent.
-/bin/busybox --install -s /bin
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C
-mount -t proc proc /proc
 mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev
 mkdir -p /dev/shm /dev/pts
 mount -t devpts pts /dev/pts
 for folder in /dev/shm /tmp /run; do mount -t tmpfs tmpfs $folder; done

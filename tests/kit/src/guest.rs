@@ -28,6 +28,9 @@ use crate::wire::End;
 /// How long a boot may take: 5 s is usual, but a busy machine may run several guests.
 pub const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// How often QEMU is asked for a booting guest's state.
+const STATUS_INTERVAL: Duration = Duration::from_millis(250);
+
 /// How long a command may take where nothing else is said.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -70,8 +73,8 @@ impl Guest {
         scratch: &Path,
         logs: &Path,
     ) -> Result<Self> {
-        let initrd = scratch.join(format!("{}.cpio", config.name));
-        kit.write_initrd(config, &initrd)?;
+        let files = scratch.join(format!("{}.erofs", config.name));
+        let images = kit.images(config, &files)?;
         let console = logs.join(format!("{}.console", config.name));
         let qemu_log = logs.join(format!("{}.qemu", config.name));
         let (agent, agent_of_qemu) = UnixStream::pair().context("Cannot make a socket pair")?;
@@ -79,8 +82,9 @@ impl Guest {
         let (agent_of_qemu, monitor_of_qemu) =
             (OwnedFd::from(agent_of_qemu), OwnedFd::from(monitor_of_qemu));
         let boot = Boot {
-            kernel: kit.kernel(),
-            initrd: &initrd,
+            kernel: &kit.kernel().image,
+            initrd: &kit.root().initrd,
+            images: &images,
             console: &console,
             agent: &agent_of_qemu,
             monitor: &monitor_of_qemu,
@@ -135,7 +139,7 @@ impl Guest {
             .qmp
             .start()
             .and_then(|()| self.pin())
-            .and_then(|()| self.agent.wait_hello(timeout));
+            .and_then(|()| self.wait_hello(timeout));
         match hello {
             Ok(Some(_)) => Ok(()),
             Ok(None) => {
@@ -145,6 +149,23 @@ impl Guest {
             Err(error) => {
                 let status = self.qemu().kill()?;
                 Err(self.failure(error.context(format!("QEMU ended with {}", describe(status)))))
+            }
+        }
+    }
+
+    /// Waits for the agent's greeting, as long as the guest's processors run.
+    fn wait_hello(&self, timeout: Duration) -> Result<Option<String>> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let hello = self.agent.wait_hello(left.min(STATUS_INTERVAL))?;
+            if hello.is_some() || left <= STATUS_INTERVAL {
+                return Ok(hello);
+            }
+            // What KVM cannot run stops a guest for good; QEMU stays.
+            let status = self.qmp.execute("query-status", json!({}))?;
+            if status["status"] == "internal-error" {
+                bail!("its processors stopped: what it executed cannot be run here");
             }
         }
     }

@@ -61,13 +61,19 @@ impl Modules {
         modules
     }
 
+    /// Whether the kernel has a module, or has it built in.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.files.contains_key(name) || self.builtin.contains(name)
+    }
+
     /// The files of modules and of everything that they need or wish for.
     ///
     /// # Errors
     /// When one of the named modules does not exist.
     pub fn with_dependencies(&self, names: &[&str]) -> Result<BTreeSet<String>> {
         for name in names {
-            if !self.files.contains_key(*name) && !self.builtin.contains(*name) {
+            if !self.has(name) {
                 bail!("The guests' kernel has no module {name}");
             }
         }
@@ -84,6 +90,33 @@ impl Modules {
             }
         }
         Ok(found)
+    }
+    /// The files of modules and of everything that they need, each after what it needs.
+    ///
+    /// # Errors
+    /// When one of the named modules does not exist.
+    pub fn load_order(&self, names: &[&str]) -> Result<Vec<String>> {
+        let mut order = Vec::new();
+        for name in names {
+            for file in self.needed(name)? {
+                if !order.contains(&file) {
+                    order.push(file);
+                }
+            }
+        }
+        Ok(order)
+    }
+
+    /// The file of a module behind those that it needs; none when it is built in.
+    fn needed(&self, name: &str) -> Result<Vec<String>> {
+        let Some((file, needs)) = self.files.get(name) else {
+            if self.builtin.contains(name) {
+                return Ok(Vec::new());
+            }
+            bail!("The guests' kernel has no module {name}");
+        };
+        // depmod lists all that is needed, what is needed first last.
+        Ok(needs.iter().rev().chain([file]).cloned().collect())
     }
 }
 
@@ -112,6 +145,18 @@ mod tests {
             files.into_iter().collect::<Vec<_>>(),
             ["k/a.ko.xz", "k/b-x.ko.xz", "k/c.ko.xz", "k/d.ko.xz"]
         );
+    }
+
+    #[test]
+    fn what_is_needed_is_loaded_before() {
+        let modules = Modules::parse(
+            "k/a.ko: k/b.ko k/c.ko\nk/b.ko: k/c.ko\nk/c.ko:\n",
+            "",
+            "k/d.ko\n",
+        );
+        let order = modules.load_order(&["d", "a", "b"]).unwrap();
+        assert_eq!(order, ["k/c.ko", "k/b.ko", "k/a.ko"]);
+        assert!(modules.load_order(&["z"]).is_err());
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+use std::{fs, iter};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use farlane_vm_agent::PORT_NAME;
 use serde_json::{Value, json};
 
@@ -33,6 +34,14 @@ const FARLANE_PORT: &str = "farlane-port";
 /// The slots and chassis of PCIe ports that belong to one device; free ports have those before.
 const FIRST_OWN_SLOT: u32 = 64;
 
+/// Where the file systems of a guest's root lie in its memory: above what a kernel is loaded to, and low enough for a guest with
+/// 512 MiB. Sections of persistent memory begin and end at multiples of 2 MiB.
+const FIRST_IMAGE: u64 = 256 << 20;
+const IMAGE_ALIGN: u64 = 2 << 20;
+
+/// What firmware has at the end of a guest's memory, with room for the first file system.
+const LEFT_MIB: u32 = 16;
+
 /// The address of a guest with [`VmConfig::forwarded_ports`].
 pub const USER_ADDRESS: &str = "10.0.2.15";
 
@@ -58,6 +67,8 @@ pub struct Boot<'a> {
     pub kernel: &'a Path,
     /// The first file system.
     pub initrd: &'a Path,
+    /// The read-only file systems of its root, the topmost first.
+    pub images: &'a [PathBuf],
     /// Where the serial console's text goes.
     pub console: &'a Path,
     /// QEMU's end of the agent's connection.
@@ -86,6 +97,21 @@ impl Qemu {
             words.extend(["-L".into(), tree.join(folder).into()]);
         }
         Self { words }
+    }
+
+    /// What it says its version is.
+    ///
+    /// # Errors
+    /// When it does not say.
+    pub fn version(&self) -> Result<String> {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]).arg("--version");
+        let said = check_output("QEMU", command, Duration::from_secs(10))?;
+        let version = said.split("version ").nth(1);
+        let version = version.and_then(|rest| rest.split_whitespace().next());
+        Ok(version
+            .with_context(|| format!("QEMU says no version: {said}"))?
+            .to_owned())
     }
 
     /// The command that runs a guest.
@@ -138,7 +164,22 @@ impl Qemu {
             .arg(boot.kernel)
             .arg("-initrd")
             .arg(boot.initrd);
-        command.args(["-append", &kernel_command_line(config)]);
+        let images = place_images(boot.images)?;
+        ensure!(
+            images
+                .last()
+                .is_none_or(|last| last.address + last.length
+                    <= u64::from(config.memory_mib - LEFT_MIB) << 20),
+            "{} MiB are too few for the root of guest {}",
+            config.memory_mib,
+            config.name
+        );
+        for image in &images {
+            command.args(["-device", &image.loader()?]);
+        }
+        let mut kernel_words = kernel_command_line(config);
+        kernel_words.push_str(&image_words(&images));
+        command.args(["-append", &kernel_words]);
         command.args([
             "-chardev",
             &format!("socket,id=monitor,fd={}", boot.monitor.as_raw_fd()),
@@ -257,6 +298,55 @@ pub(crate) fn farlane_device(generation: u32) -> Value {
 /// The id of the character device that leads to the backend.
 pub(crate) fn farlane_chardev(generation: u32) -> String {
     format!("{FARLANE_DEVICE}-{generation}")
+}
+
+/// A file system that lies in the guest's memory from its start.
+struct Image<'a> {
+    file: &'a Path,
+    address: u64,
+    length: u64,
+}
+
+impl Image<'_> {
+    /// The device that puts it there, at each reset too.
+    fn loader(&self) -> Result<String> {
+        let (file, address) = (option_value(self.file)?, self.address);
+        Ok(format!("loader,file={file},addr={address:#x},force-raw=on"))
+    }
+}
+
+/// Where file systems lie in the guest's memory, one behind the other.
+fn place_images(files: &[PathBuf]) -> Result<Vec<Image<'_>>> {
+    let mut address = FIRST_IMAGE;
+    let place = |file: &'_ PathBuf| -> Result<(u64, u64)> {
+        let length = fs::metadata(file)
+            .with_context(|| format!("Cannot see {}", file.display()))?
+            .len()
+            .next_multiple_of(IMAGE_ALIGN);
+        let at = address;
+        address += length;
+        Ok((at, length))
+    };
+    let places: Result<Vec<_>> = files.iter().map(place).collect();
+    let images = iter::zip(files, places?);
+    let images = images.map(|(file, (address, length))| Image {
+        file,
+        address,
+        length,
+    });
+    Ok(images.collect())
+}
+
+/// What tells the kernel that there is persistent memory (`/dev/pmem0` and so on), and the first script how much.
+fn image_words(images: &[Image<'_>]) -> String {
+    let mut words = format!(" farlane.roots={}", images.len());
+    for Image {
+        address, length, ..
+    } in images
+    {
+        words.push_str(&format!(" memmap={length:#x}!{address:#x}"));
+    }
+    words
 }
 
 fn kernel_command_line(config: &VmConfig<'_>) -> String {

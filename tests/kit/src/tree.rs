@@ -1,6 +1,6 @@
 //! Debian trees in the cache: made once, remade when their make-up changes or their making was interrupted.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, SystemTime};
@@ -13,7 +13,7 @@ use crate::workspace::Workspace;
 use crate::{packages, progress};
 
 /// Counts up when the way a tree is made changes.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Where a finished tree says what it was made of.
 const STAMP: &str = ".farlane-stamp";
@@ -37,16 +37,29 @@ impl Tree {
         if is_current() {
             return Ok(Self(path));
         }
-        let _lock = workspace.lock_cache()?;
+        let _lock = lock(&path)?;
         if !is_current() {
-            packages::ensure(&["mmdebstrap", "debian-archive-keyring"])?;
+            // Two trees may be made at once, but this machine's apt works for one at a time.
+            let mirror = {
+                let _apt = workspace.lock_cache()?;
+                packages::ensure(&["mmdebstrap", "debian-archive-keyring"])?;
+                mirror()?
+            };
             let what = format!(
-                "Making a Debian {} tree (about a minute, then kept)",
-                spec.suite
+                "Making the Debian {} tree {} (about a minute, then kept)",
+                spec.suite, spec.name
             );
-            progress::step(&what, || make(spec, &path, &stamp))?;
+            progress::step(&what, || make(spec, &path, &stamp, &mirror))?;
         }
         Ok(Self(path))
+    }
+
+    /// Keeps other runs of the kit from building in the tree.
+    ///
+    /// # Errors
+    /// When its lock file cannot be opened.
+    pub fn lock(&self) -> Result<File> {
+        lock(&self.0)
     }
 
     /// The folder of the tree.
@@ -130,6 +143,29 @@ impl Tree {
         command
     }
 
+    /// The version of a package that is installed in the tree.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub fn package_version(&self, package: &str) -> Result<String> {
+        let status = self.join("var/lib/dpkg/status");
+        let text = fs::read_to_string(&status)
+            .with_context(|| format!("Cannot read {}", status.display()))?;
+        installed_version(&text, package)
+            .with_context(|| format!("{} has no package {package}", self.0.display()))
+    }
+
+    /// Which point release of Debian the tree is.
+    ///
+    /// # Errors
+    /// When it does not say.
+    pub fn point_release(&self) -> Result<String> {
+        let path = self.join("etc/debian_version");
+        let text = fs::read_to_string(&path);
+        let text = text.with_context(|| format!("Cannot read {}", path.display()))?;
+        Ok(text.trim().to_owned())
+    }
+
     /// The release of the newest kernel whose headers are in the tree.
     ///
     /// # Errors
@@ -142,7 +178,7 @@ impl Tree {
         for entry in entries {
             let name = entry?.file_name().to_string_lossy().into_owned();
             if let Some(release) = name.strip_prefix("linux-headers-")
-                && release.ends_with("-amd64")
+                && !release.ends_with("-common")
             {
                 releases.push(release.to_owned());
             }
@@ -162,6 +198,39 @@ fn version_key(version: &str) -> Vec<u64> {
         .collect()
 }
 
+/// Finds a package in dpkg's list.
+fn installed_version(status: &str, package: &str) -> Option<String> {
+    let field = |paragraph: &str, name: &str| {
+        let mut lines = paragraph.lines();
+        lines.find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_owned()))
+    };
+    status.split("\n\n").find_map(|paragraph| {
+        (field(paragraph, "Package:")? == package).then_some(())?;
+        field(paragraph, "Version:")
+    })
+}
+
+/// A path next to that of a tree. Its name is added to: the dot in `headers-6.1` begins no extension.
+fn beside(path: &Path, kind: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(".");
+    name.push(kind);
+    path.with_file_name(name)
+}
+
+/// Takes the lock of the tree at `path`, which need not exist; it lies beside it.
+fn lock(path: &Path) -> Result<File> {
+    let path = beside(path, "lock");
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("Cannot make {}", folder.display()))?;
+    }
+    let file = File::options().create(true).append(true).open(&path);
+    let file = file.with_context(|| format!("Cannot open {}", path.display()))?;
+    file.lock()
+        .with_context(|| format!("Cannot lock {}", path.display()))?;
+    Ok(file)
+}
+
 fn stamp(spec: &TreeSpec) -> String {
     format!(
         "{FORMAT}\n{}\n{}\n{}\n",
@@ -171,32 +240,33 @@ fn stamp(spec: &TreeSpec) -> String {
     )
 }
 
-fn make(spec: &TreeSpec, path: &Path, stamp: &str) -> Result<()> {
+fn make(spec: &TreeSpec, path: &Path, stamp: &str, mirror: &str) -> Result<()> {
     if !packages::is_root() {
         bail!("A Debian tree can only be made by root: run this command once as root");
     }
-    let part = path.with_extension("part");
+    let part = beside(path, "part");
     for old in [path, &part] {
         if old.exists() {
             fs::remove_dir_all(old).with_context(|| format!("Cannot remove {}", old.display()))?;
         }
     }
-    let mirror = mirror()?;
+    // INITRD=No: guests get a root of ours, so the kernel's package need not spend time on one.
     let mut command = Command::new("mmdebstrap");
+    command.env("INITRD", "No");
     command.args([
         "--variant=apt",
         "--architectures=amd64",
         "--format=directory",
     ]);
     command.arg("--aptopt=Acquire::Retries \"3\"");
-    command
-        .arg("--dpkgopt=force-unsafe-io")
-        .arg("--dpkgopt=path-exclude=/usr/share/man/*");
+    command.arg("--dpkgopt=force-unsafe-io");
+    for unread in ["man", "doc", "info", "locale"] {
+        command.arg(format!("--dpkgopt=path-exclude=/usr/share/{unread}/*"));
+    }
     command.arg(format!("--include={}", spec.packages.join(",")));
     let mut sources = vec![format!("deb {mirror} {} main", spec.suite)];
     if !spec.backports.is_empty() {
         let backports = format!("{}-backports", spec.suite);
-        // INITRD=No: guests get a root of ours, so the kernel's package need not spend time on one.
         command.arg(format!(
             "--customize-hook=chroot \"$1\" env DEBIAN_FRONTEND=noninteractive INITRD=No apt-get install --yes -qq \
              --no-install-recommends -t {backports} {}",
@@ -214,6 +284,20 @@ fn make(spec: &TreeSpec, path: &Path, stamp: &str) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn trees_of_similar_names_have_nothing_in_common() {
+        let (one, other) = (Path::new("/c/headers-6.1"), Path::new("/c/headers-6.12"));
+        assert_ne!(beside(one, "part"), beside(other, "part"));
+        assert_eq!(beside(one, "lock"), Path::new("/c/headers-6.1.lock"));
+    }
+
+    #[test]
+    fn the_version_of_a_package_is_its_own() {
+        let status = "Package: fio-examples\nVersion: 1\n\nPackage: fio\nStatus: install ok installed\nVersion: 3.39-1\n";
+        assert_eq!(installed_version(status, "fio").unwrap(), "3.39-1");
+        assert_eq!(installed_version(status, "fi"), None);
+    }
 
     #[test]
     fn versions_are_ordered_by_number() {

@@ -58,7 +58,7 @@ pub struct VmConfig<'a> {
     /// [`crate::guest::Guest::forwarded`].
     pub forwarded_ports: Vec<u16>,
     /// Whether it has the programs for disks: fio, nvme, mkfs.ext4, fsck.ext4, mdadm, lvm, sqlite3, and coreutils that are not
-    /// busybox's. They cost boot time.
+    /// busybox's.
     pub storage: bool,
     /// Whether it has the programs for networks: curl, ethtool, iperf3, iputils' ping, nstat, numactl, sha256sum, ss, ssh, sshd,
     /// taskset, tcpdump.

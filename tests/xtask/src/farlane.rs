@@ -46,7 +46,7 @@ impl Farlane {
             workspace.build(PACKAGES)
         })?;
         link_libraries(workspace)?;
-        let driver = driver::build(workspace, kit.tree())?;
+        let driver = driver::build(workspace, kit.kernel_tree())?;
         let built =
             |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));
         Ok(Self {

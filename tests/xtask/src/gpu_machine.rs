@@ -39,7 +39,7 @@ impl GpuParts {
     pub fn build(context: &Context) -> Result<Self> {
         let workspace = context.workspace();
         progress::step("Building the I/O library", || workspace.build(PACKAGES))?;
-        let driver = driver::build(workspace, context.kit()?.tree())?;
+        let driver = driver::build(workspace, context.kit()?.kernel_tree())?;
         let built =
             |name: &str, path: &str| anyhow::Ok(GuestFile::new(workspace.built(name)?, path));
         let mut guest_files = vec![

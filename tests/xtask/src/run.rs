@@ -42,6 +42,15 @@ impl Context {
         }
     }
 
+    /// Guests are booted from this kit; nothing else is made yet.
+    pub fn with_kit(kit: Kit) -> Self {
+        let context = Self::new(kit.workspace());
+        Self {
+            kit: OnceLock::from(kit),
+            ..context
+        }
+    }
+
     /// The checkout.
     pub fn workspace(&self) -> &Workspace {
         &self.workspace

@@ -51,7 +51,7 @@ struct Machine<'a> {
     base: u64,
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let sockets = [run.path("tunnel"), run.path("plain")];
     let workspace = run.context.workspace();
     workspace.build(&[recorder::PROGRAM])?;
@@ -126,7 +126,7 @@ fn files(run: &Run<'_>) -> Result<[GuestFile; 2]> {
     .build(kit.tree(), &program)?;
     Ok([
         GuestFile::new(
-            driver::build(workspace, kit.tree())?.path,
+            driver::build(workspace, kit.kernel_tree())?.path,
             "usr/lib/farlane/farlane.ko",
         ),
         GuestFile::new(program, PROGRAM.trim_start_matches('/')),

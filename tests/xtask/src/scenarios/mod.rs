@@ -5,6 +5,7 @@ mod blk_crash;
 mod blk_vs_qsd;
 mod driver_builds;
 mod driver_device;
+mod driver_kernels;
 mod gpu_coherence;
 mod gpu_hostile;
 mod gpu_p2pmem;
@@ -81,6 +82,8 @@ pub const ALL: &[Scenario] = &[
     rdma_crash::SCENARIO,
     gpu_write::SCENARIO,
     driver_builds::SCENARIO,
+    driver_kernels::LINUX_6_1,
+    driver_kernels::LINUX_6_12,
     lend_reassign::SCENARIO,
     rdma_isolation::SCENARIO,
     lend_soft::SCENARIO,
@@ -137,6 +140,12 @@ impl Scenario {
     }
 }
 
+/// The scenario of a name.
+pub fn find(name: &str) -> Result<&'static Scenario> {
+    let found = ALL.iter().find(|scenario| scenario.name == name);
+    found.with_context(|| format!("There is no scenario {name}: see `cargo xtask scenario --list`"))
+}
+
 /// Prints the names of all scenarios.
 pub fn list() {
     for scenario in ALL {
@@ -146,13 +155,7 @@ pub fn list() {
 
 /// Runs scenarios by name, then prints their figures.
 pub fn run_named(workspace: &Workspace, names: &[String]) -> Result<ExitCode> {
-    let find = |name: &String| {
-        let found = ALL.iter().find(|scenario| scenario.name == name);
-        found.with_context(|| {
-            format!("There is no scenario {name}: see `cargo xtask scenario --list`")
-        })
-    };
-    let chosen: Vec<&Scenario> = names.iter().map(find).collect::<Result<_>>()?;
+    let chosen: Vec<&Scenario> = names.iter().map(|name| find(name)).collect::<Result<_>>()?;
     let context = Context::new(workspace);
     let mut report = Report::new();
     let mut code = ExitCode::SUCCESS;

@@ -28,7 +28,7 @@ const LINES: &[&str] = &[
     "ibv_rc_pingpong -g 0 -r 1 -n 500",
 ];
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let wire = Wire::new()?;
     let pair = run.context.farlane()?.boot_pair(run, &wire)?;
     for (guest, gid) in [(&pair.a, "10.0.0.1"), (&pair.b, "10.0.0.2")] {
