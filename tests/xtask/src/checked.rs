@@ -10,6 +10,8 @@ use farlane_vmkit::process::{Process, describe};
 use farlane_vmkit::progress;
 use farlane_vmkit::workspace::Workspace;
 
+use crate::unit::parse_result;
+
 /// How long the tests of one call of cargo may take, builds included.
 const TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 
@@ -48,18 +50,11 @@ pub struct Tests {
 }
 
 impl Tests {
-    /// Reads "test result: ok. 5 passed; 0 failed; ...".
     fn add(&mut self, line: &str) {
-        let Some(figures) = line.strip_prefix("test result: ") else {
-            return;
-        };
-        let count = |word: &str| {
-            let parts = figures.split([';', '.']);
-            let mut numbers = parts.filter_map(|part| part.trim().strip_suffix(word)?.parse().ok());
-            numbers.next().unwrap_or(0)
-        };
-        self.passed += count(" passed");
-        self.failed += count(" failed");
+        if let Some((passed, failed)) = parse_result(line) {
+            self.passed += passed;
+            self.failed += failed;
+        }
     }
 
     /// Prints the figures; all tests must have passed, and there must be some.

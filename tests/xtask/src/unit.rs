@@ -182,7 +182,7 @@ pub fn judge(ended: &Ended<'_>) -> Verdict {
 }
 
 /// Reads how many passed and failed in "test result: ok. 5 passed; 0 failed; ...".
-fn parse_result(line: &str) -> Option<(u64, u64)> {
+pub fn parse_result(line: &str) -> Option<(u64, u64)> {
     let (_, figures) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let count = |word: &str| {
         let part = figures
