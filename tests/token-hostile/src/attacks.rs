@@ -16,6 +16,17 @@ pub const DISK_BYTES: usize = 1 << 20;
 /// What stands in device memory where nothing must land.
 const UNTOUCHED: u8 = 0xee;
 
+/// Where an attack on memory that is taken away is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The requests are prepared.
+    Ready,
+    /// They are being made.
+    Reading,
+    /// The memory is not mapped any more.
+    Unmapped,
+}
+
 /// A process with all that it needs for mischief.
 pub struct Attacker {
     pub process: Process,
@@ -263,24 +274,30 @@ impl Attacker {
         Ok(())
     }
 
-    /// Requests while their target is unmapped: each succeeds or fails, and none lands after the unmapping.
-    pub fn unmapped_in_flight(&mut self, resource: &str) -> Result<()> {
+    /// Requests while their target is unmapped; `at` is called at each step. Each request succeeds or fails, and none lands after the unmapping.
+    /// Returns how many pages landed before.
+    pub fn unmapped_in_flight(
+        &mut self,
+        resource: &str,
+        at: impl Fn(Step) -> Result<()>,
+    ) -> Result<usize> {
         let second = Memory::open(resource, BAR_BYTES)?;
         let region = self.process.register(&second, BAR_BYTES)?;
         let pages = PHONY_BYTES / PAGE;
         let mut targets = Vec::new();
-        for at in 0..pages {
-            let offset = (at * PAGE) as u64;
-            let slot = u32::try_from(at)? + 2;
+        for number in 0..pages {
+            let offset = (number * PAGE) as u64;
+            let slot = u32::try_from(number)? + 2;
             let page = Page {
                 slot,
                 region,
                 ..self.page(offset)
             };
-            self.process.prepare(at, page)?;
+            self.process.prepare(number, page)?;
             targets.push(page);
         }
         self.bar.write(0, &vec![UNTOUCHED; PHONY_BYTES])?;
+        at(Step::Ready)?;
         let barrier = Barrier::new(2);
         let (process, disk) = (&self.process, &self.disk);
         let result = std::thread::scope(|scope| {
@@ -289,12 +306,14 @@ impl Attacker {
                 disk.read(0, &process.phony, 0, PHONY_BYTES)
             });
             barrier.wait();
+            let waited = at(Step::Reading);
             drop(second);
+            let told = at(Step::Unmapped);
             // The mapping is gone: from here on nothing may land that has not.
             let mut before = vec![0; PHONY_BYTES];
             let looked = self.bar.read(0, &mut before);
             let read = reading.join();
-            looked.map(|()| (before, read))
+            waited.and(told).and(looked).map(|()| (before, read))
         });
         let (before, read) = result?;
         let Ok(read) = read else {
@@ -310,6 +329,7 @@ impl Attacker {
             before == after,
             "Bytes landed after their target was unmapped"
         );
+        let mut whole = 0;
         for (at, target) in targets.iter().enumerate() {
             let page = &after[at * PAGE..][..PAGE];
             let good = page
@@ -318,9 +338,11 @@ impl Attacker {
                 .all(|(i, &byte)| byte == byte_at(at * PAGE + i));
             let landed = self.process.landed(*target)? == 0xff;
             ensure!(!landed || good, "A receipt for bytes that did not land");
+            whole += usize::from(landed);
         }
         self.process.unregister(region)?;
-        self.honest()
+        self.honest()?;
+        Ok(whole)
     }
 
     /// Noise in phony pages and slots.

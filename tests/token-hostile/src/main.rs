@@ -6,12 +6,17 @@ mod disk;
 mod memory;
 mod process;
 
-use anyhow::{Result, bail};
-use attacks::{Attacker, DISK_BYTES};
+use anyhow::{Result, bail, ensure};
+use attacks::{Attacker, DISK_BYTES, Step};
 use clap::{Parser, Subcommand};
 use disk::Disk;
 use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// Pause between two looks for a file.
+const LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Parser)]
 #[command(name = "token-hostile", about = "Attacks a disk that opens envelopes")]
@@ -32,6 +37,13 @@ enum Task {
         #[arg(long, default_value_t = 200)]
         rounds: u32,
     },
+    /// Reads into memory when there is a file, and unmaps the memory when there is another: that has to wait for the read
+    Unmap {
+        /// The file that begins the read
+        read: PathBuf,
+        /// The file that begins the unmapping
+        unmap: PathBuf,
+    },
     /// Prints an armed token and keeps it until the standard input ends
     Lend,
     /// Uses a token of another machine: that must fail
@@ -51,6 +63,14 @@ fn main() -> ExitCode {
     }
 }
 
+/// Waits until there is a file.
+fn wait_for(file: &Path) -> Result<()> {
+    while !file.try_exists()? {
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
 fn run(arguments: &Arguments) -> Result<()> {
     Disk::fill(&arguments.disk, DISK_BYTES)?;
     let mut attacker = Attacker::new(&arguments.disk, &arguments.resource)?;
@@ -64,10 +84,23 @@ fn run(arguments: &Arguments) -> Result<()> {
             attacker.stranger(&arguments.resource)?;
             attacker.unregistered()?;
             for _ in 0..8 {
-                attacker.unmapped_in_flight(&arguments.resource)?;
+                attacker.unmapped_in_flight(&arguments.resource, |_| Ok(()))?;
             }
             attacker.noise(*rounds)?;
             println!("All attacks have failed");
+        }
+        Task::Unmap { read, unmap } => {
+            let at = |step| {
+                println!("{step:?}");
+                match step {
+                    Step::Ready => wait_for(read),
+                    Step::Reading => wait_for(unmap),
+                    Step::Unmapped => Ok(()),
+                }
+            };
+            let landed = attacker.unmapped_in_flight(&arguments.resource, at)?;
+            ensure!(landed > 0, "No request was under way");
+            println!("{landed} pages landed before their memory was unmapped, none afterwards");
         }
         Task::Lend => {
             let page = attacker.page(0);

@@ -1,17 +1,19 @@
 //! A guest process forges, replays and steals tokens, takes memory away in flight, and uses tokens of another VM; an honest
 //! one beside it, and another VM, go on.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_vmkit::guest::Guest;
 use farlane_vmkit::guest_root::GuestFile;
+use farlane_vmkit::held::{Call, Held};
 use farlane_vmkit::progress;
 use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::report::Report;
 
 use super::Scenario;
-use crate::conditions::{no_complaint, wait_until};
+use crate::conditions::{PATIENCE, no_complaint, wait_until};
 use crate::gpu_machine::{Backends, GPU, PROGRAM_TIMEOUT, mount, prepare};
 use crate::lending::Blocks;
 use crate::run::Run;
@@ -27,6 +29,10 @@ const PACKAGE: &str = "farlane-token-hostile";
 const DISK_MIB: u32 = 128;
 const FILE_BYTES: u64 = 16 << 20;
 const SEED: u32 = 3;
+/// The files that have the attacker read, and unmap its memory, and how often it is looked whether that ended too early.
+const READ: &str = "/tmp/read";
+const UNMAP: &str = "/tmp/unmap";
+const LOOKS: usize = 50;
 /// The disk that is attacked, and the one of honest processes.
 const TARGET: &str = "/dev/vda";
 const HONEST: &str = "/dev/vdb";
@@ -58,6 +64,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         guest.run(&format!("echo 1 >$(dirname {RESOURCE})/enable"))?;
     }
     honest(&guests, report)?;
+    unmapped_in_flight(&guests[0], &backends[0], blocks[0].path(), report)?;
     let refused = stolen(&guests, &backends)?;
     say(
         report,
@@ -120,6 +127,47 @@ fn honest(guests: &[Guest; 2], report: &mut Report) -> Result<()> {
         "forged, replayed, stolen, revoked, unmapped",
         output.stdout.trim(),
     );
+    Ok(())
+}
+
+/// Memory is unmapped while the disk's worker is about to read blocks into it: the unmapping waits, and nothing lands afterwards.
+fn unmapped_in_flight(
+    guest: &Guest,
+    backends: &Backends,
+    blocks: &Path,
+    report: &mut Report,
+) -> Result<()> {
+    let line = format!("token-hostile {TARGET} {RESOURCE} unmap {READ} {UNMAP}");
+    let job = guest.spawn(&line)?;
+    job.wait_output(PATIENCE, |said| said.contains("Ready"))?;
+    let mut held = Held::stop(backends.disks.pid(), |name| name.starts_with("queue"))?;
+    guest.run(&format!("touch {READ}"))?;
+    let reads = |held: &Held, call: &Call| {
+        let file = held.file_of(call.arguments[0]);
+        call.number == libc::SYS_preadv && file.as_deref() == Some(blocks)
+    };
+    let read = held.advance(PATIENCE, reads)?;
+    ensure!(read.is_some(), "The disk is not read:\n{}", job.so_far());
+    guest.run(&format!("touch {UNMAP}"))?;
+    // Time for a backend that does not wait to let go of the memory. Where it is not enough, what lands afterwards tells.
+    for _ in 0..LOOKS {
+        guest.run("true")?;
+        ensure!(
+            !job.so_far().contains("Unmapped"),
+            "Memory was unmapped while the disk still read into it:\n{}",
+            job.so_far()
+        );
+    }
+    drop(held);
+    let output = job.wait(PROGRAM_TIMEOUT)?;
+    ensure!(
+        output.success(),
+        "`{line}`: {}\n{}",
+        output.how(),
+        output.all()
+    );
+    let landed = output.stdout.lines().last().unwrap_or_default();
+    say(report, "memory unmapped while a read was held", landed);
     Ok(())
 }
 
