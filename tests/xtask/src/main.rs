@@ -2,9 +2,9 @@
 
 mod asan;
 mod bench;
+mod capture;
 mod check;
 mod checked;
-mod capture;
 mod clean;
 mod conditions;
 mod demo;

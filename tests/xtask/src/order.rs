@@ -43,8 +43,12 @@ pub struct Order {
     pub sent: u64,
     /// Frames that never came out.
     pub lost: u64,
-    /// Frames that came out after one that went in later.
+    /// Frames with payload that came out after one that went in later.
     pub late: u64,
+    /// Bare acknowledgements of TCP of which that is so. To a receiver they are not out of order. They can overtake each other in
+    /// a guest's own stack: a flow moves to another queue when the driver has taken the frames before out of the old
+    /// queue's ring, which is before its stack has seen them.
+    pub late_bare: u64,
     /// Frames that came out more than once.
     pub repeated: u64,
     /// Frames that came out and had not gone in.
@@ -57,12 +61,13 @@ impl fmt::Display for Order {
             sent,
             lost,
             late,
+            late_bare,
             repeated,
             unknown,
         } = self;
         write!(
             f,
-            "{sent} frames, {late} out of order, {lost} lost, {repeated} repeated, {unknown} from nowhere"
+            "{sent} frames, {late} out of order and {late_bare} bare acknowledgements, {lost} lost, {repeated} repeated, {unknown} from nowhere"
         )
     }
 }
@@ -72,6 +77,7 @@ impl AddAssign for Order {
         self.sent += other.sent;
         self.lost += other.lost;
         self.late += other.late;
+        self.late_bare += other.late_bare;
         self.repeated += other.repeated;
         self.unknown += other.unknown;
     }
@@ -133,7 +139,11 @@ fn one_flow(sent: &[Frame], received: &[Frame]) -> Order {
             joined += 1;
         }
         if first < next {
-            order.late += count(joined);
+            let late = match frame.bytes {
+                0 => &mut order.late_bare,
+                _ => &mut order.late,
+            };
+            *late += count(joined);
         }
         next = next.max(first + joined);
     }
@@ -189,6 +199,15 @@ mod tests {
         again.push(frame(4, 100, 100));
         let order = compare(&again, &[again[0], again[2], again[1], again[3], again[4]]);
         assert_eq!((order.lost, order.late, order.repeated), (0, 1, 0));
+    }
+
+    #[test]
+    fn bare_acknowledgements_that_were_overtaken_are_told_apart() {
+        let sent = [frame(1, 5, 0), frame(2, 5, 0), frame(3, 5, 10)];
+        let order = compare(&sent, &[sent[1], sent[0], sent[2]]);
+        assert_eq!((order.late, order.late_bare, order.lost), (0, 1, 0));
+        let order = compare(&sent, &[sent[0], sent[2], sent[1]]);
+        assert_eq!((order.late, order.late_bare), (0, 1));
     }
 
     #[test]
