@@ -554,6 +554,7 @@ impl MappedRuns<'_> {
 mod tests {
     use super::*;
     use crate::topology::Described;
+    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn a_region_is_where_most_of_it_lies() {
@@ -589,5 +590,31 @@ mod tests {
         };
         region.locate(&topology, &[given]);
         assert_eq!(region.node(), Some(Node(0)));
+    }
+
+    #[test]
+    fn revoking_waits_for_whoever_copies() {
+        let buffer = crate::Pool::separate_files(1 << 20).allocate(4096).unwrap();
+        let region = Region::from_buffer(&buffer);
+        let copying = region.access(0, 1, true).unwrap();
+        let revoked = Arc::new(AtomicBool::new(false));
+        let revoking = std::thread::spawn({
+            let (region, revoked) = (region.clone(), Arc::clone(&revoked));
+            move || {
+                region.revoke();
+                revoked.store(true, Ordering::SeqCst);
+            }
+        });
+        // Nobody else gets in from when it waits.
+        while region.access(0, 1, true).is_ok() && !revoked.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        assert!(!revoked.load(Ordering::SeqCst));
+        drop(copying);
+        revoking.join().unwrap();
+        assert!(matches!(
+            region.access(0, 1, false),
+            Err(RegionError::Revoked)
+        ));
     }
 }
