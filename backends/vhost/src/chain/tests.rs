@@ -91,6 +91,23 @@ fn a_long_table_is_followed_and_a_longer_one_is_not() {
         chain.follow(&rings, 0),
         Err(ChainError::Endless(_))
     ));
+    // One that does end, with one segment more.
+    let next = u16::try_from(most).unwrap();
+    put(
+        &space,
+        TABLE,
+        u64::from(most) - 1,
+        0x10,
+        1,
+        desc::NEXT,
+        next,
+    );
+    put(&space, TABLE, most.into(), 0x10, 1, 0, 0);
+    put(&space, 0, 0, TABLE, (most + 1) * 16, desc::INDIRECT, 0);
+    assert!(matches!(
+        chain.follow(&rings, 0),
+        Err(ChainError::Endless(_))
+    ));
 }
 
 #[test]
