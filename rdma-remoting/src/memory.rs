@@ -280,6 +280,25 @@ mod tests {
     }
 
     #[test]
+    fn a_region_has_no_byte_before_and_none_behind_it() {
+        let (table, key) = table(ACCESS_LOCAL_WRITE);
+        let first = 0x1000_0000;
+        for (address, length, inside) in [
+            (first, 4096, true),
+            (first + 4095, 1, true),
+            (first, 4097, false),
+            (first + 4095, 2, false),
+            (first + 4096, 1, false),
+            (first - 1, 1, false),
+            (first - 1, 2, false),
+        ] {
+            // The memory behind it is larger, so that nothing but the region's own bounds refuses.
+            let opened = table.open(3, key, address, length, Use::LocalRead);
+            assert_eq!(opened.is_ok(), inside, "{length} bytes at {address:#x}");
+        }
+    }
+
+    #[test]
     fn unknown_rights_are_refused() {
         assert!(Access::from_wire(1 << 3).is_none());
         assert!(Access::from_wire(ACCESS_OPTIONAL | 1).is_some());
