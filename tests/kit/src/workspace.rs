@@ -212,10 +212,44 @@ impl Workspace {
         self.build_tests(&[&words[..], &["--all-targets"]].concat())
     }
 
+    /// Builds one test program and no more than it needs: the unit tests of a package (`lib`), or those of a file in its `tests`
+    /// folder.
+    ///
+    /// # Errors
+    /// When the build fails, or there is no such test program.
+    pub fn build_test(&self, package: &str, target: &str) -> Result<TestProgram> {
+        let mut words = vec!["test", "--no-run"];
+        words.extend(with_features(&[package]));
+        let name = match target {
+            "lib" => {
+                words.push("--lib");
+                "src".to_owned()
+            }
+            target => {
+                words.extend(["--test", target]);
+                format!("tests/{target}")
+            }
+        };
+        let programs = self.build_programs(&words)?;
+        let is_meant = |program: &TestProgram| {
+            // The package of the features has no tests.
+            program.name.ends_with(&format!("/{name}")) && !program.folder.ends_with("features")
+        };
+        programs
+            .into_iter()
+            .find(is_meant)
+            .with_context(|| format!("{package} has no test program {target}"))
+    }
+
     fn build_tests(&self, words: &[&str]) -> Result<Vec<TestProgram>> {
-        let mut command = self.cargo(&["build", "--message-format=json-render-diagnostics"]);
+        self.build_programs(&[&["build"], words].concat())
+    }
+
+    /// Has cargo build, and returns the test programs.
+    fn build_programs(&self, words: &[&str]) -> Result<Vec<TestProgram>> {
+        let mut command = self.cargo(words);
         command
-            .args(words)
+            .arg("--message-format=json-render-diagnostics")
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         let mut build = Process::spawn("cargo build", command)?;

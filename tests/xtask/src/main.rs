@@ -19,6 +19,7 @@ mod jobs;
 mod lending;
 mod metrics;
 mod miri;
+mod mutants;
 mod net;
 mod netstat;
 mod numa;
@@ -96,6 +97,8 @@ enum Task {
         #[arg(long, default_value_t = 60)]
         minutes: u32,
     },
+    /// Puts deliberate faults into the product, each of which must turn a named test red
+    Mutants(mutants::Arguments),
     /// Runs scenarios in virtual machines
     Scenario {
         /// Lists the scenarios
@@ -160,6 +163,7 @@ fn perform(task: Task) -> Result<ExitCode> {
             }
             scenarios::run_named(&workspace, &names)
         }
+        Task::Mutants(arguments) => mutants::run(&workspace, &arguments),
         Task::Check => check::run(&workspace),
         Task::Bench {
             name: Some(name), ..

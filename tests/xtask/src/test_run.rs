@@ -13,6 +13,7 @@ use farlane_vmkit::workspace::{TestProgram, Workspace};
 use serde_json::Value;
 
 use crate::jobs::{self, Ended, Job, Verdict, Weight};
+use crate::mutants;
 use crate::scenarios::{self, Scenario};
 use crate::table::{self, Phase};
 use crate::unit::{self, Package};
@@ -43,6 +44,7 @@ pub fn run(workspace: &Workspace, filter: Option<&str>) -> Result<ExitCode> {
             jobs.extend(unit::jobs(programs, None));
             jobs.push(unit::doc_job(workspace));
             jobs.push(bench_job()?);
+            jobs.extend(mutants::small_jobs(workspace)?);
         }
         Some(filter) => {
             if !is_scenario {
