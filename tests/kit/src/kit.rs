@@ -54,28 +54,6 @@ pub fn prepare_trees(workspace: &Workspace) -> Result<()> {
     })
 }
 
-/// Makes the guests' Debian tree and root file system, which takes long and needs no program of this workspace.
-///
-/// # Errors
-/// When they cannot be made.
-pub fn prepare_root(workspace: &Workspace) -> Result<()> {
-    let tree = Tree::ensure(workspace, &GUEST_TREE)?;
-    GuestRoot::ensure(workspace, &tree)?;
-    Ok(())
-}
-
-/// Makes that and the Debian trees of other kernels.
-///
-/// # Errors
-/// When one cannot be made.
-pub fn prepare_trees(workspace: &Workspace) -> Result<()> {
-    prepare_root(workspace)?;
-    for spec in [&HEADERS_6_1, &HEADERS_6_12] {
-        Tree::ensure(workspace, spec)?;
-    }
-    Ok(())
-}
-
 /// The things that all guests need.
 #[derive(Debug, Clone)]
 pub struct Kit {

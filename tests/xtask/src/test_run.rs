@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::kit;
+use farlane_vmkit::kit::{self, Kit};
 use farlane_vmkit::progress;
 use farlane_vmkit::workspace::{TestProgram, Workspace};
 use serde_json::Value;
@@ -99,6 +99,8 @@ pub fn build_all(workspace: &Workspace, phases: &mut Vec<Phase>) -> Result<Vec<T
                 .context("The making of the Debian trees has panicked")?
         })?;
         phases.push(("the Debian trees, while building".into(), took));
+        // Once for all: what it finds out is kept.
+        timed(phases, "trying KVM", || Kit::prepare(workspace).map(drop))?;
         Ok(programs)
     })
 }
