@@ -409,6 +409,35 @@ mod tests {
     }
 
     #[test]
+    fn narrow_bars_have_one_register_and_nothing_is_behind_the_last() {
+        let class = ClassCode {
+            base: 1,
+            sub: 8,
+            interface: 2,
+        };
+        let template = Template::new(0x1b36, 0x10, 2, class);
+        let mut description = template.describe("test".into());
+        // Prefetchable memory, ports, and in the last register memory that says it has another one. A peer may describe that.
+        for (bar, kind, size) in [(0, 0x08, 0x4000), (1, 0x05, 0x20), (5, 0x04, 0x1000)] {
+            description.config[BARS + 4 * bar] = kind;
+            description.regions[bar].size = size;
+        }
+        description.regions[Region::Rom.index()].size = 0x800;
+        description.config[0x28..0x2c].copy_from_slice(&0x1234_5678_u32.to_le_bytes());
+        let mut space = ConfigSpace::new(&description);
+        let _ = space.write(0x10, &[0xff; 0x1c]);
+        for (at, found) in [
+            (0x10, 0xffff_c008),
+            (0x14, 0xffff_ffe1),
+            (0x18, 0),
+            (0x24, 0xffff_f004),
+            (0x28, 0x1234_5678),
+        ] {
+            assert_eq!(word(&space, at), found, "at {at:#x}");
+        }
+    }
+
+    #[test]
     fn memory_is_decoded_where_the_driver_has_put_it_and_nowhere_while_it_asks_for_the_size() {
         let mut space = nvme();
         let place = |space: &mut ConfigSpace, at: u64| {

@@ -22,6 +22,9 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a scenario may take, with its build.
 const SCENARIO_TIMEOUT: Duration = Duration::from_secs(900);
 
+/// What is said of a fault that no test has found.
+pub const SURVIVED: &str = "SURVIVED";
+
 /// How a check came out.
 struct Outcome {
     /// Whether it passed.
@@ -51,7 +54,7 @@ pub fn run(workspace: &Workspace, fault: &Fault) -> Result<ExitCode> {
     };
     if outcome.green {
         bail!(
-            "SURVIVED: {} passes with the fault {}: {}",
+            "{SURVIVED}: {} passes with the fault {}: {}",
             fault.test.describe(),
             fault.name,
             fault.about

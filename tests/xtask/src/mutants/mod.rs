@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, ensure};
 use farlane_vmkit::workspace::Workspace;
 use serde_json::Value;
 
-use crate::jobs::{self, Ended, Job, Verdict, Weight};
+use crate::jobs::{self, Ended, Job, Outcome, Verdict, Weight};
 use crate::scenarios::{self, Scenario};
 use crate::table;
 use crate::test_run::{self, timed};
@@ -110,24 +110,19 @@ fn gate(workspace: &Workspace, faults: &[Fault], known_to_pass: bool) -> Result<
         }
     }
     let outcomes = jobs::run_all(jobs_of(faults)?, &logs)?;
-    println!(
-        "\n  {:28} {:>7}  {:8}  test that must fail",
-        "fault", "seconds", "result"
-    );
+    println!("\nEach fault, what a user would suffer from it, and the test that must fail:");
     for fault in faults {
         let outcome = outcomes
             .iter()
             .find(|outcome| outcome.name == job_name(fault));
         let outcome = outcome.context("A job was lost")?;
-        let result = match outcome.verdict.failed {
-            0 => "red",
-            _ => "SURVIVED",
-        };
+        let Fault { name, about, .. } = fault;
+        let result = result(outcome);
         let took = outcome.took.as_secs_f64();
+        let test = fault.test.describe();
         println!(
-            "  {:28} {took:7.1}  {result:8}  {}",
-            fault.name,
-            fault.test.describe()
+            "  {result:8} {took:6.1} s  {name}: {about}\n  {:20}{test}",
+            ""
         );
     }
     let code = table::print(&phases, outcomes, begin.elapsed());
@@ -135,6 +130,16 @@ fn gate(workspace: &Workspace, faults: &[Fault], known_to_pass: bool) -> Result<
         fs::remove_dir_all(&logs).with_context(|| format!("Cannot remove {}", logs.display()))?;
     }
     Ok(code)
+}
+
+/// How a fault came out: whether its test has failed, has passed, or could not say.
+fn result(outcome: &Outcome) -> &'static str {
+    let said = || fs::read(&outcome.log).unwrap_or_default();
+    match outcome.verdict.failed {
+        0 => "red",
+        _ if String::from_utf8_lossy(&said()).contains(inside::SURVIVED) => inside::SURVIVED,
+        _ => "ERROR",
+    }
 }
 
 /// The faults that cost seconds, as jobs of a test run, which runs their tests without a fault, too.

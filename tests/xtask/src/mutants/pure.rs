@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use farlane_vmkit::packages;
 use farlane_vmkit::process::{Process, describe};
 use farlane_vmkit::progress;
 use farlane_vmkit::workspace::Workspace;
@@ -33,6 +34,9 @@ const PARTS: &[Part] = &[
 const fn part(package: &'static str, files: &'static [&'static str]) -> Part {
     Part { package, files }
 }
+
+/// What starts it: a process namespace of its own, with which tests end that a fault keeps from ending.
+const NAMESPACE: [&str; 4] = ["unshare", "--pid", "--fork", "--kill-child"];
 
 /// How long the tests may take with one fault.
 const SECONDS: &str = "60";
@@ -96,18 +100,25 @@ fn install(workspace: &Workspace) -> Result<PathBuf> {
 /// Runs it over one part, and returns which faults no test has found.
 fn change(workspace: &Workspace, program: &PathBuf, part: &Part) -> Result<Vec<String>> {
     let output = workspace.target().join("mutants-pure").join(part.package);
-    fs::create_dir_all(&output).with_context(|| format!("Cannot make {}", output.display()))?;
-    let mut command = Command::new(program);
+    // The copy of the sources that it works in; one that was killed has left its own.
+    let copies = output.join("copies");
+    if copies.exists() {
+        fs::remove_dir_all(&copies)
+            .with_context(|| format!("Cannot remove {}", copies.display()))?;
+    }
+    fs::create_dir_all(&copies).with_context(|| format!("Cannot make {}", copies.display()))?;
+    let [unshare, words @ ..] = NAMESPACE;
+    let mut command = Command::new(unshare);
+    command.args(words);
+    if !packages::is_root() {
+        command.args(["--user", "--map-root-user"]);
+    }
     command
+        .arg(program)
         .current_dir(workspace.root())
-        .args([
-            "mutants",
-            "--no-shuffle",
-            "--colors=never",
-            "--timeout",
-            SECONDS,
-        ])
-        .args(["--package", part.package])
+        .env("TMPDIR", &copies)
+        .args(["mutants", "--no-shuffle", "--colors=never"])
+        .args(["--timeout", SECONDS, "--package", part.package])
         .arg("--output")
         .arg(&output);
     for files in part.files {
