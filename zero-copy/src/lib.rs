@@ -33,7 +33,7 @@ mod view;
 pub use address_space::{AddressSpace, AddressSpaceError, Placed, RangeKind};
 pub use chain::chain;
 pub use copy::{CopyError, copy, copy_from_slice, copy_to_slice};
-pub use mapping::{Mapping, MappingError};
+pub use mapping::{Mapping, MappingError, punch_hole};
 pub use pool::{Pool, PoolBuffer, PoolError};
 pub use process::Process;
 pub use region::{Region, RegionError, Stitched};

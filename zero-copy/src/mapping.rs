@@ -1,9 +1,12 @@
 //! Memory mappings that unmap themselves.
 
 use crate::fault::{self, Covered};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{MapFlags, ProtFlags};
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, compiler_fence};
 use thiserror::Error;
 
 /// Why a mapping could not be made.
@@ -23,6 +26,19 @@ pub enum MappingError {
         #[source]
         source: std::io::Error,
     },
+}
+
+/// Fills part of a file with zeroes by giving its pages back, also for all who map them.
+///
+/// # Errors
+/// When the file system cannot, or the range is none.
+pub fn punch_hole(file: impl AsFd, offset: u64, length: u64) -> io::Result<()> {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(file, flags, offset, length)?;
+    // rustix tells the compiler that this call writes no memory. It does, where the file is mapped: what was read before must be
+    // read again.
+    compiler_fence(Ordering::SeqCst);
+    Ok(())
 }
 
 /// A shared mapping of a file's bytes, unmapped on drop.

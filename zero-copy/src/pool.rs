@@ -1,8 +1,8 @@
 //! Buffers in host memory that a guest or a process maps (paper section IV-C).
 
-use crate::{Mapping, MappingError};
+use crate::{Mapping, MappingError, punch_hole};
 use farlane_abi::PAGE_BYTES;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -251,12 +251,7 @@ impl Drop for PoolBuffer {
     fn drop(&mut self) {
         if let Backing::Window { file, free, .. } = &self.pool.backing {
             // Gives the memory back to the host and zeroes it for the next user in one step.
-            let punched = rustix::fs::fallocate(
-                file,
-                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-                self.offset,
-                self.length,
-            );
+            let punched = punch_hole(file, self.offset, self.length);
             match punched {
                 Ok(()) => free
                     .lock()

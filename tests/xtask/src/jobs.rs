@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result};
 use farlane_vmkit::numa::processors;
 use farlane_vmkit::process::{Process, describe, tail};
 use farlane_vmkit::progress;
+use farlane_vmkit::scratch::Scratch;
 
 /// How much of what a failed job has said is shown.
 const LAST_LINES: usize = 60;
@@ -92,6 +93,8 @@ pub fn run_all(jobs: Vec<Job>, logs: &Path) -> Result<Vec<Outcome>> {
         jobs.into_iter().partition(|job| job.weight == Weight::All);
     let total = heavy.len() + light.len();
     let mut outcomes = Vec::new();
+    // Not among the logs: a job may cover the checkout, and what it writes there with it.
+    let records = Scratch::new()?;
     for (mut waiting, at_once) in [(light, room), (heavy, 1)] {
         let (ended, end) = channel();
         let mut running = 0;
@@ -100,10 +103,11 @@ pub fn run_all(jobs: Vec<Job>, logs: &Path) -> Result<Vec<Outcome>> {
                 && let Some(job) = waiting.pop_front()
             {
                 let (ended, logs) = (ended.clone(), logs.to_owned());
+                let record = records.join(format!("{}.json", file_name(&job.name)));
                 running += 1;
                 thread::Builder::new()
                     .name(job.name.clone())
-                    .spawn(move || ended.send(perform(job, &logs)))
+                    .spawn(move || ended.send(perform(job, &logs, &record)))
                     .context("Cannot start a thread")?;
             }
             let outcome = end.recv().context("A job was lost")??;
@@ -136,8 +140,13 @@ fn say(outcome: &Outcome, number: usize, total: usize) {
     }
 }
 
+/// What a job's files are called.
+fn file_name(name: &str) -> String {
+    name.replace(|c: char| !c.is_alphanumeric() && c != '.', "-")
+}
+
 /// Runs one job to its end.
-fn perform(job: Job, logs: &Path) -> Result<Outcome> {
+fn perform(job: Job, logs: &Path, record: &Path) -> Result<Outcome> {
     let Job {
         name,
         mut command,
@@ -145,10 +154,8 @@ fn perform(job: Job, logs: &Path) -> Result<Outcome> {
         judge,
         ..
     } = job;
-    let file = name.replace(['/', ' '], "-");
-    let log = logs.join(format!("{file}.log"));
-    let record = logs.join(format!("{file}.json"));
-    command.env(RECORD_VARIABLE, &record);
+    let log = logs.join(format!("{}.log", file_name(&name)));
+    command.env(RECORD_VARIABLE, record);
     let begin = Instant::now();
     let mut process = Process::spawn_logged(name.as_str(), command, &log)?;
     let status = process.wait(timeout)?;
@@ -170,7 +177,7 @@ fn perform(job: Job, logs: &Path) -> Result<Outcome> {
             false
         }
     };
-    let recorded = fs::read_to_string(&record).ok();
+    let recorded = fs::read_to_string(record).ok();
     let mut verdict = judge(&Ended {
         success,
         said: &said,
@@ -179,14 +186,9 @@ fn perform(job: Job, logs: &Path) -> Result<Outcome> {
     if !success {
         verdict.failed = verdict.failed.max(1);
     }
-    let superfluous = [
-        recorded.is_some().then_some(&record),
-        (verdict.failed == 0).then_some(&log),
-    ];
-    for file in superfluous.into_iter().flatten() {
-        fs::remove_file(file).with_context(|| format!("Cannot remove {}", file.display()))?;
-    }
-    if verdict.failed > 0 {
+    if verdict.failed == 0 {
+        fs::remove_file(&log).with_context(|| format!("Cannot remove {}", log.display()))?;
+    } else {
         fs::write(&log, said).with_context(|| format!("Cannot write {}", log.display()))?;
     }
     Ok(Outcome {

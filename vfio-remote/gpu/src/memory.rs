@@ -1,7 +1,7 @@
 //! Video memory: a file that the borrower maps, too.
 
-use farlane_zero_copy::Mapping;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use farlane_zero_copy::{Mapping, punch_hole};
+use rustix::fs::{MemfdFlags, SealFlags};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -95,8 +95,7 @@ impl VideoMemory {
 
     /// Fills it with zeroes, and gives the pages back.
     pub fn clear(&self) -> io::Result<()> {
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(rustix::fs::fallocate(&self.file, flags, 0, self.len())?)
+        punch_hole(&self.file, 0, self.len())
     }
 
     /// First byte of a range, of which all bytes are mapped while this lives.

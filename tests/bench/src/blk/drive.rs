@@ -157,6 +157,8 @@ impl Drive {
         self.tell()?;
         let begin = Instant::now();
         let mut done = 0_u32;
+        // Longer than asked for where nothing was completed in that time.
+        let mut measured = time;
         let mut outstanding = depth;
         let mut free = Vec::with_capacity(depth);
         let mut vain = 0_u32;
@@ -174,9 +176,11 @@ impl Drive {
                 continue;
             }
             vain = 0;
-            let over = begin.elapsed() >= time;
+            let elapsed = begin.elapsed();
+            let over = elapsed >= time && done > 0;
             if !over {
                 done += u32::try_from(free.len())?;
+                measured = measured.max(elapsed);
             }
             for buffer in std::mem::take(&mut free) {
                 if over {
@@ -187,7 +191,7 @@ impl Drive {
             }
             self.tell()?;
         }
-        Ok(f64::from(done) / time.as_secs_f64())
+        Ok(f64::from(done) / measured.as_secs_f64())
     }
 }
 
