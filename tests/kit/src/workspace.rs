@@ -32,7 +32,8 @@ pub struct Workspace {
 /// A test program that cargo built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TestProgram {
-    /// Its package's folder, and which of its programs: `blk/src` holds the unit tests, `blk/tests/disk` those of a file.
+    /// Its package's folder in the checkout, and which of its programs: `backends/blk/src` holds the unit tests,
+    /// `backends/blk/tests/disk` those of a file.
     pub name: String,
     /// The program's file.
     pub program: PathBuf,
@@ -257,7 +258,7 @@ impl Workspace {
         let mut programs = Vec::new();
         for line in BufReader::new(stdout).lines() {
             let line = line.context("Cannot read what cargo says")?;
-            programs.extend(TestProgram::parse(&line)?);
+            programs.extend(TestProgram::parse(&line, &self.root)?);
         }
         finish(build, "the workspace")?;
         programs.sort_by(|a, b| a.name.cmp(&b.name));
@@ -286,7 +287,7 @@ fn finish(mut build: Process, what: &str) -> Result<()> {
 impl TestProgram {
     /// Reads a line of cargo's JSON messages (The Cargo Book, External tools): an artifact that is a test program, if it is
     /// one.
-    fn parse(line: &str) -> Result<Option<Self>> {
+    fn parse(line: &str, root: &Path) -> Result<Option<Self>> {
         let message: Value =
             serde_json::from_str(line).with_context(|| format!("cargo said {line:?}"))?;
         if message["reason"] != "compiler-artifact" || message["profile"]["test"] != true {
@@ -299,7 +300,7 @@ impl TestProgram {
         let folder = Path::new(manifest)
             .parent()
             .with_context(|| format!("cargo names no manifest of {program}"))?;
-        let package = folder.file_name().unwrap_or_default().to_string_lossy();
+        let package = folder.strip_prefix(root).unwrap_or(folder).display();
         let target = message["target"]["name"].as_str().unwrap_or_default();
         let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
         let name = match kind {
@@ -326,12 +327,13 @@ mod tests {
                 r#"{{"reason":"compiler-artifact","manifest_path":"/w/backends/blk/Cargo.toml","target":{{"kind":["{kind}"],"name":"disk"}},"profile":{{"test":{test}}},"executable":"/w/t/disk-1"}}"#
             )
         };
-        let found = TestProgram::parse(&line(true, "test")).unwrap().unwrap();
-        assert_eq!(found.name, "blk/tests/disk");
+        let parse = |line: &str| TestProgram::parse(line, Path::new("/w"));
+        let found = parse(&line(true, "test")).unwrap().unwrap();
+        assert_eq!(found.name, "backends/blk/tests/disk");
         assert_eq!(found.folder, Path::new("/w/backends/blk"));
-        let found = TestProgram::parse(&line(true, "lib")).unwrap().unwrap();
-        assert_eq!(found.name, "blk/src");
-        assert!(TestProgram::parse(&line(false, "bin")).unwrap().is_none());
-        assert!(TestProgram::parse("nonsense").is_err());
+        let found = parse(&line(true, "lib")).unwrap().unwrap();
+        assert_eq!(found.name, "backends/blk/src");
+        assert!(parse(&line(false, "bin")).unwrap().is_none());
+        assert!(parse("nonsense").is_err());
     }
 }

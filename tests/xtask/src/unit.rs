@@ -40,10 +40,13 @@ impl Package {
         let packages = metadata["packages"]
             .as_array()
             .context("cargo names no packages")?;
-        packages.iter().map(Self::read).collect()
+        packages
+            .iter()
+            .map(|package| Self::read(package, workspace.root()))
+            .collect()
     }
 
-    fn read(package: &Value) -> Result<Self> {
+    fn read(package: &Value, top: &Path) -> Result<Self> {
         let name = package["name"].as_str().context("A package has no name")?;
         let manifest = package["manifest_path"].as_str().unwrap_or_default();
         let folder = Path::new(manifest)
@@ -59,10 +62,10 @@ impl Package {
         Ok(Self {
             name: name.to_owned(),
             folder: folder
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned(),
+                .strip_prefix(top)
+                .unwrap_or(folder)
+                .display()
+                .to_string(),
             tests,
         })
     }
@@ -70,12 +73,14 @@ impl Package {
     /// Whether a filter means the package or some of its tests.
     fn is_meant(&self, filter: &str) -> bool {
         // The filter may name a test program, such as `blk/tests/disk`.
-        let by_program = filter
-            .split_once('/')
-            .is_some_and(|(folder, _)| folder == self.folder);
+        let parts = ["/src", "/tests/", "/bin/", "/example/"];
+        let by_program = parts.iter().any(|part| {
+            let folder = filter.find(part).map(|at| &filter[..at]);
+            folder.is_some_and(|folder| self.folder.ends_with(folder))
+        });
         by_program
             || self.name.contains(filter)
-            || self.folder == filter
+            || self.folder.ends_with(filter)
             || self.tests.iter().any(|test| test.contains(filter))
     }
 }
@@ -225,7 +230,7 @@ mod tests {
         );
         let package = Package {
             name: "farlane-net".into(),
-            folder: "net".into(),
+            folder: "backends/net".into(),
             tests: tests_in(text, "flow::table"),
         };
         let meant = [
