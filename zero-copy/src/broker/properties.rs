@@ -75,7 +75,7 @@ proptest! {
             ftruncate(&file, FILE_BYTES).unwrap();
             (Arc::new(file), offset)
         });
-        let is_page = |n: u64| n % PAGE_BYTES == 0;
+        let is_page = |n: u64| n.is_multiple_of(PAGE_BYTES);
         let fits = |start: u64, end: u64| u128::from(start) + u128::from(length) <= u128::from(end);
         let wanted = length > 0
             && is_page(address)
