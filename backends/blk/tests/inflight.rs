@@ -106,6 +106,24 @@ fn what_a_predecessor_had_begun_is_done_in_its_order() {
 }
 
 #[test]
+fn a_driver_that_a_predecessor_has_not_told_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    make_disk(folder.path(), DISK);
+    let mut daemon = Daemon::start(folder.path(), "");
+    let mut vm = Vm::new();
+    let socket = folder.path().join("socket");
+    let frontend = vm.boot(&socket);
+    assert_eq!(vm.does(4, 0, DATA, 512), 0);
+    drop(frontend);
+    daemon.kill();
+    // As a backend leaves it that was killed between publishing a used buffer and telling of it.
+    vm.forget_calls();
+    let _daemon = Daemon::start(folder.path(), "");
+    let _frontend = vm.boot(&socket);
+    vm.wait_call();
+}
+
+#[test]
 fn a_queue_that_is_stopped_has_nothing_under_way_and_goes_on_where_it_was() {
     use vhost::VhostBackend as _;
     let folder = tempfile::tempdir().unwrap();

@@ -16,7 +16,9 @@ struct Target {
 }
 
 impl Call {
-    /// Tells there from now on, or nowhere.
+    /// Tells there from now on, or nowhere; and tells at once. A backend that was killed may have published used buffers without
+    /// telling of them, and with event indices (VIRTIO 1.2, 2.7.7) its successor never would: those that the driver waits for
+    /// are behind what is published then. To a driver that knows of them it is one interrupt too many.
     pub fn set(&self, fd: Option<OwnedFd>) {
         let target = fd.map(|fd| Target {
             may_block: !rustix::fs::fcntl_getfl(&fd)
@@ -24,6 +26,7 @@ impl Call {
             fd,
         });
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = target;
+        self.signal();
     }
 
     /// Tells. Returns whether there was somebody to be told.

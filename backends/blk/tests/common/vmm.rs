@@ -237,13 +237,28 @@ impl Vm {
 
     /// Waits until the backend says that the queue cannot go on.
     pub fn wait_error(&self) {
-        // SAFETY: the eventfd is open as long as this value.
-        let error = unsafe { BorrowedFd::borrow_raw(self.error.as_raw_fd()) };
-        let mut fds = [PollFd::from_borrowed_fd(error, PollFlags::IN)];
-        let limit = Timespec::try_from(PATIENCE).unwrap();
-        assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "no error");
-        self.error.read().unwrap();
+        wait_event(&self.error, "error");
     }
+
+    /// Waits until the driver is told of used buffers.
+    pub fn wait_call(&self) {
+        wait_event(&self.call, "call");
+    }
+
+    /// Takes notice of all calls up to now.
+    pub fn forget_calls(&self) {
+        // Fails where there were none.
+        let _ = self.call.read();
+    }
+}
+
+fn wait_event(event: &EventFd, what: &str) {
+    // SAFETY: the eventfd is open as long as this value.
+    let fd = unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) };
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let limit = Timespec::try_from(PATIENCE).unwrap();
+    assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "no {what}");
+    event.read().unwrap();
 }
 
 /// The sectors of the disk, as the configuration space has them.

@@ -135,6 +135,16 @@ fn caught(backend: &DiskBackend, work: &mut Work<'_>, turn: usize) -> Result<(us
         }
         found = Some((under_way::count(backend.pid())?, held));
         Ok(true)
+    })
+    .with_context(|| {
+        format!(
+            "The guest has {:?} requests in flight, the backend {:?} under way; kernel of the guest:\n{}",
+            in_flight(work.guest(), work.node()),
+            under_way::count(backend.pid()),
+            work.guest()
+                .run("for q in /sys/block/vd*/mq/*; do echo $q; done; cat /proc/interrupts | grep virtio; cat /sys/block/vd*/stat; ps | grep fio")
+                .unwrap_or_default()
+        )
     })?;
     found.context("Requests were found and are not there")
 }
