@@ -30,7 +30,6 @@ const NO_PACKET_INFORMATION: i32 = 0x1000;
 const HEADER: i32 = 0x4000;
 const SEVERAL_QUEUES: i32 = 0x0100;
 const PERSISTENT: i32 = 0x0800;
-const ATTACH: i32 = 0x0200;
 const DETACH: i32 = 0x0400;
 /// Most queues of a tap (`MAX_TAP_QUEUES`).
 pub const MAX_QUEUES: u16 = 256;
@@ -366,9 +365,7 @@ impl Port for Tap {
             fd: Arc::clone(fd),
             in_use: Arc::clone(in_use),
             receives,
-            steered: self.steering.is_some(),
         };
-        queue.take_part(ATTACH)?;
         queue.discard();
         Ok(Box::new(queue))
     }
@@ -404,24 +401,9 @@ struct TapQueue {
     in_use: Arc<AtomicBool>,
     /// Or it only sends.
     receives: bool,
-    /// The tap has a program that chooses among the queues that are attached.
-    steered: bool,
 }
 
 impl TapQueue {
-    /// Attaches it to its tap, or detaches it. The kernel takes the number that the steering program says modulo the queues that are
-    /// attached, so that frames of flows that were steered to a queue that nobody reads any more come from another.
-    fn take_part(&self, flag: i32) -> io::Result<()> {
-        if !self.steered {
-            return Ok(());
-        }
-        match switch(&self.fd, flag) {
-            // It is as it is to be: all are attached when a tap is opened.
-            Err(e) if e.kind() == io::ErrorKind::InvalidInput => Ok(()),
-            result => result,
-        }
-    }
-
     /// Throws away what has waited for somebody else.
     fn discard(&self) {
         let mut byte = [0; 1];
@@ -435,9 +417,6 @@ impl TapQueue {
 
 impl Drop for TapQueue {
     fn drop(&mut self) {
-        if let Err(e) = self.take_part(DETACH) {
-            log::warn!("A queue of a tap is not detached: {e}");
-        }
         self.in_use.store(false, Ordering::Release);
     }
 }
