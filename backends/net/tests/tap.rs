@@ -189,6 +189,45 @@ fn a_flow_comes_to_where_the_guest_sends_it_from_in_order() {
 }
 
 #[test]
+fn a_flow_goes_on_when_the_driver_gives_up_its_queue_pair() {
+    let backend = Backend::start(2, &[]);
+    let socket = host_socket();
+    let mut nic = backend.connect(2, feature::PLAIN);
+    // Once per queue: one of them is not the one from which the tap gives the flow by itself.
+    for queue in [0, 1] {
+        let mut quiet = 0;
+        // Until the tap itself gives the flow to this pair, and nothing is handed over any more.
+        for _ in 0..2000 {
+            let before = backend.metric("handed_over");
+            nic.send(queue, &datagram(b"here")).unwrap();
+            let (_, from) = socket.recv_from(&mut [0; 100]).unwrap();
+            socket.send_to(b"there", from).unwrap();
+            let (at, ..) = next_datagram(&mut nic);
+            let stays = at == queue && backend.metric("handed_over") == before;
+            quiet = if stays { quiet + 1 } else { 0 };
+            if quiet == 20 {
+                break;
+            }
+        }
+        assert_eq!(quiet, 20, "The flow does not come to queue {queue}");
+    }
+    for ring in [2, 3] {
+        nic.vmm.enable(ring, false).unwrap();
+    }
+    // The guest says nothing more: what comes finds its way all the same.
+    for _ in 0..20 {
+        socket.send_to(b"still", (GUEST.ip, GUEST.port)).unwrap();
+        assert_eq!(next_datagram(&mut nic).0, 0);
+    }
+    for ring in [2, 3] {
+        nic.vmm.enable(ring, true).unwrap();
+    }
+    for queue in [1, 0, 1] {
+        echo(&mut nic, &socket, queue, b"again");
+    }
+}
+
+#[test]
 fn a_tap_that_goes_away_lets_the_backend_sleep() {
     let mut backend = Backend::start(1, &[]);
     let socket = host_socket();

@@ -360,6 +360,8 @@ fn kernel_command_line(config: &VmConfig<'_>) -> String {
         "oops=panic".into(),
         "mitigations=off".into(),
         "nowatchdog".into(),
+        // The same of grace periods of RCU: on a machine that stood still a guest has done nothing for that long.
+        "rcupdate.rcu_cpu_stall_timeout=300".into(),
         // On a busy host the clock of an emulated processor looks unsteady to the watchdog; what it would take instead
         // costs a device access a look.
         "tsc=reliable".into(),

@@ -189,6 +189,18 @@ impl Assembler {
         self.push(when.code(), reg, R0, 0, value)
     }
 
+    /// Jumps when a register compares so with another.
+    pub fn jump_when_with(
+        &mut self,
+        when: When,
+        reg: Reg,
+        with: Reg,
+        to: &'static str,
+    ) -> &mut Self {
+        self.jumps.push((self.instructions.len(), to));
+        self.push(when.code() | 0x08, reg, with, 0, 0)
+    }
+
     /// Jumps.
     pub fn jump(&mut self, to: &'static str) -> &mut Self {
         self.jumps.push((self.instructions.len(), to));
@@ -234,6 +246,7 @@ mod tests {
             .load(Width::Half, R8, FRAME, -4)
             .store(Width::Double, FRAME, -8, R6)
             .jump_when(When::NotEqual, R0, 3, "end")
+            .jump_when_with(When::Less, R0, R7, "end")
             .constant(R3, 0x1_0000_0002)
             .label("end")
             .exit();
@@ -245,7 +258,8 @@ mod tests {
                     [0x0f, 0x87, 0, 0, 0, 0, 0, 0],
                     [0x69, 0xa8, 0xfc, 0xff, 0, 0, 0, 0],
                     [0x7b, 0x6a, 0xf8, 0xff, 0, 0, 0, 0],
-                    [0x55, 0x00, 2, 0, 3, 0, 0, 0],
+                    [0x55, 0x00, 3, 0, 3, 0, 0, 0],
+                    [0xad, 0x70, 2, 0, 0, 0, 0, 0],
                     [0x18, 0x03, 0, 0, 2, 0, 0, 0],
                     [0, 0, 0, 0, 1, 0, 0, 0],
                     [0x95, 0, 0, 0, 0, 0, 0, 0],

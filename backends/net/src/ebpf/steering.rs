@@ -1,8 +1,8 @@
 //! The program that tells a tap which of its queues gets a frame (`TUNSETSTEERINGEBPF`).
 //!
 //! It looks at addresses, protocol and ports as [`flow::parse`](mod@crate::flow::parse) does, with up to two VLAN tags, and looks
-//! the flow up in a map. A flow that is not there goes to a queue by a keyed hash. So a frame's queue changes only when the map or the
-//! number of queues does; a tap without a program goes by the queue on which the flow's other direction was sent last, at once.
+//! the flow up in a map. A flow that is not there, or is steered to a queue that is not in use, goes to one by a keyed hash. So a frame's
+//! queue changes only when the map or the number of queues does; a tap without a program goes by the queue on which the flow's other direction was sent last, at once.
 
 use super::assemble::{
     Assembler, FRAME, Instruction, Operation, R0, R1, R2, R3, R4, R6, R7, R8, R9, Reg, When, Width,
@@ -73,7 +73,7 @@ impl TapSteering {
         Ok(steering)
     }
 
-    /// Unknown flows go to the first so many queues from now on.
+    /// Only the first so many queues are in use from now on: flows that are unknown, or steered to another one, go there.
     ///
     /// # Errors
     /// What the system says.
@@ -192,15 +192,24 @@ fn program(flows: i32, queues: i32, seed: u64) -> Option<Vec<Instruction>> {
         .jump_when(When::NotEqual, R8, 132, "look up")
         .label("has ports");
     read(p, R7, 0, KEY + 32, 4, "first");
+    // Then R7: how many queues are in use.
     p.label("look up")
+        .put(Width::Word, FRAME, SCRATCH, 0)
+        .map(R1, queues)
+        .with(Operation::Move, R2, FRAME)
+        .by(Operation::Add, R2, SCRATCH.into())
+        .call(MAP_LOOKUP)
+        .jump_when(When::Equal, R0, 0, "first")
+        .load(Width::Word, R7, R0, 0)
         .map(R1, flows)
         .with(Operation::Move, R2, FRAME)
         .by(Operation::Add, R2, KEY.into())
         .call(MAP_LOOKUP)
         .jump_when(When::Equal, R0, 0, "hash")
         .load(Width::Word, R0, R0, 0)
-        .exit();
-    hash(p, queues, seed);
+        .jump_when_with(When::Less, R0, R7, "steered");
+    hash(p, seed);
+    p.label("steered").exit();
     p.label("first").by(Operation::Move, R0, 0).exit();
     program.finish()
 }
@@ -247,7 +256,7 @@ fn ipv6(p: &mut Assembler) {
 }
 
 /// A queue by the key's hash: multiply and fold, beginning with a secret.
-fn hash(p: &mut Assembler, queues: i32, seed: u64) {
+fn hash(p: &mut Assembler, seed: u64) {
     p.label("hash").constant(R9, seed);
     for part in 0..5 {
         p.load(Width::Double, R8, FRAME, KEY + 8 * part)
@@ -258,17 +267,9 @@ fn hash(p: &mut Assembler, queues: i32, seed: u64) {
             .by(Operation::ShiftRight, R8, 32)
             .with(Operation::Xor, R9, R8);
     }
-    p.put(Width::Word, FRAME, SCRATCH, 0)
-        .map(R1, queues)
-        .with(Operation::Move, R2, FRAME)
-        .by(Operation::Add, R2, SCRATCH.into())
-        .call(MAP_LOOKUP)
-        .jump_when(When::Equal, R0, 0, "first")
-        .load(Width::Word, R8, R0, 0)
-        .by(Operation::ShiftRight, R9, 33)
+    p.by(Operation::ShiftRight, R9, 33)
         .with(Operation::Move, R0, R9)
-        .with(Operation::Modulo, R0, R8)
-        .exit();
+        .with(Operation::Modulo, R0, R7);
 }
 
 #[cfg(test)]

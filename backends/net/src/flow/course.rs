@@ -139,6 +139,13 @@ impl Course {
         (self.sequencer != NOBODY).then_some(self.sequencer)
     }
 
+    /// The worker that decides the order is gone, and has thrown away what it had: whoever reads the next frame does.
+    pub fn release(&mut self) {
+        self.sequencer = NOBODY;
+        self.heard = NOBODY;
+        self.via = 0;
+    }
+
     /// Sets the queue that is to get the frames.
     pub fn aim(&mut self, target: u16) {
         if self.target != target {
@@ -290,10 +297,13 @@ impl Course {
             return;
         }
         let since = *self.held_since.get_or_insert(now);
-        if self.pending == 0 && consumed(self.home) >= self.position {
+        // Who waits for a queue that is not in use waits for nobody: what was under way there is thrown away, or never taken.
+        let unused = consumed(self.home) == u64::MAX;
+        if unused || (self.pending == 0 && consumed(self.home) >= self.position) {
             let at = *self.drained_at.get_or_insert(now);
             if self.done || now.saturating_sub(at) >= patience.settle_us {
                 self.home = self.target;
+                self.pending = 0;
                 // Positions of one queue say nothing about another.
                 self.position = 0;
                 self.drained_at = None;

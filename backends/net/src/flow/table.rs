@@ -510,6 +510,14 @@ impl FlowTable {
         } else if flow.course.target() >= active {
             flow.course.aim(flow.course.target() % active);
         }
+        if at.worker < active
+            && flow
+                .course
+                .sequencer()
+                .is_some_and(|sequencer| sequencer >= active)
+        {
+            flow.course.release();
+        }
         let consumed = |queue: u16| self.consumed(queue, active);
         let step = take(&mut flow.course, &self.settings.patience, &consumed);
         if established

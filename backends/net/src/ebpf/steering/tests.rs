@@ -190,6 +190,20 @@ fn unknown_flows_are_spread_over_the_queues_that_there_are() {
     for port in 0..100 {
         assert!(tap.send(&ipv6(6, port)) < 2);
     }
+    // So do flows that are steered to a queue that is not in use, until it is again.
+    let flow = parse(&ipv6(6, 1)).flow.unwrap();
+    for queue in [1, 3] {
+        steering.steer(&flow, Some(queue)).unwrap();
+        let unused = queue > 1;
+        let at = tap.send(&ipv6(6, 1));
+        assert!(if unused {
+            at < 2
+        } else {
+            at == usize::from(queue)
+        });
+    }
+    steering.set_queues(4).unwrap();
+    assert_eq!(tap.send(&ipv6(6, 1)), 3);
     // What is no IP goes to the first.
     let mut arp = ethernet(&[], [8, 6]);
     arp.extend([0; 46]);

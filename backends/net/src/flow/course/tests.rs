@@ -47,6 +47,21 @@ fn frames_before_it_was_known_are_waited_for() {
 }
 
 #[test]
+fn a_queue_that_is_not_used_any_more_is_not_waited_for() {
+    let mut course = Course::placed(1);
+    let receive = |course: &mut Course, now, consumed: u64| {
+        course.received(at(0, 1, now), None, &PATIENCE, move |_| consumed)
+    };
+    // It is never said to be delivered: the worker of queue 1 has gone with it.
+    assert_eq!(receive(&mut course, 0, 0), Step::Forward(1));
+    course.aim(0);
+    assert_eq!(receive(&mut course, 1, u64::MAX), Step::Hold(1));
+    let mut retry = |now| course.retried(at(0, 1, now), None, &PATIENCE, |_| u64::MAX);
+    assert_eq!(retry(50), Step::Hold(1));
+    assert_eq!(retry(101), Step::Deliver);
+}
+
+#[test]
 fn another_worker_becomes_sequencer_only_when_nothing_is_under_way() {
     let mut course = Course::placed(1);
     assert_eq!(

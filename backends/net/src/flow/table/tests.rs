@@ -121,6 +121,24 @@ fn a_flow_follows_the_queue_on_which_the_guest_sends() {
 }
 
 #[test]
+fn a_flow_goes_on_when_the_queue_of_its_order_is_not_used_any_more() {
+    let table = table(64, Placement::Arrival);
+    establish(&table, 1, 3, 10);
+    table.set_queues(1);
+    // What comes next is read by another worker: first it moves, then it goes to the only queue that there is.
+    let mut now = 20;
+    let mut route = table.received(0, &data(1), 2, now);
+    while let Route::Hold { ticket, on } = route {
+        assert_eq!(on, 3);
+        now += 1_000;
+        assert!(now < 50_000, "It is held for ever");
+        route = table.retry(0, ticket, 2, now);
+    }
+    assert_eq!(route, Route::Deliver);
+    assert_eq!(table.received(0, &data(1), 3, now), Route::Deliver);
+}
+
+#[test]
 fn a_flow_that_cannot_drain_stays_and_nothing_is_kept_for_ever() {
     let table = table(1024, Placement::Arrival);
     establish(&table, 1, 0, 0);

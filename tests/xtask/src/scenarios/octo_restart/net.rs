@@ -12,14 +12,20 @@ use crate::capture::Captures;
 use crate::conditions::{no_complaint, wait_until};
 use crate::net::{At, GUEST, NetBackend, config, connect, network, socket};
 use crate::numa::backend_words;
+use crate::order::Order;
 use crate::run::Run;
 use crate::scenarios::octo_net::Flow;
 
 /// How often the backend is killed.
 const KILLS: u32 = 4;
 
-/// So many bytes each way show that a stream flows.
+/// So many bytes show that a stream flows.
 const FLOWING: u64 = 4 << 20;
+
+/// The streams: to the guest, and from it. Not one iperf3 with `--bidir`: its server tells its two connections apart by the order in which
+/// it accepts them, and connections that come through different queues have no order. Where it is mistaken, both its ends write into the
+/// one connection that both do not read, until the windows are closed.
+const STREAMS: [&str; 2] = ["-b 300M", "-b 300M -R"];
 
 /// Entries of the guest's transmit queues, both together: so many frames at most were sent and not yet shown to the guest as sent
 /// when the backend was killed, and are sent again by the next one.
@@ -34,14 +40,16 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     connect(&guest)?;
     let at = At::new(&guest);
     let captures = Captures::begin(run, &network, &guest, "tcp")?;
-    // Both ways, one connection each.
-    let stream = Flow::begin(&network, &at, "-b 300M --bidir")?;
+    let mut streams = Vec::new();
+    for words in STREAMS {
+        streams.push(Flow::begin(&network, &at, words)?);
+    }
     let mut caught = [0; 2];
     for kill in 1..=KILLS {
-        flows(&backend, &stream)?;
+        flow(&backend, &streams)?;
         // Whatever is under way now stays so: nobody moves it, and nobody acknowledges it.
         backend.freeze()?;
-        let under_way = under_way(&network, &guest, stream.port())?;
+        let under_way = under_way(&network, &guest, &streams)?;
         backend.kill()?;
         backend.start_again()?;
         progress::note(&format!(
@@ -52,14 +60,20 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             *caught += bytes;
         }
     }
-    flows(&backend, &stream)?;
+    flow(&backend, &streams)?;
     network
         .run(&format!("ping -c 3 -W 10 {GUEST}"))
         .context("After the last restart")?;
-    let port = stream.port();
-    stream.end().context("The connections did not survive")?;
+    let ports: Vec<u16> = streams.iter().map(Flow::port).collect();
+    for stream in streams {
+        stream.end().context("A connection did not survive")?;
+    }
     let captured = captures.end()?;
-    let (there, back) = (captured.received(port)?, captured.sent(port)?);
+    let (mut there, mut back) = (Order::default(), Order::default());
+    for port in ports {
+        there += captured.received(port)?;
+        back += captured.sent(port)?;
+    }
     let figure = format!(
         "the same connections; not acknowledged at the kills: {} bytes to the guest, {} from it; to the guest {there}; from it {back}",
         caught[0], caught[1]
@@ -85,29 +99,36 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     backend.stop()
 }
 
-/// Waits until the backend that runs now has moved bytes of the streams, of both ways together: beside another scenario one of the two has
-/// stood still for a minute, also before the first kill.
-fn flows(backend: &NetBackend<'_>, stream: &Flow<'_>) -> Result<()> {
-    let moved = || -> Result<u64> {
+/// Waits until the backend that runs now has moved bytes of the streams, each way.
+fn flow(backend: &NetBackend<'_>, streams: &[Flow<'_>]) -> Result<()> {
+    let moved = || -> Result<[u64; 2]> {
         let metrics = backend.metrics()?;
-        Ok(metrics.sum("rx_bytes")? + metrics.sum("tx_bytes")?)
+        Ok([metrics.sum("rx_bytes")?, metrics.sum("tx_bytes")?])
     };
     let begin = moved()?;
-    wait_until("the streams flow", || Ok(moved()? >= begin + 2 * FLOWING))
-        .with_context(|| format!("iperf3 said:\n{}", stream.so_far()))
+    wait_until("the streams flow both ways", || {
+        let mut ways = moved()?.into_iter().zip(begin);
+        Ok(ways.all(|(now, begin)| now >= begin + FLOWING))
+    })
+    .with_context(|| {
+        let said: Vec<String> = streams.iter().map(Flow::so_far).collect();
+        format!("The streams said:\n{}", said.join("\n"))
+    })
 }
 
-/// Bytes that were handed to TCP and not acknowledged, to the guest and from it, while the backend is frozen: as soon as both programs
+/// Bytes that were handed to TCP and not acknowledged, to the guest and from it, while the backend is frozen: as soon as the programs
 /// have written, there are some, and there stay some.
-fn under_way(network: &Network, guest: &Guest, port: u16) -> Result<[u64; 2]> {
+fn under_way(network: &Network, guest: &Guest, streams: &[Flow<'_>]) -> Result<[u64; 2]> {
     // A server that takes both families has its connections of IPv4 in the second.
     const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
     let mut bytes = [0; 2];
     wait_until("bytes are under way both ways", || {
         bytes = [0; 2];
         for table in TABLES {
-            bytes[0] += unacknowledged(&network.read_file(table)?, port)?;
-            bytes[1] += unacknowledged(&guest.read_file(table)?, port)?;
+            let tables = [network.read_file(table)?, guest.read_file(table)?];
+            for ((bytes, table), stream) in bytes.iter_mut().zip(tables).zip(streams) {
+                *bytes += unacknowledged(&table, stream.port())?;
+            }
         }
         Ok(bytes.iter().all(|bytes| *bytes > 0))
     })?;
