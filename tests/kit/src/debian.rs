@@ -88,6 +88,23 @@ pub const HEADERS_6_12: TreeSpec = TreeSpec {
     backports: &[],
 };
 
+/// The source of the guests' kernel, and what builds it.
+pub const KERNEL_SOURCE: TreeSpec = TreeSpec {
+    name: "kasan",
+    suite: "trixie",
+    packages: &[
+        "bc",
+        "bison",
+        "flex",
+        "gcc",
+        "kmod",
+        "libelf-dev",
+        "make",
+        "xz-utils",
+    ],
+    backports: &["linux-source"],
+};
+
 /// The Debian mirror of this machine: what its own apt uses.
 ///
 /// # Errors

@@ -32,7 +32,8 @@ const ELF: &[u8] = b"\x7fELF";
 pub struct Kernel {
     /// Its release: what `uname -r` says.
     pub release: String,
-    /// The kernel as an ELF file, which QEMU starts at its PVH entry: unpacking itself would take an emulated machine a second.
+    /// The kernel as an ELF file, which QEMU starts at its PVH entry: unpacking itself would take an emulated machine a second. Or as it is
+    /// packed: see [`packed`](Self::packed).
     pub image: PathBuf,
     /// The folder of its modules.
     pub modules: PathBuf,
@@ -60,13 +61,28 @@ impl Kernel {
         if !is_current() {
             let _lock = workspace.lock_cache()?;
             if !is_current() {
-                let packed = tree.join(format!("boot/vmlinuz-{}", kernel.release));
+                let packed = packed(tree, &kernel.release);
                 let what = format!("Unpacking Linux {}", kernel.release);
                 progress::step(&what, || unpack(tools, &packed, &kernel.image))?;
             }
         }
         Ok(kernel)
     }
+
+    /// The same kernel, packed, which QEMU starts by Linux' own boot protocol: slower. For one with KASAN, whose PVH entry cannot run: its
+    /// checks touch shadow memory that is not mapped so early.
+    #[must_use]
+    pub fn packed(self, tree: &Tree) -> Self {
+        Self {
+            image: packed(tree, &self.release),
+            ..self
+        }
+    }
+}
+
+/// Where a tree has its kernel of a release.
+fn packed(tree: &Tree, release: &str) -> PathBuf {
+    tree.join(format!("boot/vmlinuz-{release}"))
 }
 
 /// Unpacks a bzImage.

@@ -153,7 +153,19 @@ impl Kit {
     /// # Errors
     /// When the tree has no kernel, or the guests' root cannot be made.
     pub fn with_kernel_of(&self, tree: &Tree) -> Result<Self> {
-        let kernel = Kernel::of(&self.workspace, &self.tree, tree)?;
+        self.with_kernel(Kernel::of(&self.workspace, &self.tree, tree)?, tree)
+    }
+
+    /// The same, with the kernel started packed: see [`Kernel::packed`].
+    ///
+    /// # Errors
+    /// As above.
+    pub fn with_packed_kernel_of(&self, tree: &Tree) -> Result<Self> {
+        let kernel = Kernel::of(&self.workspace, &self.tree, tree)?.packed(tree);
+        self.with_kernel(kernel, tree)
+    }
+
+    fn with_kernel(&self, kernel: Kernel, tree: &Tree) -> Result<Self> {
         Ok(Self {
             root: GuestRoot::ensure(&self.workspace, &self.tree, &kernel)?,
             kernel,

@@ -8,6 +8,7 @@
 mod agent;
 pub mod attachments;
 pub mod backend;
+pub mod checking_kernel;
 mod contents;
 pub mod cpio;
 pub mod debian;

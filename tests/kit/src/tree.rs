@@ -78,6 +78,17 @@ impl Tree {
         made.with_context(|| format!("Cannot see {}", stamp.display()))
     }
 
+    /// What is in it has changed: what was made of it is to be made again.
+    ///
+    /// # Errors
+    /// When it is not a whole tree, or cannot be written.
+    pub fn changed(&self) -> Result<()> {
+        let stamp = self.join(STAMP);
+        let set = File::options().write(true).open(&stamp);
+        set.and_then(|file| file.set_modified(SystemTime::now()))
+            .with_context(|| format!("Cannot touch {}", stamp.display()))
+    }
+
     /// A path in the tree; `inside` may begin with a slash. Links are followed as from within the tree.
     #[must_use]
     pub fn join(&self, inside: impl AsRef<Path>) -> PathBuf {

@@ -20,7 +20,15 @@ const COMPLAINTS: &[&str] = &[
     "Call Trace:",
     "general protection",
     "blocked for more than",
+    "possible circular locking",
+    "possible recursive locking",
+    "inconsistent lock state",
+    "suspicious RCU usage",
 ];
+
+/// Looks for lost memory, where the kernel can: kmemleak reports what has been lost for 5 s.
+const LEAKS: &str = "[ -d /sys/kernel/debug/tracing ] || mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null; \
+    f=/sys/kernel/debug/kmemleak; [ ! -e $f ] || { echo scan >$f; sleep 6; echo scan >$f; cat $f; }";
 
 /// Waits until something is so.
 pub fn wait_until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
@@ -43,6 +51,13 @@ pub fn no_complaint(guest: &Guest) -> Result<()> {
     ensure!(
         bad.is_none(),
         "The kernel of guest {} complains:\n{log}",
+        guest.name()
+    );
+    // A kernel that looks for memory that nothing points to. What is new is only reported when it is seen a second time.
+    let leaks = guest.run(LEAKS)?;
+    ensure!(
+        !leaks.contains("[farlane]"),
+        "The driver in guest {} has lost memory:\n{leaks}",
         guest.name()
     );
     Ok(())

@@ -16,6 +16,7 @@ mod fuzz;
 mod gpu_machine;
 mod iperf;
 mod jobs;
+mod kasan;
 mod lending;
 mod metrics;
 mod miri;
@@ -123,6 +124,8 @@ enum Task {
         #[arg(long, hide = true)]
         built: bool,
     },
+    /// Runs the guest driver's scenarios in a kernel with KASAN, lockdep and kmemleak, which it builds first
+    Kasan,
     /// Boots a virtual machine with its console on this terminal
     Vm,
     /// Removes everything that the VM kit made and keeps
@@ -174,6 +177,7 @@ fn perform(task: Task) -> Result<ExitCode> {
             }
             bench::smoke(&workspace)
         }
+        Task::Kasan => kasan::run(&workspace),
         Task::Vm => vm::run(&workspace),
         Task::Clean => clean::run(&workspace),
     }

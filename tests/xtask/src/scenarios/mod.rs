@@ -116,12 +116,17 @@ pub const ALL: &[Scenario] = &[
 pub const MEASURING: &[&str] = &["blk-vs-qsd", "lend-vs-local", "net-vs-tap", "rdma-vs-rxe"];
 
 impl Scenario {
+    /// Does what the scenario is, in a run that the caller has made.
+    pub fn perform(&self, run: &Run<'_>, report: &mut Report) -> Result<()> {
+        (self.run)(run, report)
+    }
+
     /// Runs the scenario. Its logs stay when it fails.
     pub fn run(&self, context: &Context, report: &mut Report) -> Result<()> {
         let run = Run::new(context, self.name)?;
         let start = Instant::now();
         progress::note(&format!("scenario {}", self.name));
-        let result = (self.run)(&run, report);
+        let result = self.perform(&run, report);
         if result.is_ok() {
             progress::note(&format!(
                 "scenario {}: passed in {:.1} s",
