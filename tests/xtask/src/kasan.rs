@@ -32,7 +32,15 @@ const FOUND: &[&str] = &[
 ];
 
 /// Builds the kernel where it is not there yet, and runs the scenarios in it.
-pub fn run(workspace: &Workspace) -> Result<ExitCode> {
+pub fn run(workspace: &Workspace, filter: &str) -> Result<ExitCode> {
+    let names: Vec<_> = SCENARIOS
+        .iter()
+        .filter(|name| name.contains(filter))
+        .collect();
+    ensure!(
+        !names.is_empty(),
+        "None of {SCENARIOS:?} contains {filter:?}"
+    );
     let tree = checking_kernel::tree(workspace)?;
     let kit = Context::new(workspace)
         .kit()?
@@ -40,7 +48,7 @@ pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     let context = Context::with_kit(kit);
     let mut report = Report::new();
     let mut code = ExitCode::SUCCESS;
-    for name in SCENARIOS {
+    for name in names {
         let scenario = scenarios::find(name)?;
         let run = Run::new(&context, name)?;
         let result = scenario

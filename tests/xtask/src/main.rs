@@ -125,7 +125,10 @@ enum Task {
         built: bool,
     },
     /// Runs the guest driver's scenarios in a kernel with KASAN, lockdep and kmemleak, which it builds first
-    Kasan,
+    Kasan {
+        /// Only those whose name contains this
+        filter: Option<String>,
+    },
     /// Boots a virtual machine with its console on this terminal
     Vm,
     /// Removes everything that the VM kit made and keeps
@@ -177,7 +180,7 @@ fn perform(task: Task) -> Result<ExitCode> {
             }
             bench::smoke(&workspace)
         }
-        Task::Kasan => kasan::run(&workspace),
+        Task::Kasan { filter } => kasan::run(&workspace, filter.as_deref().unwrap_or_default()),
         Task::Vm => vm::run(&workspace),
         Task::Clean => clean::run(&workspace),
     }
