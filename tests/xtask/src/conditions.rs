@@ -19,6 +19,7 @@ const COMPLAINTS: &[&str] = &[
     "Oops",
     "Call Trace:",
     "general protection",
+    "refcount_t",
     "blocked for more than",
     "possible circular locking",
     "possible recursive locking",

@@ -14,6 +14,7 @@ use farlane_vmkit::report::Report;
 use farlane_vmkit::wire::Wire;
 
 use super::Scenario;
+use crate::conditions::no_complaint;
 use crate::place::{Host, Over, Place, Running};
 use crate::run::Run;
 use crate::tools::{TOOL_TIMEOUT, between};
@@ -46,10 +47,6 @@ const REFUSALS: &[&str] = &["is cut off", "queue given up", "Host process"];
 
 /// How long the daemon may take to let go of what programs had that have ended.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// What a kernel that was harmed says.
-const HARM: &str =
-    "WARNING:|BUG|Oops|Call Trace|general protection|refcount_t|use-after-free|RIP:|hung task";
 
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
@@ -278,12 +275,7 @@ impl std::fmt::Display for Vitals {
 
 /// The guest's kernel complains of nothing, and holds no page that was pinned.
 fn unharmed(guest: &Guest, report: &mut Report) -> Result<()> {
-    let complaints = guest.run(&format!("dmesg | sed -n -E '/{HARM}/p'"))?;
-    ensure!(
-        complaints.is_empty(),
-        "The kernel of guest {} complains:\n{complaints}",
-        guest.name()
-    );
+    no_complaint(guest)?;
     // Each processor counts for itself, and adds up now and then, or when it is told to.
     let counted = "echo 1 >/proc/sys/vm/stat_refresh && grep nr_foll_pin_ /proc/vmstat";
     let pins = guest.run(counted)?;

@@ -6,6 +6,7 @@ use farlane_vmkit::report::Report;
 use farlane_vmkit::wire::Wire;
 
 use super::Scenario;
+use crate::conditions::no_complaint;
 use crate::place::{Over, Place};
 use crate::run::Run;
 use crate::tools::{TOOL_TIMEOUT, between, pingpong_us};
@@ -39,6 +40,9 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         );
     }
     ping_pongs("two VMs", LINES, &pair.a, &pair.b, report)?;
+    for guest in [&pair.a, &pair.b] {
+        no_complaint(guest)?;
+    }
     pair.backend.stop()
 }
 
