@@ -26,6 +26,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// Most queues of a NIC that are used.
@@ -109,6 +110,25 @@ pub const MAX_MTU: u16 = 3498;
 
 const _: () = assert!(MAX_MTU as usize + 22 <= socket::MAX_FRAME);
 
+/// How long a queue is tried for that somebody has.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between two tries.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Takes what may have been a backend's that was killed: the kernel gives a queue back some time after its socket is gone
+/// (`xp_release_deferred`), and its successor comes at once.
+fn take<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let begin = Instant::now();
+    loop {
+        match bind() {
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy && begin.elapsed() < PATIENCE => {
+                std::thread::sleep(PAUSE);
+            }
+            result => return result,
+        }
+    }
+}
+
 /// Queues of a NIC.
 #[derive(Debug)]
 pub struct Xdp {
@@ -172,7 +192,7 @@ impl Xdp {
             })?;
         let sockets = (0..queues)
             .map(|queue| {
-                let socket = XdpSocket::bind(index, queue, copying, mtu)
+                let socket = take(|| XdpSocket::bind(index, queue, copying, mtu))
                     .map_err(failed(&format!("take queue {queue}")))?;
                 Ok(Mutex::new(Some(Box::new(socket))))
             })

@@ -221,3 +221,26 @@ fn a_queue_that_is_closed_can_be_opened_again_and_the_program_goes_with_the_port
         Err(XdpError::System { .. })
     ));
 }
+
+#[test]
+fn a_queue_that_somebody_gives_back_is_taken() {
+    let mut tries = 0;
+    let taken = take(|| {
+        tries += 1;
+        match tries {
+            1..3 => Err(io::ErrorKind::ResourceBusy.into()),
+            _ => Ok(tries),
+        }
+    });
+    assert_eq!(taken.unwrap(), 3);
+    let refused = take(|| -> io::Result<()> { Err(io::ErrorKind::PermissionDenied.into()) });
+    assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+}
+
+#[test]
+fn the_queue_of_one_that_has_gone_is_taken_at_once() {
+    pair(1);
+    for _ in 0..20 {
+        drop(Xdp::open("port", 1, Mode::Generic).unwrap());
+    }
+}
