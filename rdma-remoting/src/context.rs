@@ -4,6 +4,7 @@ use crate::call_ring::{CallRing, CallRingError};
 use crate::completion_queue::SharedCompletionQueue;
 use crate::counters::{self, Live};
 use crate::engine::{Engine, EngineQp, Progress, RawGid};
+use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
 use crate::table::Table;
 use crate::verbs::CallHost;
@@ -15,13 +16,13 @@ use farlane_abi::arena::{
 use farlane_abi::control::{EVENT_ASYNC, EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
 use farlane_abi::rdma::{EVENT_DEVICE_FATAL, Verbs as _};
 use farlane_zero_copy::topology::Node;
-use farlane_zero_copy::{Pool, PoolBuffer, Region, SharedMemory};
+use farlane_zero_copy::{Pool, PoolBuffer, Region, RegionError, SharedMemory};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Protection domains of a context.
 pub const MAX_PDS: u32 = 4096;
@@ -34,6 +35,11 @@ pub const MAX_MRS: u32 = 65536;
 /// Host-allocated buffers of a context.
 pub const MAX_BUFFERS: u32 = 1024;
 
+/// How long the queue pairs of a context may take in one turn of a worker, besides the last one's: the rest go on in the next.
+const TURN: Duration = Duration::from_micros(100);
+/// Queue pairs with nothing to do after which the clock is looked at.
+const IDLE_QPS: usize = 64;
+
 /// Delivers events to a process.
 pub trait EventSink: Send + Sync {
     /// Event `index` has happened, once. Called from worker threads: must not wait for the
@@ -44,8 +50,12 @@ pub trait EventSink: Send + Sync {
 /// A region that the process's kernel has vouched for.
 enum Attached {
     /// Rings and queues.
-    /// The region is kept where its node is known, to look again.
-    Segment(Arc<SharedMemory>, Option<Region>),
+    Segment {
+        shared: Arc<SharedMemory>,
+        /// Kept where its node is known, to look again.
+        memory: Option<Region>,
+        _share: Share,
+    },
     /// Memory of the program.
     Pin(Region),
 }
@@ -66,6 +76,7 @@ pub(crate) struct QpObject {
     pub pd: u32,
     pub _cqs: [Arc<CqObject>; 2],
     pub _segment: Arc<SharedMemory>,
+    pub _share: Share,
 }
 
 /// A host-allocated buffer. Its memory is free when the handle, every registration and every
@@ -127,6 +138,15 @@ struct Header {
     asyncs: Arc<AsyncRing>,
 }
 
+/// Whose a context is: a port's.
+pub(crate) struct Owner {
+    pub label: String,
+    pub gid: RawGid,
+    pub engine: Arc<dyn Engine>,
+    pub counters: Arc<Live>,
+    pub account: Arc<Account>,
+}
+
 /// One process's use of a device: an open `/dev/farlaneN`, or a connection to the host socket.
 pub struct Context {
     id: u32,
@@ -137,11 +157,15 @@ pub struct Context {
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) counters: Arc<Live>,
     pub(crate) memory: Arc<MemoryTable>,
+    /// What it takes of what all share.
+    pub(crate) account: Arc<Account>,
     header: OnceLock<Header>,
     regions: Mutex<HashMap<u32, Attached>>,
     objects: Mutex<Objects>,
     /// What a turn goes through; replaced when a queue pair comes or goes.
     turn: RwLock<Arc<[Arc<QpObject>]>>,
+    /// Where in it the next turn begins.
+    next: AtomicUsize,
     /// Cut off because of what it wrote.
     failed: AtomicBool,
 }
@@ -179,16 +203,50 @@ impl BufferMapping {
     }
 }
 
+/// Gives all of `list` a turn, beginning at the `next` one, or as many as there are until the time `is_over`, but at least one: then
+/// the next round begins with the others.
+fn round<T>(
+    list: &[T],
+    next: &AtomicUsize,
+    mut turn: impl FnMut(&T) -> Progress,
+    is_over: impl Fn() -> bool,
+) -> Progress {
+    let first = next.load(Ordering::Relaxed) % list.len().max(1);
+    let (behind, ahead) = list.split_at(first);
+    let mut progress = Progress::default();
+    let (mut done, mut idle) = (0, 0);
+    for one in ahead.iter().chain(behind) {
+        let came = turn(one);
+        progress = progress.and(came);
+        done += 1;
+        idle += 1;
+        if done < list.len() && (came.worked || idle == IDLE_QPS) {
+            idle = 0;
+            if is_over() {
+                // The others may have something to do.
+                progress.worked = true;
+                break;
+            }
+        }
+    }
+    next.store(first + done, Ordering::Relaxed);
+    progress
+}
+
 impl Context {
     pub(crate) fn new(
         id: u32,
-        label: String,
-        gid: RawGid,
-        engine: Arc<dyn Engine>,
+        owner: Owner,
         events: Arc<dyn EventSink>,
         pool: Option<Arc<Pool>>,
-        counters: Arc<Live>,
     ) -> Arc<Self> {
+        let Owner {
+            label,
+            gid,
+            engine,
+            counters,
+            account,
+        } = owner;
         counters::add(&counters.contexts, 1);
         Arc::new(Self {
             id,
@@ -199,6 +257,7 @@ impl Context {
             pool,
             counters,
             memory: Arc::new(MemoryTable::new(MAX_MRS)),
+            account,
             header: OnceLock::new(),
             regions: Mutex::default(),
             objects: Mutex::new(Objects {
@@ -209,6 +268,7 @@ impl Context {
                 mapped: Vec::new(),
             }),
             turn: RwLock::new(Arc::new([])),
+            next: AtomicUsize::new(0),
             failed: AtomicBool::new(false),
         })
     }
@@ -235,16 +295,23 @@ impl Context {
     ///
     /// # Errors
     /// `EEXIST` for an id in use, `EINVAL` for an id or length beyond its limit or memory that
-    /// cannot be one mapping.
+    /// cannot be one mapping, `ENOMEM` where it is more than the tenant's share of this process's mappings.
     pub fn attach_segment(&self, region: u32, memory: Region) -> Result<(), Errno> {
         let mut regions = self.regions();
         Self::check_new(&regions, region)?;
         if memory.len() > MAX_SEGMENT_BYTES {
             return Err(Errno::EINVAL);
         }
+        // Stitched, each of its extents is a mapping.
+        let mappings = u64::try_from(memory.extents()).unwrap_or(u64::MAX);
+        let share = self.account.take(Resource::Mappings, mappings);
+        let share = share.ok_or(Errno::ENOMEM)?;
         let shared = memory.stitch_shared().map_err(|e| {
             log::debug!("{self:?}: segment {region}: {e}");
-            Errno::EINVAL
+            match e {
+                RegionError::Mapping(_) => Errno::ENOMEM,
+                _ => Errno::EINVAL,
+            }
         })?;
         if self.header.get().is_none() {
             if (shared.len() as u64) < HEADER_SEGMENT_BYTES {
@@ -265,7 +332,12 @@ impl Context {
             self.header.set(header).map_err(|_| Errno::EEXIST)?;
         }
         let memory = memory.node().map(|_| memory);
-        regions.insert(region, Attached::Segment(Arc::new(shared), memory));
+        let segment = Attached::Segment {
+            shared: Arc::new(shared),
+            memory,
+            _share: share,
+        };
+        regions.insert(region, segment);
         Ok(())
     }
 
@@ -299,7 +371,7 @@ impl Context {
         let pin = {
             let mut regions = self.regions();
             match regions.get(&region).ok_or(Errno::ENOENT)? {
-                Attached::Segment(shared, _)
+                Attached::Segment { shared, .. }
                     if Arc::strong_count(shared) > 1 || self.is_header(shared) =>
                 {
                     return Err(Errno::EBUSY);
@@ -324,7 +396,7 @@ impl Context {
     /// A segment that nothing uses yet.
     pub(crate) fn segment(&self, region: u32) -> Result<Arc<SharedMemory>, Errno> {
         match self.regions().get(&region) {
-            Some(Attached::Segment(shared, _)) => {
+            Some(Attached::Segment { shared, .. }) => {
                 if Arc::strong_count(shared) > 1 || self.is_header(shared) {
                     return Err(Errno::EBUSY);
                 }
@@ -392,7 +464,10 @@ impl Context {
     pub(crate) fn node(&self) -> Option<Node> {
         let mut bytes: BTreeMap<Node, u64> = BTreeMap::new();
         for attached in self.regions().values() {
-            if let Attached::Segment(_, Some(memory)) = attached
+            if let Attached::Segment {
+                memory: Some(memory),
+                ..
+            } = attached
                 && let Some(node) = memory.node()
             {
                 *bytes.entry(node).or_default() += memory.len();
@@ -408,7 +483,7 @@ impl Context {
     #[must_use]
     pub fn attached(&self) -> Vec<Region> {
         let memory = |attached: &Attached| match attached {
-            Attached::Segment(_, memory) => memory.clone(),
+            Attached::Segment { memory, .. } => memory.clone(),
             Attached::Pin(memory) => memory.node().map(|_| memory.clone()),
         };
         self.regions().values().filter_map(memory).collect()
@@ -419,7 +494,7 @@ impl Context {
         self.header.get()?.memory.word(OFF_BACKEND_STATE).ok()
     }
 
-    /// One turn: answers its calls, and gives each queue pair a turn.
+    /// One turn: answers its calls, and gives queue pairs turns, each one or as many as there is time for.
     pub(crate) fn poll(self: &Arc<Self>, now: Instant) -> Progress {
         let mut progress = Progress::default();
         let Some(header) = self.header.get() else {
@@ -443,10 +518,15 @@ impl Context {
             }
         }
         drop(calls);
-        for qp in self.turn().iter() {
-            progress = progress.and(qp.engine.progress(now));
-        }
-        progress
+        let qps = self.turn();
+        let began = (qps.len() > 1).then(Instant::now);
+        let is_over = || began.is_some_and(|began| began.elapsed() >= TURN);
+        progress.and(round(
+            &qps,
+            &self.next,
+            |qp| qp.engine.progress(now),
+            is_over,
+        ))
     }
 
     /// Whether a turn would find something to do: asked after sleep was announced.
@@ -522,10 +602,44 @@ impl Context {
                 memory.revoke();
             }
         }
-        for region in &regions {
-            region.region.revoke();
-        }
         drop((regions, cqs, buffers, mapped));
         counters::sub(&self.counters.contexts, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn a_round_that_is_over_goes_on_with_those_who_had_no_turn() {
+        let (next, had) = (AtomicUsize::new(0), RefCell::new(Vec::new()));
+        let give = |list: &[u32], worked, is_over: bool| {
+            had.borrow_mut().clear();
+            let turn = |one: &u32| {
+                had.borrow_mut().push(*one);
+                Progress {
+                    worked,
+                    deadline: None,
+                }
+            };
+            let progress = round(list, &next, turn, || is_over);
+            (had.borrow().clone(), progress.worked)
+        };
+        let list = [0, 1, 2];
+        for one in [0, 1, 2, 0, 1] {
+            assert_eq!(give(&list, true, true), (vec![one], true));
+        }
+        assert_eq!(give(&list, true, false), (vec![2, 0, 1], true));
+        assert_eq!(give(&list, false, false), (vec![2, 0, 1], false));
+        // The list has become shorter, and empty.
+        assert_eq!(give(&[0], true, true), (vec![0], true));
+        assert_eq!(give(&[], true, true), (vec![], false));
+        // Many who have nothing to do cost time as well, and what is behind them is not forgotten.
+        let many: Vec<u32> = (0..100).collect();
+        let (first, worked) = give(&many, false, true);
+        assert_eq!((first.len(), worked), (IDLE_QPS, true));
+        assert_eq!(give(&many, false, true).0.first(), Some(&64));
     }
 }

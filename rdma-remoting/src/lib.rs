@@ -16,6 +16,7 @@ pub mod completion_queue;
 pub mod context;
 pub mod counters;
 pub mod engine;
+pub mod ledger;
 pub mod limbs;
 pub mod local;
 pub mod memory;

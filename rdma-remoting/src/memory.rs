@@ -3,7 +3,8 @@
 use crate::request::Element;
 use crate::table::Table;
 use farlane_abi::rdma::{
-    ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
+    ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
+    ACCESS_REMOTE_WRITE,
 };
 use farlane_zero_copy::{Region, RegionError};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,11 +15,13 @@ use thiserror::Error;
 pub struct Access(u32);
 
 impl Access {
-    /// Takes rights off the wire; `None` for rights that do not exist or are not supported.
+    /// Takes rights off the wire; `None` for rights that do not exist or are not supported. The right to atomic operations may be
+    /// given, as on any device: those themselves are refused where a device has none (`atomic_cap`).
     #[must_use]
     pub fn from_wire(bits: u32) -> Option<Self> {
         let bits = bits & !ACCESS_OPTIONAL;
-        let known = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+        let known =
+            ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
         (bits & !known == 0).then_some(Self(bits))
     }
 
@@ -38,6 +41,12 @@ impl Access {
     #[must_use]
     pub fn remote_write(self) -> bool {
         self.0 & ACCESS_REMOTE_WRITE != 0
+    }
+
+    /// Whether a right of the peer's to write goes without the owner's (IBTA 10.6.3.1): such rights make no sense.
+    #[must_use]
+    pub fn lacks_local_write(self) -> bool {
+        self.0 & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0 && !self.local_write()
     }
 
     /// The peer may read.
@@ -99,7 +108,7 @@ pub struct MemoryRegion {
     pub length: u64,
     /// Rights.
     pub access: Access,
-    /// The memory.
+    /// The memory. In a [`MemoryTable`] it is a region of its own, which ends when the memory region does.
     pub region: Region,
     /// Keeps what the memory comes from (a pool's buffer) alive.
     pub owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
@@ -133,26 +142,34 @@ impl MemoryTable {
 
     /// Adds a memory region and returns its key. `None` when the table is full.
     pub fn insert(&self, memory: MemoryRegion) -> Option<u32> {
+        let memory = MemoryRegion {
+            region: memory.region.share(),
+            ..memory
+        };
         self.table
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(memory)
     }
 
-    /// Takes a memory region out.
+    /// Takes a memory region out. When this returns, no request touches its memory, also none that is in progress (IBTA, 10.6.6.2.6).
     pub fn remove(&self, key: u32) -> Option<Arc<MemoryRegion>> {
-        self.table
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(key)
+        let removed = {
+            let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+            table.remove(key)?
+        };
+        removed.region.revoke();
+        Some(removed)
     }
 
-    /// Takes all out.
+    /// Takes all out, as [`remove`](Self::remove) does.
     pub fn drain(&self) -> Vec<Arc<MemoryRegion>> {
-        self.table
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .drain()
+        let removed = {
+            let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+            table.drain()
+        };
+        removed.iter().for_each(|memory| memory.region.revoke());
+        removed
     }
 
     /// Whether a region of the protection domain is registered.
@@ -221,7 +238,7 @@ impl MemoryRegion {
     /// memory's do not.
     pub fn check(&self) -> Result<(), RegionError> {
         self.region.check(self.offset, self.length)?;
-        let writes = self.access.local_write() || self.access.remote_write();
+        let writes = self.access.local_write() || self.access.lacks_local_write();
         if writes && !self.region.is_writable() {
             return Err(RegionError::ReadOnly);
         }
@@ -300,7 +317,9 @@ mod tests {
 
     #[test]
     fn unknown_rights_are_refused() {
-        assert!(Access::from_wire(1 << 3).is_none());
+        assert!(Access::from_wire(1 << 4).is_none());
+        let atomic = |more| Access::from_wire(ACCESS_REMOTE_ATOMIC | more).unwrap();
+        assert!(atomic(0).lacks_local_write() && !atomic(ACCESS_LOCAL_WRITE).lacks_local_write());
         assert!(Access::from_wire(ACCESS_OPTIONAL | 1).is_some());
     }
 

@@ -1,7 +1,8 @@
 //! A port: what one VM, or the processes of this host, see as their device.
 
-use crate::context::{Context, EventSink};
+use crate::context::{Context, EventSink, Owner};
 use crate::engine::RawGid;
+use crate::ledger::Account;
 use crate::server::Core;
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
@@ -14,6 +15,7 @@ pub struct Port {
     gid: RawGid,
     label: String,
     core: Arc<Core>,
+    account: Arc<Account>,
     contexts: Mutex<HashMap<u32, Arc<Context>>>,
 }
 
@@ -30,6 +32,7 @@ impl Port {
         Arc::new(Self {
             gid,
             label,
+            account: Account::new(&core.ledger),
             core,
             contexts: Mutex::default(),
         })
@@ -63,15 +66,14 @@ impl Port {
         if contexts.contains_key(&id) {
             return Err(Errno::EEXIST);
         }
-        let context = Context::new(
-            id,
-            self.label.clone(),
-            self.gid,
-            Arc::clone(&self.core.engine),
-            events,
-            pool,
-            Arc::clone(&self.core.counters),
-        );
+        let owner = Owner {
+            label: self.label.clone(),
+            gid: self.gid,
+            engine: Arc::clone(&self.core.engine),
+            counters: Arc::clone(&self.core.counters),
+            account: Arc::clone(&self.account),
+        };
+        let context = Context::new(id, owner, events, pool);
         self.core.enlist(&context);
         contexts.insert(id, Arc::clone(&context));
         Ok(context)

@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::counters::{Counters, Live};
 use crate::engine::soft::SoftEngine;
 use crate::engine::{Engine, RawGid};
+use crate::ledger::Ledger;
 use crate::limbs::{Moved, Place};
 use crate::port::Port;
 use crate::worker::Worker;
@@ -47,6 +48,8 @@ pub enum ServerError {
 pub(crate) struct Core {
     pub engine: Arc<dyn Engine>,
     pub counters: Arc<Live>,
+    /// What its ports share, and none may take alone.
+    pub ledger: Arc<Ledger>,
     workers: Vec<Worker>,
     gids: Mutex<HashSet<RawGid>>,
 }
@@ -161,8 +164,14 @@ impl Server {
     }
 
     fn of(engine: Arc<dyn Engine>, counters: Arc<Live>, workers: Vec<Worker>) -> Arc<Self> {
+        // One worker's turn finds all that its queue pairs wait for.
+        if workers.len() > 1 {
+            let wakers: Vec<_> = workers.iter().map(Worker::waker).collect();
+            engine.set_waker(Box::new(move || wakers.iter().for_each(|wake| wake())));
+        }
         Arc::new(Self {
             core: Arc::new(Core {
+                ledger: Ledger::of_this_process(engine.device().max_qp.get().into()),
                 engine,
                 counters,
                 workers,

@@ -1,9 +1,12 @@
 //! The calls, on the objects of one context.
 
 use crate::completion_queue::SharedCompletionQueue;
-use crate::context::{BufferObject, Context, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, Pd, QpObject};
+use crate::context::{
+    BufferObject, Context, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, MAX_QPS, Pd, QpObject,
+};
 use crate::counters;
 use crate::engine::QpSpec;
+use crate::ledger::Resource;
 use crate::memory::{Access, MemoryRegion};
 use crate::work_queue::shared_queues;
 use farlane_abi::Errno;
@@ -45,6 +48,7 @@ impl Verbs for CallHost<'_> {
         attr.node_guid[0] |= 2;
         attr.vendor_id = 0x00fa_71a0.into();
         attr.vendor_part_id = 1.into();
+        attr.max_qp = attr.max_qp.get().min(MAX_QPS).into();
         attr.max_cq = MAX_CQS.into();
         attr.max_mr = MAX_MRS.into();
         attr.max_pd = MAX_PDS.into();
@@ -85,7 +89,7 @@ impl Verbs for CallHost<'_> {
 
     fn reg_mr(&mut self, args: RegMr) -> Result<Mr, Errno> {
         let access = Access::from_wire(args.access.get()).ok_or(Errno::EOPNOTSUPP)?;
-        if access.remote_write() && !access.local_write() {
+        if access.lacks_local_write() {
             return Err(Errno::EINVAL);
         }
         let (length, iova) = (args.length.get(), args.iova.get());
@@ -204,6 +208,8 @@ impl Verbs for CallHost<'_> {
         objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
         let cq = |handle: U32| objects.cqs.get(handle.get()).cloned().ok_or(Errno::EBADF);
         let cqs = [cq(args.send_cq)?, cq(args.recv_cq)?];
+        let share = self.context.account.take(Resource::QueuePairs, 1);
+        let share = share.ok_or(Errno::ENOMEM)?;
         let handle = Arc::new(OnceLock::new());
         let events = {
             let handle = Arc::clone(&handle);
@@ -228,6 +234,7 @@ impl Verbs for CallHost<'_> {
             pd: args.pd.get(),
             _cqs: cqs,
             _segment: segment,
+            _share: share,
         });
         let Some(number) = inserted else {
             engine.destroy();

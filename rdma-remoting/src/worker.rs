@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::counters::{self, Live};
-use crate::engine::Progress;
+use crate::engine::{Progress, Waker};
 use crate::limbs::{self, Place};
 use crate::sleep;
 use crate::spin::Spin;
@@ -113,6 +113,16 @@ impl Worker {
 
     pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.shared.watch(fd)
+    }
+
+    /// Wakes its thread, for as long as there is one.
+    pub fn waker(&self) -> Waker {
+        let shared = Arc::downgrade(&self.shared);
+        Box::new(move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.ring();
+            }
+        })
     }
 
     pub fn unwatch(&self, fd: BorrowedFd<'_>) {

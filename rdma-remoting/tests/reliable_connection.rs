@@ -7,11 +7,12 @@ use farlane_abi::queue::*;
 use farlane_abi::rdma::{self, *};
 use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, EngineQp, QpSpec};
+use farlane_rdma_remoting::engine::{Engine, EngineQp, Progress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
 use farlane_rdma_remoting::request::{Element, Opcode, RecvRequest, SendRequest};
 use farlane_zero_copy::{Pool, Region, copy_from_slice, copy_to_slice};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -112,35 +113,44 @@ fn end(engine: &SoftEngine, gid: u8, setup: &Setup) -> End {
     }
 }
 
-fn connect(end: &End, to: &End, gid: u8, psn: [u32; 2], setup: &Setup) {
-    let attr = QpAttr {
+const INIT_MASK: u32 = rdma::QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
+const RTR_MASK: u32 = rdma::QP_STATE
+    | QP_AV
+    | QP_PATH_MTU
+    | QP_DEST_QPN
+    | QP_RQ_PSN
+    | QP_MAX_DEST_RD_ATOMIC
+    | QP_MIN_RNR_TIMER;
+
+fn init(setup: &Setup) -> QpAttr {
+    QpAttr {
         qp_state: QPS_INIT,
         port_num: 1,
         qp_access_flags: setup.qp_access.into(),
         ..Default::default()
-    };
-    let mask = rdma::QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
-    end.qp.modify(mask, &attr).unwrap();
-    let attr = QpAttr {
+    }
+}
+
+fn receive_from(peer: &End, gid: u8, psn: u32) -> QpAttr {
+    QpAttr {
         qp_state: QPS_RTR,
         path_mtu: 3,
-        dest_qp_num: to.qp.number().into(),
-        rq_psn: psn[1].into(),
+        dest_qp_num: peer.qp.number().into(),
+        rq_psn: psn.into(),
         max_dest_rd_atomic: 1,
         min_rnr_timer: 12,
         is_global: 1,
         dgid: [gid; 16],
         ah_port: 1,
         ..Default::default()
-    };
-    let mask = rdma::QP_STATE
-        | QP_AV
-        | QP_PATH_MTU
-        | QP_DEST_QPN
-        | QP_RQ_PSN
-        | QP_MAX_DEST_RD_ATOMIC
-        | QP_MIN_RNR_TIMER;
-    end.qp.modify(mask, &attr).unwrap();
+    }
+}
+
+fn connect(end: &End, to: &End, gid: u8, psn: [u32; 2], setup: &Setup) {
+    end.qp.modify(INIT_MASK, &init(setup)).unwrap();
+    end.qp
+        .modify(RTR_MASK, &receive_from(to, gid, psn[1]))
+        .unwrap();
     let attr = QpAttr {
         qp_state: QPS_RTS,
         timeout: setup.timeout,
@@ -342,14 +352,42 @@ fn without_receive_requests_a_sender_waits_and_then_gives_up() {
         Duration::from_micros(640),
         "the peer's timer, index 12"
     );
-    for _ in 0..2 {
-        p.pass(Duration::from_micros(641));
-        assert_eq!(p.a.next(), None);
-    }
+    p.pass(Duration::from_micros(641));
+    assert_eq!(p.a.next(), None);
+    // The second retry is the last one: there is nothing to wait for after it.
     p.pass(Duration::from_micros(641));
     assert_eq!(p.a.next(), Some((1, WC_STATUS_RNR_RETRY_EXC_ERR)));
     assert_eq!(p.a.state(), QPS_ERR);
     assert_eq!(p.b.state(), QPS_RTS, "the receiver has done nothing wrong");
+}
+
+#[test]
+fn without_retries_a_sender_gives_up_at_once() {
+    let mut p = pair(Setup {
+        rnr_retry: 0,
+        ..NORMAL
+    });
+    p.a.sends
+        .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 4)]));
+    p.run();
+    assert_eq!(p.a.next(), Some((1, WC_STATUS_RNR_RETRY_EXC_ERR)));
+}
+
+#[test]
+fn a_receiver_is_told_of_the_first_message_before_it_is_ready_to_send() {
+    let engine = SoftEngine::new();
+    let (a, b) = (end(&engine, 1, &NORMAL), end(&engine, 2, &NORMAL));
+    connect(&a, &b, 2, [100, 200], &NORMAL);
+    b.qp.modify(INIT_MASK, &init(&NORMAL)).unwrap();
+    b.qp.modify(RTR_MASK, &receive_from(&a, 1, 100)).unwrap();
+    for wr_id in [1, 2] {
+        b.post_recv(wr_id, &[b.element(0, 4)]);
+        a.sends
+            .post(a.request(Opcode::Send, wr_id, &[a.element(0, 4)]));
+    }
+    a.qp.progress(Instant::now());
+    assert_eq!([a.next(), a.next()], [Some((1, 0)), Some((2, 0))]);
+    assert_eq!(*b.events.lock().unwrap(), [EVENT_COMM_EST]);
 }
 
 #[test]
@@ -557,6 +595,114 @@ fn memory_revoked_in_flight_is_an_error_and_is_not_touched_again() {
     p.b.table.remove(p.b.key).unwrap();
     p.run();
     assert_eq!(p.a.next(), Some((1, WC_STATUS_REM_ACCESS_ERR)));
+}
+
+/// What a request in progress has opened is not what its owner has since given back, and somebody else may have: the window of a pool
+/// stays mapped.
+#[test]
+fn a_key_that_is_gone_ends_what_uses_it() {
+    // A sender that waits for a receive request.
+    let mut p = pair(NORMAL);
+    p.a.fill(1);
+    p.a.sends
+        .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 64)]));
+    p.run();
+    assert_eq!(p.a.next(), None, "no receive request yet");
+    p.a.table.remove(p.a.key).unwrap();
+    p.b.post_recv(2, &[p.b.element(0, 64)]);
+    p.run();
+    assert_eq!(p.a.next(), Some((1, WC_STATUS_LOC_PROT_ERR)));
+    assert_eq!(p.b.contents(0, 64), [0; 64]);
+
+    // A reader whose peer is not there yet.
+    let engine = SoftEngine::new();
+    let (a, b) = (end(&engine, 1, &NORMAL), end(&engine, 2, &NORMAL));
+    connect(&a, &b, 2, [100, 200], &NORMAL);
+    let mut p = Pair {
+        a,
+        b,
+        now: Instant::now(),
+    };
+    p.b.fill(2);
+    let read = p.a.request(Opcode::Read, 3, &[p.a.element(0, 64)]);
+    p.a.sends.post(remote(read, &p.b, 0));
+    p.run();
+    p.a.table.remove(p.a.key).unwrap();
+    connect(&p.b, &p.a, 1, [200, 100], &NORMAL);
+    p.pass(Duration::from_millis(100));
+    assert_eq!(p.a.next(), Some((3, WC_STATUS_LOC_PROT_ERR)));
+    assert_eq!(p.a.contents(0, 64), [0; 64]);
+
+    // A receiver in the middle of a message.
+    let mut p = pair(NORMAL);
+    p.a.fill(3);
+    p.b.post_recv(4, &[p.b.element(0, 4 << 20)]);
+    p.a.sends
+        .post(p.a.request(Opcode::Send, 5, &[p.a.element(0, 4 << 20)]));
+    assert!(p.a.qp.progress(p.now).worked);
+    let so_far = p.b.contents(0, 4 << 20);
+    assert_eq!(so_far.last(), Some(&0), "it has arrived whole in one turn");
+    p.b.table.remove(p.b.key).unwrap();
+    p.run();
+    assert!(p.b.contents(0, 4 << 20) == so_far);
+    assert_eq!(p.b.next(), Some((4, WC_STATUS_LOC_PROT_ERR)));
+}
+
+/// Where two threads give the two ends their turns: whoever finds what the other end waits for has it woken, once.
+#[test]
+fn who_waits_for_what_another_thread_finds_is_woken() {
+    let wakes = Arc::new(AtomicUsize::new(0));
+    let engine = SoftEngine::new();
+    engine.set_waker({
+        let wakes = Arc::clone(&wakes);
+        Box::new(move || {
+            wakes.fetch_add(1, Ordering::SeqCst);
+        })
+    });
+    let woken = || wakes.swap(0, Ordering::SeqCst) > 0;
+    // There is no time-out, and receivers are waited for for ever.
+    let setup = Setup {
+        timeout: 0,
+        ..NORMAL
+    };
+    let (a, b) = (end(&engine, 1, &setup), end(&engine, 2, &setup));
+    let now = Instant::now();
+    connect(&a, &b, 2, [100, 200], &setup);
+    a.sends.post(a.request(Opcode::Send, 1, &[a.element(0, 8)]));
+    a.qp.progress(now);
+    assert_eq!(a.qp.progress(now), Progress::default(), "it waits");
+    assert!(!a.qp.is_ready());
+    woken();
+
+    // The peer comes to answer.
+    connect(&b, &a, 1, [200, 100], &setup);
+    assert!(woken());
+    a.qp.progress(now);
+    assert_eq!(a.qp.progress(now), Progress::default(), "it waits again");
+    b.qp.progress(now);
+    assert!(!woken() && !b.qp.is_ready(), "nothing has been posted");
+
+    // It posts a receive request, which its own thread finds.
+    b.post_recv(2, &[b.element(0, 8)]);
+    assert!(b.qp.is_ready(), "its thread sleeps without telling");
+    b.qp.progress(now);
+    assert!(woken());
+    b.qp.progress(now);
+    assert!(!woken(), "told twice");
+    a.qp.progress(now);
+    assert_eq!(a.next(), Some((1, WC_STATUS_SUCCESS)));
+
+    // The receiver's end is one, too, and the flush of its requests is its own thread's.
+    a.sends.post(a.request(Opcode::Send, 3, &[a.element(0, 8)]));
+    a.qp.progress(now);
+    b.post_recv(4, &[b.element(0, 4)]);
+    b.qp.progress(now);
+    woken();
+    a.qp.progress(now);
+    assert!(woken(), "the receive request is too short");
+    assert!(b.qp.is_ready() || b.next().is_some());
+    b.qp.destroy();
+    assert!(!a.qp.is_ready() || a.next().is_some());
 }
 
 #[test]

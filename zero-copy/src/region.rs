@@ -102,7 +102,7 @@ pub(crate) enum Memory {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub memory: Memory,
+    memory: Arc<Memory>,
     pub length: u64,
     pub writable: bool,
     /// True while the region may be touched. Readers are transfers under way; the writer is the
@@ -111,12 +111,19 @@ pub(crate) struct Inner {
     gate: RwLock<bool>,
     /// Where it was found to lie.
     node: AtomicU32,
+    /// The region whose memory this is, and which ends this one when it ends.
+    of: Option<Arc<Inner>>,
 }
 
 /// A node that is not known.
 const NO_NODE: u32 = u32::MAX;
 
 impl Inner {
+    /// Opens the gate for a transfer, unless the region has ended, or is about to.
+    fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        self.gate.try_read().ok().filter(|open| **open)
+    }
+
     /// Ends all access. When it returns, no transfer touches the memory.
     pub fn revoke(&self) {
         match self.gate.write() {
@@ -138,11 +145,28 @@ impl Region {
     fn new(memory: Memory, length: u64, writable: bool) -> Self {
         Self {
             inner: Arc::new(Inner {
-                memory,
+                memory: Arc::new(memory),
                 length,
                 writable,
                 gate: RwLock::new(true),
                 node: AtomicU32::new(NO_NODE),
+                of: None,
+            }),
+        }
+    }
+
+    /// A region of the same memory with an end of its own: to [revoke](Self::revoke) it leaves this one as it is, to revoke this one
+    /// ends both.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                memory: Arc::clone(&self.inner.memory),
+                length: self.inner.length,
+                writable: self.inner.writable,
+                gate: RwLock::new(true),
+                node: AtomicU32::new(NO_NODE),
+                of: Some(Arc::clone(self.inner.of.as_ref().unwrap_or(&self.inner))),
             }),
         }
     }
@@ -291,7 +315,7 @@ impl Region {
     /// Number of extents.
     #[must_use]
     pub fn extents(&self) -> usize {
-        match &self.inner.memory {
+        match &*self.inner.memory {
             Memory::Mapped(pieces) => pieces.len(),
             Memory::Process { .. } => 1,
         }
@@ -300,13 +324,13 @@ impl Region {
     /// Whether its memory is mapped here, so that a copy is a copy and not a system call.
     #[must_use]
     pub fn is_mapped(&self) -> bool {
-        matches!(self.inner.memory, Memory::Mapped(_))
+        matches!(*self.inner.memory, Memory::Mapped(_))
     }
 
     /// Finds out on which node most of it lies: what is `given` is believed, other memory is asked about. All handles to it
     /// know then.
     pub fn locate(&self, topology: &Topology, given: &[Given]) {
-        let Memory::Mapped(pieces) = &self.inner.memory else {
+        let Memory::Mapped(pieces) = &*self.inner.memory else {
             return;
         };
         let mut bytes: BTreeMap<Node, u64> = BTreeMap::new();
@@ -331,14 +355,16 @@ impl Region {
             .into_iter()
             .max_by_key(|&(node, bytes)| (bytes, std::cmp::Reverse(node)));
         let node = most.map_or(NO_NODE, |(node, _)| node.0);
-        self.inner.node.store(node, Ordering::Relaxed);
+        let inner = self.inner.of.as_ref().unwrap_or(&self.inner);
+        inner.node.store(node, Ordering::Relaxed);
     }
 
     /// The node on which most of it lies; none where nobody has [found out](Self::locate), or its memory is not known to lie on
     /// one.
     #[must_use]
     pub fn node(&self) -> Option<Node> {
-        match self.inner.node.load(Ordering::Relaxed) {
+        let inner = self.inner.of.as_ref().unwrap_or(&self.inner);
+        match inner.node.load(Ordering::Relaxed) {
             NO_NODE => None,
             node => Some(Node(node)),
         }
@@ -361,15 +387,17 @@ impl Region {
         if write && !self.inner.writable {
             return Err(RegionError::ReadOnly);
         }
-        match self.inner.gate.try_read() {
-            Ok(gate) if *gate => Ok(Access {
-                inner: &self.inner,
-                offset,
-                length,
-                _gate: gate,
-            }),
-            _ => Err(RegionError::Revoked),
-        }
+        let gate = self.inner.enter().ok_or(RegionError::Revoked)?;
+        let of = match &self.inner.of {
+            Some(of) => Some(of.enter().ok_or(RegionError::Revoked)?),
+            None => None,
+        };
+        Ok(Access {
+            inner: &self.inner,
+            offset,
+            length,
+            _gates: (gate, of),
+        })
     }
 
     /// Checks that `[offset, offset + length)` lies inside.
@@ -395,7 +423,7 @@ impl Region {
     /// [`RegionError::NotContiguous`] where extents do not meet at page boundaries; what `mmap`
     /// says.
     pub fn stitch(&self) -> Result<Stitched, RegionError> {
-        let Memory::Mapped(pieces) = &self.inner.memory else {
+        let Memory::Mapped(pieces) = &*self.inner.memory else {
             return Err(RegionError::NotContiguous { extents: 1 });
         };
         let refuse = || RegionError::NotContiguous {
@@ -491,7 +519,7 @@ pub(crate) struct Access<'a> {
     inner: &'a Inner,
     offset: u64,
     length: u64,
-    _gate: RwLockReadGuard<'a, bool>,
+    _gates: (RwLockReadGuard<'a, bool>, Option<RwLockReadGuard<'a, bool>>),
 }
 
 /// What a part of a region is made of.
@@ -502,7 +530,7 @@ pub(crate) enum Runs<'a> {
 
 impl Access<'_> {
     pub fn runs(&self) -> Runs<'_> {
-        match &self.inner.memory {
+        match &*self.inner.memory {
             Memory::Mapped(pieces) => {
                 let index = if pieces.len() == 1 {
                     0
@@ -574,7 +602,7 @@ mod tests {
         let topology = Topology::of(machine.clone());
         region.locate(&topology, &[]);
         assert_eq!(region.node(), None);
-        let Memory::Mapped(pieces) = &region.inner.memory else {
+        let Memory::Mapped(pieces) = &*region.inner.memory else {
             unreachable!()
         };
         for (piece, node) in pieces.iter().zip([0, 1]) {
@@ -590,6 +618,26 @@ mod tests {
         };
         region.locate(&topology, &[given]);
         assert_eq!(region.node(), Some(Node(0)));
+    }
+
+    #[test]
+    fn a_shared_region_ends_by_itself_and_with_the_one_it_is_of() {
+        let buffer = crate::Pool::separate_files(1 << 20).allocate(4096).unwrap();
+        let region = Region::from_buffer(&buffer);
+        let is_open = |region: &Region| region.access(0, 1, true).is_ok();
+        let (one, other) = (region.share(), region.share());
+        one.revoke();
+        assert_eq!([&one, &other, &region].map(is_open), [false, true, true]);
+        let (copying, revoking) = (other.access(0, 1, true).unwrap(), region.clone());
+        let revoking = std::thread::spawn(move || revoking.revoke());
+        while is_open(&region) {
+            std::thread::yield_now();
+        }
+        // Who copies through a shared one is waited for, too.
+        assert!(!revoking.is_finished());
+        drop(copying);
+        revoking.join().unwrap();
+        assert_eq!([&other, &region].map(is_open), [false, false]);
     }
 
     #[test]

@@ -16,6 +16,9 @@ use farlane_abi::rdma::{DeviceAttr, PortAttr, QpAttr};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Wakes all threads that give an engine's queue pairs their turns.
+pub type Waker = Box<dyn Fn() + Send + Sync>;
+
 /// A GID in network byte order.
 pub type RawGid = [u8; 16];
 
@@ -79,6 +82,9 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// `EOPNOTSUPP` for a kind that the engine does not have, `ENOMEM` when there are too many.
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno>;
+    /// Where several threads give queue pairs their turns: how a turn of one has the others look at theirs, as one queue pair may
+    /// wait for what happens to another. To be called once, before queue pairs are made.
+    fn set_waker(&self, waker: Waker);
 }
 
 /// A queue pair of an engine.

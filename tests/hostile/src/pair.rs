@@ -3,7 +3,8 @@
 use crate::Failure;
 use crate::session::{Queue, Session};
 use farlane_abi::queue::{
-    OP_RDMA_WRITE, QP_OFF_ENTRIES, QP_OFF_SEND_PRODUCED, QpLayout, SEND_SIGNALED, SendEntry, Sge,
+    OP_RDMA_WRITE, QP_OFF_ENTRIES, QP_OFF_RECV_PRODUCED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry,
+    SEND_SIGNALED, SendEntry, Sge,
 };
 use farlane_abi::rdma::{self, CreateQp, ModifyQp, Mr, QPT_RC, QpAttr, VerbsStubs};
 use farlane_abi::zerocopy::IntoBytes as _;
@@ -133,6 +134,17 @@ impl Qp {
 
     /// Through all states to ready, connected to `peer` at `gid`; gives up quickly.
     pub fn connect(&self, session: &Session, peer: u32, gid: [u8; 16]) -> Result<(), Failure> {
+        self.connect_with(session, peer, gid, 1)
+    }
+
+    /// The same, with so many retries where the peer has no receive request: 7 is for ever.
+    pub fn connect_with(
+        &self,
+        session: &Session,
+        peer: u32,
+        gid: [u8; 16],
+        rnr_retry: u8,
+    ) -> Result<(), Failure> {
         let state = |qp_state| QpAttr {
             qp_state,
             ..QpAttr::default()
@@ -167,7 +179,7 @@ impl Qp {
         let send = QpAttr {
             timeout: 8,
             retry_cnt: 1,
-            rnr_retry: 1,
+            rnr_retry,
             max_rd_atomic: 1,
             ..state(rdma::QPS_RTS)
         };
@@ -198,6 +210,25 @@ impl Qp {
                 .write_bytes(at, &bytes[..bytes.len().min(self.layout.send_stride)])
         };
         self.produced.set(produced.wrapping_add(1));
+    }
+
+    /// Posts a receive request of one element.
+    pub fn push_receive(&self, session: &Session, element: &Sge) {
+        let word = self.map.word(QP_OFF_RECV_PRODUCED);
+        let produced = word.load(Ordering::Acquire);
+        let index = usize::try_from(produced & (self.layout.recv_entries - 1)).unwrap_or(0);
+        let at = self.layout.recv_offset() + index * self.layout.recv_stride;
+        let mut bytes = RecvEntry {
+            num_sge: 1.into(),
+            ..RecvEntry::default()
+        }
+        .as_bytes()
+        .to_vec();
+        bytes.extend(element.as_bytes());
+        // SAFETY: this process has one thread.
+        unsafe { self.map.write_bytes(at, &bytes) };
+        word.store(produced.wrapping_add(1), Ordering::Release);
+        session.wake();
     }
 
     /// Publishes what was put into the send queue.

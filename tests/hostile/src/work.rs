@@ -23,6 +23,7 @@ pub fn attack(device: &DeviceInfo, witness: &Known, table: &mut Table) -> Result
     let session = Session::open(device)?;
     let pair = Pair::connected(&session)?;
     keys(&session, &pair, witness, table)?;
+    in_progress(&session, &pair, table)?;
     strange_queue_pairs(&session, &pair, witness, table)?;
     random_requests(&session, &pair, table)?;
     pair.reconnect(&session)?;
@@ -181,6 +182,42 @@ fn keys(session: &Session, pair: &Pair, witness: &Known, table: &mut Table) -> R
         untouched,
     );
     Ok(())
+}
+
+/// Memory whose registration ends while a request uses it: as its owner may give it back then, nothing of it is read or written any
+/// more.
+fn in_progress(session: &Session, pair: &Pair, table: &mut Table) -> Result<(), Failure> {
+    const FOR_EVER: u8 = 7;
+    let gid = own_gid(session)?;
+    let verbs = VerbsStubs(session);
+    let given = filled(0x44)?;
+    let pin = session.pin(&given, true)?;
+    let key = session.register(pair.pd, pin, &given, ALL)?;
+    let [_, (to, target)] = &pair.memory;
+    pair.a.connect_with(session, pair.b.number, gid, FOR_EVER)?;
+    // The receiver has no request yet.
+    let element = sge(address(&given), 4096, key.lkey.get());
+    let entry = write(OP_SEND, 9, 1, 0, 0);
+    pair.a.push(session, &entry, &[element]);
+    // Between two answers queue pairs have had a turn: the request is in progress.
+    for _ in 0..2 {
+        verbs.nop(&())?;
+    }
+    verbs.dereg_mr(&key.handle)?;
+    let element = sge(address(to), 4096, target.lkey.get());
+    pair.b.push_receive(session, &element);
+    let status = pair.cq.next_status(session);
+    let said = status.map_or_else(errno_name, |status| format!("status {status}"));
+    table.note(
+        GROUP,
+        "a send of memory whose registration has ended since",
+        &said,
+        status == Ok(WC_STATUS_LOC_PROT_ERR),
+    );
+    let untouched = holds(to, 0x11);
+    let said = if untouched { "nothing" } else { "its bytes" };
+    table.note(GROUP, "what the receiver got of it", said, untouched);
+    pair.reconnect(session)
 }
 
 /// A queue pair that names the witness's as its peer: that one has another peer.

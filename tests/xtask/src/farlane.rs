@@ -90,6 +90,7 @@ impl Farlane {
             command.arg("--host-socket").arg(socket);
             sockets.push(socket);
         }
+        command.args(["--workers", &run.workers().to_string()]);
         let metrics = run.metrics();
         command.arg("--metrics").arg(&metrics);
         sockets.push(&metrics);

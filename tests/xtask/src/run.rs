@@ -1,5 +1,6 @@
 //! One run of a scenario: its folders, and what it starts.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -103,6 +104,8 @@ pub struct Run<'a> {
     pub context: &'a Context,
     scratch: Scratch,
     logs: PathBuf,
+    /// Worker threads of the RDMA daemons that it starts.
+    workers: Cell<usize>,
 }
 
 impl<'a> Run<'a> {
@@ -112,12 +115,23 @@ impl<'a> Run<'a> {
             context,
             scratch: Scratch::new()?,
             logs: context.workspace.log_folder(name)?,
+            workers: Cell::new(1),
         })
     }
 
     /// A path in the run's temporary folder: for sockets.
     pub fn path(&self, name: &str) -> PathBuf {
         self.scratch.join(name)
+    }
+
+    /// Has the RDMA daemons that it starts from now on have so many worker threads.
+    pub fn use_workers(&self, workers: usize) {
+        self.workers.set(workers);
+    }
+
+    /// Worker threads of the RDMA daemons that it starts.
+    pub fn workers(&self) -> usize {
+        self.workers.get()
     }
 
     /// The socket at which a daemon of this run tells its counters.

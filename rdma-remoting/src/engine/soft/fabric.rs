@@ -1,9 +1,12 @@
 //! Which queue pair has which number.
 
 use super::qp::SoftQp;
+use crate::engine::Waker;
+use crate::sleep;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 const NUMBER_MASK: u32 = 0x00ff_ffff;
 /// Numbers below are special in InfiniBand (QP0, QP1) or look like mistakes.
@@ -16,12 +19,48 @@ struct Numbers {
 }
 
 /// All queue pairs of an engine, by number.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Fabric {
     numbers: RwLock<Numbers>,
+    /// Set where queue pairs get their turns from several threads.
+    waker: OnceLock<Waker>,
+    /// A requester waits for a peer that answers it.
+    awaited: AtomicU32,
+}
+
+impl std::fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fabric")
+            .field("numbers", &self.numbers)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Fabric {
+    /// See [`Engine::set_waker`](crate::engine::Engine::set_waker).
+    pub fn set_waker(&self, waker: Waker) {
+        self.waker.get_or_init(|| waker);
+    }
+
+    /// Has every thread look at its queue pairs.
+    pub fn wake(&self) {
+        if let Some(wake) = self.waker.get() {
+            wake();
+        }
+    }
+
+    /// A requester waits for a peer that answers it.
+    pub fn wait_for_answer(&self) {
+        sleep::wait_for_other(&self.awaited);
+    }
+
+    /// A queue pair has changed: it may answer now, or no longer.
+    pub fn changed(&self) {
+        if sleep::must_pass_on(&self.awaited) {
+            self.wake();
+        }
+    }
+
     /// Adds the queue pair that `make` makes of its number. `None` when there are `limit`.
     pub fn add(&self, limit: u32, make: impl FnOnce(u32) -> SoftQp) -> Option<Arc<SoftQp>> {
         let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);

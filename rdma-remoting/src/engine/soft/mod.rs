@@ -10,7 +10,7 @@ mod qp;
 mod requester;
 mod responder;
 
-use super::{Engine, EngineQp, QpSpec};
+use super::{Engine, EngineQp, QpSpec, Waker};
 use fabric::Fabric;
 use farlane_abi::Errno;
 use farlane_abi::queue::{
@@ -90,5 +90,9 @@ impl Engine for SoftEngine {
             })
             .ok_or(Errno::ENOMEM)?;
         Ok(qp)
+    }
+
+    fn set_waker(&self, waker: Waker) {
+        self.fabric.set_waker(waker);
     }
 }

@@ -8,9 +8,10 @@ use crate::completion_queue::CompletionSink;
 use crate::counters::{self, Live};
 use crate::engine::{EngineQp, Progress, QpSpec, RawGid};
 use crate::memory::MemoryTable;
+use crate::sleep;
 use farlane_abi::Errno;
 use farlane_abi::rdma::QpAttr;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -38,6 +39,8 @@ pub struct SoftQp {
     attr: Mutex<QpAttr>,
     requester: Mutex<Requester>,
     responder: Mutex<Responder>,
+    /// The peer's requester waits for a receive request.
+    awaited: AtomicU32,
 }
 
 impl std::fmt::Debug for SoftQp {
@@ -67,6 +70,7 @@ impl SoftQp {
             attr: Mutex::new(QpAttr::default()),
             requester: Mutex::new(Requester::new(spec.sends)),
             responder: Mutex::new(Responder::new(spec.recvs)),
+            awaited: AtomicU32::new(0),
         }
     }
 
@@ -77,11 +81,35 @@ impl SoftQp {
     /// Goes to the error state from any state but reset. Returns whether it was not there already.
     pub fn enter_error(&self) -> bool {
         let error = State::Error as u8;
-        self.state
+        let entered = self
+            .state
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
                 (now != State::Reset as u8 && now != error).then_some(error)
             })
-            .is_ok()
+            .is_ok();
+        if entered {
+            // Its own worker has requests to flush, its peer's waits for nothing any more.
+            self.fabric.wake();
+        }
+        entered
+    }
+
+    /// The peer's requester waits for a receive request of this one.
+    pub fn wait_for_receive(&self) {
+        sleep::wait_for_other(&self.awaited);
+    }
+
+    /// Whether the peer's requester waits for a receive request, and there is one.
+    fn has_awaited(&self) -> bool {
+        sleep::is_awaited(&self.awaited) && self.responder().has_work()
+    }
+
+    /// It has changed otherwise than by a receive request.
+    fn changed(&self) {
+        self.fabric.changed();
+        if sleep::must_pass_on(&self.awaited) {
+            self.fabric.wake();
+        }
     }
 
     pub fn responder(&self) -> MutexGuard<'_, Responder> {
@@ -130,6 +158,8 @@ impl EngineQp for SoftQp {
             responder.set(&new);
         }
         self.state.store(to as u8, Ordering::Release);
+        drop((responder, requester, held));
+        self.changed();
         Ok(())
     }
 
@@ -145,6 +175,9 @@ impl EngineQp for SoftQp {
     }
 
     fn progress(&self, now: Instant) -> Progress {
+        if self.has_awaited() && sleep::must_pass_on(&self.awaited) {
+            self.fabric.wake();
+        }
         match self.state() {
             State::Reset | State::Init | State::ReadyToReceive => Progress::default(),
             state @ (State::ReadyToSend | State::Draining) => {
@@ -155,6 +188,9 @@ impl EngineQp for SoftQp {
     }
 
     fn is_ready(&self) -> bool {
+        if self.has_awaited() {
+            return true;
+        }
         match self.state() {
             State::Reset | State::Init | State::ReadyToReceive => false,
             state @ (State::ReadyToSend | State::Draining) => {
@@ -170,6 +206,8 @@ impl EngineQp for SoftQp {
         let mut responder = self.responder();
         requester.pause(paused);
         responder.pause(paused);
+        drop((requester, responder));
+        self.changed();
     }
 
     fn destroy(&self) {
@@ -179,6 +217,8 @@ impl EngineQp for SoftQp {
         self.state.store(State::Reset as u8, Ordering::Release);
         requester.reset();
         responder.reset();
+        drop((requester, responder));
+        self.changed();
         counters::sub(&self.counters.queue_pairs, 1);
     }
 }

@@ -284,6 +284,7 @@ impl Requester {
             Some(peer) => peer,
             None => {
                 let Some(peer) = self.find_peer(qp) else {
+                    qp.fabric.wait_for_answer();
                     return Step::Wait(Wait::Answer);
                 };
                 self.peer = Arc::downgrade(&peer);
@@ -295,12 +296,14 @@ impl Requester {
         if !self.is_answered(qp, &peer, &responder) {
             drop(responder);
             self.peer = Weak::new();
+            qp.fabric.wait_for_answer();
             return Step::Wait(Wait::Answer);
         }
         let Some(active) = self.active.as_mut() else {
             return Step::Failed(WC_STATUS_LOC_QP_OP_ERR);
         };
         self.started = Some(responder.life());
+        responder.hears(&peer);
         let outcome =
             if self.request.opcode == Opcode::Send || self.request.opcode == Opcode::SendImm {
                 send(
@@ -344,7 +347,10 @@ impl Requester {
                 }
                 Step::Done
             }
-            Err(Refusal::Nak(Nak::NotReady(timer))) => Step::Wait(Wait::Receiver(timer)),
+            Err(Refusal::Nak(Nak::NotReady(timer))) => {
+                peer.wait_for_receive();
+                Step::Wait(Wait::Receiver(timer))
+            }
             Err(Refusal::Nak(Nak::Fatal(status)) | Refusal::Local(status)) => Step::Failed(status),
         }
     }
@@ -354,6 +360,10 @@ impl Requester {
         let Some(active) = self.active.as_mut() else {
             return Ok(None);
         };
+        // IBTA 9.7.5.2.8: no retry at all, not one after a while.
+        if matches!(wait, Wait::Receiver(_)) && active.rnr_retries_left == 0 {
+            return Err(WC_STATUS_RNR_RETRY_EXC_ERR);
+        }
         let delay: Option<Duration> = match wait {
             Wait::Answer => ack_timeout(self.attr.timeout),
             Wait::Receiver(_) if self.attr.rnr_retry == RNR_FOR_EVER => None,
@@ -378,6 +388,10 @@ impl Requester {
             Wait::Receiver(_) => (&mut active.rnr_retries_left, WC_STATUS_RNR_RETRY_EXC_ERR),
         };
         *left = left.checked_sub(1).ok_or(status)?;
+        if matches!(wait, Wait::Receiver(_)) && *left == 0 {
+            // The last retry has met no receive request either; an answer that is missing is missed when its timer has passed.
+            return Err(status);
+        }
         let until = now + delay;
         active.waiting = Some((wait, Some(until)));
         Ok(Some(until))

@@ -1,5 +1,6 @@
 //! The responder's half of a queue pair: what a peer's requests meet.
 
+use super::attributes::State;
 use super::qp::SoftQp;
 use crate::memory::{Access, Part, Use};
 use crate::request::RecvRequest;
@@ -9,7 +10,9 @@ use farlane_abi::queue::{
     WC_STATUS_LOC_PROT_ERR, WC_STATUS_LOC_QP_OP_ERR, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_REM_INV_REQ_ERR, WC_STATUS_REM_OP_ERR, WC_STATUS_WR_FLUSH_ERR,
 };
-use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, QpAttr};
+use farlane_abi::rdma::{
+    EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, QpAttr,
+};
 
 /// What a responder answers instead of doing what was asked: a NAK (IBTA 9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +34,8 @@ pub struct Responder {
     dead: bool,
     /// Grows with each reset.
     life: u64,
+    /// A message of the peer has come.
+    established: bool,
     /// Answers nobody.
     paused: bool,
     attr: QpAttr,
@@ -45,6 +50,7 @@ impl Responder {
             parts: Vec::new(),
             dead: false,
             life: 0,
+            established: false,
             paused: false,
             attr: QpAttr::default(),
         }
@@ -60,6 +66,7 @@ impl Responder {
         self.current = None;
         self.parts.clear();
         self.dead = false;
+        self.established = false;
         self.life += 1;
         self.attr = QpAttr::default();
     }
@@ -83,6 +90,14 @@ impl Responder {
     /// Tells one life of it, from reset to reset, from another.
     pub fn life(&self) -> u64 {
         self.life
+    }
+
+    /// A message of the peer comes. Its program may wait for that to make the connection ready to send (IBTA 11.6.3.1).
+    pub fn hears(&mut self, qp: &SoftQp) {
+        let is_first = !std::mem::replace(&mut self.established, true);
+        if is_first && qp.state() == State::ReadyToReceive {
+            (qp.events)(EVENT_COMM_EST);
+        }
     }
 
     pub fn has_work(&self) -> bool {

@@ -36,6 +36,7 @@ mod rdma_isolation;
 pub mod rdma_perftest;
 pub mod rdma_pingpong;
 mod rdma_vs_rxe;
+mod rdma_workers;
 mod topology;
 mod vmkit;
 
@@ -80,12 +81,17 @@ pub const ALL: &[Scenario] = &[
     gpu_raid::SCENARIO,
     blk_crash::SCENARIO,
     rdma_crash::SCENARIO,
+    rdma_workers::CRASH,
+    rdma_workers::PERFTEST,
+    rdma_workers::HOST,
     gpu_write::SCENARIO,
     driver_builds::SCENARIO,
     driver_kernels::LINUX_6_1,
     driver_kernels::LINUX_6_12,
     lend_reassign::SCENARIO,
     rdma_isolation::SCENARIO,
+    rdma_workers::ISOLATION,
+    rdma_workers::BUFFERS,
     lend_soft::SCENARIO,
     gpu_soft::SCENARIO,
     gpu_read::SCENARIO,
@@ -100,6 +106,7 @@ pub const ALL: &[Scenario] = &[
     gpu_coherence::SCENARIO,
     driver_device::SCENARIO,
     rdma_pingpong::SCENARIO,
+    rdma_workers::PINGPONG,
     vmkit::SCENARIO,
     p2p_lent::SCENARIO,
     blk_vs_qsd::SCENARIO,

@@ -44,7 +44,7 @@ struct Programs {
     buffers: String,
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
     let (files, on_host) = build(run)?;
     {

@@ -39,7 +39,7 @@ const PERFTESTS: &[&str] = &[
     "ib_read_lat -s 8 -n 2000",
 ];
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     on_host(run, PING_PONGS, PERFTESTS, report)
 }
 

@@ -48,7 +48,7 @@ const REFUSALS: &[&str] = &["is cut off", "queue given up", "Host process"];
 /// How long the daemon may take to let go of what programs had that have ended.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
     let workspace = run.context.workspace();
     workspace.build(&["farlane-hostile"])?;

@@ -44,7 +44,7 @@ const CHECKED: &[&str] = &[
 /// The sizes whose figures go into the table, of programs that run through all of them.
 const SHOWN_BYTES: &[u64] = &[8, 4096, 65536, 1 << 20, 8 << 20];
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let wire = Wire::new()?;
     let pair = run.context.farlane()?.boot_pair(run, &wire)?;
     let (a, b) = (&pair.a, &pair.b);

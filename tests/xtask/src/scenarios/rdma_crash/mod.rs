@@ -45,7 +45,7 @@ const ENDLESS_WRITES: &str = "ib_write_bw -F -s 65536 -n 100000000";
 /// What ends by itself, and must succeed.
 const PING_PONG: &str = "ibv_rc_pingpong -g 0 -c -n 200";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     packages::ensure(PACKAGES)?;
     let stage = Stage::new(run)?;
     let wire = Wire::new()?;

@@ -1,0 +1,181 @@
+//! What the VMs and processes of a backend share, and none may take alone: mappings of the backend's process (`vm.max_map_count`) and
+//! queue pairs of its engine.
+//!
+//! A tenant never has more than what is left for all others: alone it comes to one half, and the next one to one half of the rest
+//!  (a dynamic threshold, Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches",
+//! 1998). Nobody has to know how many tenants there will be, and what nobody else wants is not kept back for good.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Mappings that a process may have where the system does not say (`Documentation/admin-guide/sysctl/vm.rst`).
+const DEFAULT_MAP_COUNT: u64 = 65530;
+
+/// What is shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Mappings of the backend's process.
+    Mappings,
+    /// Queue pairs.
+    QueuePairs,
+}
+
+/// How much there is of each, and how much is taken.
+#[derive(Debug)]
+pub struct Ledger {
+    mappings: Budget,
+    queue_pairs: Budget,
+}
+
+#[derive(Debug)]
+struct Budget {
+    total: u64,
+    taken: Mutex<u64>,
+}
+
+impl Budget {
+    fn new(total: u64) -> Self {
+        Self {
+            total,
+            taken: Mutex::new(0),
+        }
+    }
+
+    fn taken(&self) -> MutexGuard<'_, u64> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ledger {
+    /// So many mappings and queue pairs for all tenants together.
+    #[must_use]
+    pub fn new(mappings: u64, queue_pairs: u64) -> Arc<Self> {
+        Arc::new(Self {
+            mappings: Budget::new(mappings),
+            queue_pairs: Budget::new(queue_pairs),
+        })
+    }
+
+    /// Three quarters of the mappings that this process may have, and so many queue pairs: the rest is the process's own.
+    #[must_use]
+    pub fn of_this_process(queue_pairs: u64) -> Arc<Self> {
+        let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+        let limit = limit.ok().and_then(|text| text.trim().parse().ok());
+        Self::new(limit.unwrap_or(DEFAULT_MAP_COUNT) / 4 * 3, queue_pairs)
+    }
+
+    fn budget(&self, of: Resource) -> &Budget {
+        match of {
+            Resource::Mappings => &self.mappings,
+            Resource::QueuePairs => &self.queue_pairs,
+        }
+    }
+}
+
+/// What one tenant has.
+#[derive(Debug)]
+pub struct Account {
+    ledger: Arc<Ledger>,
+    mappings: AtomicU64,
+    queue_pairs: AtomicU64,
+}
+
+impl Account {
+    /// A tenant that has nothing.
+    #[must_use]
+    pub fn new(ledger: &Arc<Ledger>) -> Arc<Self> {
+        Arc::new(Self {
+            ledger: Arc::clone(ledger),
+            mappings: AtomicU64::new(0),
+            queue_pairs: AtomicU64::new(0),
+        })
+    }
+
+    fn own(&self, of: Resource) -> &AtomicU64 {
+        match of {
+            Resource::Mappings => &self.mappings,
+            Resource::QueuePairs => &self.queue_pairs,
+        }
+    }
+
+    /// Takes so many, until the result is dropped; `None`: that is more than the tenant's share.
+    #[must_use]
+    pub fn take(self: &Arc<Self>, of: Resource, amount: u64) -> Option<Share> {
+        let budget = self.ledger.budget(of);
+        let mut taken = budget.taken();
+        // Changed under the lock only.
+        let own = self.own(of).load(Ordering::Relaxed);
+        let left = budget.total.checked_sub(taken.checked_add(amount)?)?;
+        own.checked_add(amount).filter(|sum| *sum <= left)?;
+        *taken += amount;
+        self.own(of).store(own + amount, Ordering::Relaxed);
+        Some(Share {
+            account: Arc::clone(self),
+            of,
+            amount,
+        })
+    }
+}
+
+/// What a tenant has taken. Given back when dropped.
+#[derive(Debug)]
+pub struct Share {
+    account: Arc<Account>,
+    of: Resource,
+    amount: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut taken = self.account.ledger.budget(self.of).taken();
+        *taken = taken.saturating_sub(self.amount);
+        self.account
+            .own(self.of)
+            .fetch_sub(self.amount, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn who_comes_first_leaves_one_half_and_gives_all_back() {
+        let ledger = Ledger::new(100, 100);
+        let tenants = [(); 3].map(|()| Account::new(&ledger));
+        let take_all = |tenant: &Arc<Account>| -> Vec<_> {
+            std::iter::from_fn(|| tenant.take(Resource::QueuePairs, 1)).collect()
+        };
+        let first = take_all(&tenants[0]);
+        let second = take_all(&tenants[1]);
+        let third = take_all(&tenants[2]);
+        assert_eq!([first.len(), second.len(), third.len()], [50, 25, 12]);
+        // The other resource is another matter.
+        assert!(tenants[0].take(Resource::Mappings, 50).is_some());
+        assert!(tenants[0].take(Resource::Mappings, 51).is_none());
+        drop(first);
+        drop((second, third));
+        assert_eq!(take_all(&tenants[2]).len(), 50);
+    }
+
+    proptest! {
+        #[test]
+        fn there_is_always_something_left_and_nothing_is_counted_twice(
+            steps in prop::collection::vec((0..4_usize, 0..40_u64, any::<bool>()), 1..200),
+        ) {
+            let ledger = Ledger::new(64, 64);
+            let tenants = [(); 4].map(|()| Account::new(&ledger));
+            let mut shares: Vec<Share> = Vec::new();
+            for (tenant, amount, gives) in steps {
+                if gives && !shares.is_empty() {
+                    shares.swap_remove(tenant % shares.len());
+                }
+                shares.extend(tenants[tenant].take(Resource::Mappings, amount));
+                let sum: u64 = shares.iter().map(|share| share.amount).sum();
+                prop_assert_eq!(*ledger.mappings.taken(), sum);
+                prop_assert!(sum < 64);
+            }
+        }
+    }
+}
