@@ -272,6 +272,18 @@ impl Progress {
         }
     }
 
+    /// Of a queue whose buffers nobody tracks in flight, which starts at `base` as its front-end says. Front-ends of a backend that
+    /// was killed do not know what it has used, and some name the driver's available index: buffers that are available and not
+    /// used are nobody's then, and are taken (again). A device that stops uses what it has taken before it says where it is, so
+    /// that for one that goes on the two are the same.
+    #[must_use]
+    pub fn resume(event_index: bool, base: u16, rings: &Rings) -> Self {
+        let used = rings.used_index();
+        let unused = base.wrapping_sub(used);
+        let next_available = if unused <= rings.size() { used } else { base };
+        Self::new(event_index, next_available, used)
+    }
+
     /// Takes the first descriptor of the next buffer.
     ///
     /// # Errors

@@ -46,8 +46,8 @@ impl End {
     /// Finds out how far the ring is.
     pub fn begin(&mut self) -> Result<(), Broken> {
         let rings = self.rings()?;
-        let (event_index, next) = (self.progress.event_index, self.progress.next_available);
-        self.progress = Progress::new(event_index, next, rings.used_index());
+        let (event_index, base) = (self.progress.event_index, self.progress.next_available);
+        self.progress = Progress::resume(event_index, base, &rings);
         self.progress.will_look(&rings);
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! A VMM and its guest's driver that do exactly what a test says, also what none should.
 
+#![allow(dead_code)]
+
 use super::PATIENCE;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -51,6 +53,30 @@ fn event() -> EventFd {
     unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) }
 }
 
+/// The guest's memory, as the VMM has it.
+fn region(ram: &File) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: 0,
+        memory_size: RAM,
+        userspace_addr: USER,
+        mmap_offset: 0,
+        mmap_handle: ram.as_raw_fd(),
+    }
+}
+
+/// Where the VMM has the parts of a queue.
+fn addresses(queue: usize) -> VringConfigData {
+    VringConfigData {
+        queue_max_size: SIZE,
+        queue_size: SIZE,
+        flags: 0,
+        desc_table_addr: USER + descriptors(queue),
+        used_ring_addr: USER + used(queue),
+        avail_ring_addr: USER + available(queue),
+        log_addr: None,
+    }
+}
+
 struct Queue {
     kick: EventFd,
     call: EventFd,
@@ -82,14 +108,7 @@ impl Vm {
             .unwrap();
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         frontend.set_features(FEATURES).unwrap();
-        let region = VhostUserMemoryRegionInfo {
-            guest_phys_addr: 0,
-            memory_size: RAM,
-            userspace_addr: USER,
-            mmap_offset: 0,
-            mmap_handle: ram.as_raw_fd(),
-        };
-        frontend.set_mem_table(&[region]).unwrap();
+        frontend.set_mem_table(&[region(&ram)]).unwrap();
         let queues = (0..QUEUES).map(|_| Queue {
             kick: event(),
             call: event(),
@@ -107,22 +126,43 @@ impl Vm {
         vm
     }
 
+    /// Connects to the next backend after one that was killed, and says to it what Cloud Hypervisor (v53) does, in its order
+    /// (`reinitialize_vhost_user`): a queue goes on, it says, at the available index of its driver.
+    pub fn reconnect_as_cloud_hypervisor(&mut self, socket: &Path) {
+        let stream = UnixStream::connect(socket).unwrap();
+        self.frontend = Frontend::from_stream(stream, 8);
+        let frontend = &mut self.frontend;
+        frontend.set_owner().unwrap();
+        frontend.get_features().unwrap();
+        let protocol = VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS;
+        frontend.set_protocol_features(protocol).unwrap();
+        frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        frontend.set_features(FEATURES).unwrap();
+        frontend.set_mem_table(&[region(&self.ram)]).unwrap();
+        for queue in 0..QUEUES {
+            frontend.set_vring_num(queue, SIZE).unwrap();
+        }
+        for (queue, own) in self.queues.iter().enumerate() {
+            frontend.set_vring_addr(queue, &addresses(queue)).unwrap();
+            frontend.set_vring_base(queue, own.available).unwrap();
+            frontend.set_vring_call(queue, &own.call).unwrap();
+            frontend.set_vring_kick(queue, &own.kick).unwrap();
+        }
+        for queue in 0..QUEUES {
+            frontend.set_vring_enable(queue, true).unwrap();
+        }
+    }
+
     /// Starts a queue at its beginning.
     pub fn start(&mut self, queue: usize) {
-        let addresses = VringConfigData {
-            queue_max_size: SIZE,
-            queue_size: SIZE,
-            flags: 0,
-            desc_table_addr: USER + descriptors(queue),
-            used_ring_addr: USER + used(queue),
-            avail_ring_addr: USER + available(queue),
-            log_addr: None,
-        };
         let own = &self.queues[queue];
         let frontend = &mut self.frontend;
         frontend.set_vring_num(queue, SIZE).unwrap();
         frontend.set_vring_base(queue, 0).unwrap();
-        frontend.set_vring_addr(queue, &addresses).unwrap();
+        frontend.set_vring_addr(queue, &addresses(queue)).unwrap();
         frontend.set_vring_err(queue, &own.error).unwrap();
         frontend.set_vring_kick(queue, &own.kick).unwrap();
         frontend.set_vring_call(queue, &own.call).unwrap();

@@ -87,6 +87,35 @@ fn buffers_are_taken_in_order_and_absurd_indices_refused() {
 }
 
 #[test]
+fn a_queue_goes_on_from_what_was_used_whatever_base_a_front_end_names() {
+    let space = memory();
+    let rings = rings(&space);
+    let view = space.view();
+    // Over the end of the running numbers: three buffers are available and not used, the first of them in slot 6.
+    view.write(0x3002, &0xfffe_u16.to_le_bytes()).unwrap();
+    view.write(0x2002, &1_u16.to_le_bytes()).unwrap();
+    for (slot, head) in [(6, 4_u16), (7, 2), (0, 3)] {
+        view.write(0x2004 + 2 * slot, &head.to_le_bytes()).unwrap();
+    }
+    for base in [0xfffe, 0xffff, 0, 1] {
+        let mut progress = Progress::resume(true, base, &rings);
+        let mut heads = Vec::new();
+        while let Some(head) = progress.take(&rings).unwrap() {
+            heads.push(head);
+        }
+        assert_eq!((heads, progress.next_used), (vec![4, 2, 3], 0xfffe));
+        assert!(!progress.has_unpublished());
+    }
+    // What no queue of this size can have is not mended.
+    let progress = Progress::resume(true, 7, &rings);
+    assert_eq!((progress.next_available, progress.next_used), (7, 0xfffe));
+    assert!(matches!(
+        progress.peek(&rings, 0),
+        Err(RingError::Overrun { .. })
+    ));
+}
+
+#[test]
 fn used_buffers_are_seen_once_they_are_published() {
     let space = memory();
     let rings = rings(&space);
