@@ -24,7 +24,7 @@ pub mod worker;
 
 use disk::Disk;
 use farlane_daemon::locality;
-use farlane_daemon::metrics::{write_labelled, write_samples};
+use farlane_daemon::metrics::{label, write_labelled, write_samples};
 use farlane_guest_device::control::RequestCounters;
 use paths::DiskPath;
 use paths::health::Health;
@@ -50,8 +50,8 @@ pub fn metrics_text(disks: &[Arc<Disk>], requests: &RequestCounters) -> String {
     write_labelled(&mut text, "farlane_blk", "disk", &counted);
     write_samples(&mut text, "farlane_blk", requests.samples());
     write_paths(&mut text, disks);
-    let label = |disk: &Arc<Disk>| format!("disk=\"{}\",", disk.serial());
-    let devices: Vec<_> = disks.iter().map(|d| (label(d), d.locality())).collect();
+    let labels = |disk: &Arc<Disk>| format!("{},", label("disk", disk.serial()));
+    let devices: Vec<_> = disks.iter().map(|d| (labels(d), d.locality())).collect();
     locality::write(&mut text, "farlane_blk", &devices);
     text
 }
@@ -74,11 +74,11 @@ fn write_paths(text: &mut String, disks: &[Arc<Disk>]) {
         let _ = writeln!(text, "# HELP farlane_blk_path_{name} {help}");
         for disk in disks {
             for path in disk.paths().all() {
-                let (serial, value) = (disk.serial(), value(path));
-                let (path, node) = (path.name(), path.node());
+                let (disk, value) = (label("disk", disk.serial()), value(path));
+                let (path, node) = (label("path", path.name()), path.node());
                 let _ = writeln!(
                     text,
-                    "farlane_blk_path_{name}{{disk=\"{serial}\",path=\"{path}\",node=\"{node}\"}} {value}"
+                    "farlane_blk_path_{name}{{{disk},{path},node=\"{node}\"}} {value}"
                 );
             }
         }

@@ -3,6 +3,7 @@
 //! The share that is served locally is what a device with limbs is for: bytes that a limb of their own node has moved, of all bytes
 //! (ioctopus-asplos20, section 5).
 
+use crate::metrics::label;
 use farlane_zero_copy::topology::Node;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,7 +109,7 @@ impl Locality {
 
 /// Writes the counters of devices as Prometheus text: `PREFIX_locality_bytes{LABELS,data="N",limb="N",path="P"}`, the same with
 /// `_requests`, and `PREFIX_locality_local_bytes{LABELS}` beside `PREFIX_locality_all_bytes{LABELS}`, the share that is served
-/// locally. A device's labels are such as `disk="a",`; those of several devices differ.
+/// locally. A device's labels are such as `disk="a",`, made with [`label`]; those of several devices differ.
 pub fn write(out: &mut String, prefix: &str, devices: &[(String, &Locality)]) {
     let kinds: [(&str, &str, CounterOf); 2] = [
         ("requests", "Requests, or parts of them", |cell| {
@@ -123,10 +124,10 @@ pub fn write(out: &mut String, prefix: &str, devices: &[(String, &Locality)]) {
         );
         for (labels, device) in devices {
             device.each(|data, limb, path, cell| {
-                let value = counter(cell).load(Ordering::Relaxed);
+                let (value, path) = (counter(cell).load(Ordering::Relaxed), label("path", path));
                 let _ = writeln!(
                     out,
-                    "{prefix}_locality_{kind}{{{labels}data=\"{data}\",limb=\"{limb}\",path=\"{path}\"}} {value}"
+                    "{prefix}_locality_{kind}{{{labels}data=\"{data}\",limb=\"{limb}\",{path}}} {value}"
                 );
             });
         }

@@ -59,12 +59,28 @@ pub fn write_samples<'a>(
     }
 }
 
-/// Writes `samples` of several things of a kind, each as `PREFIX_name{LABEL="thing"}`. What a thing is
-/// called has no quotes in it.
+/// A label, `NAME="value"`, as Prometheus's text format has it: in a value a backslash stands before quotes and backslashes, and in
+/// place of a line's end there is `\n`. Any name may be a value, and ends neither the label nor its line.
+#[must_use]
+pub fn label(name: &str, value: &str) -> String {
+    let mut text = format!("{name}=\"");
+    for character in value.chars() {
+        match character {
+            '"' => text.push_str("\\\""),
+            '\\' => text.push_str("\\\\"),
+            '\n' => text.push_str("\\n"),
+            character => text.push(character),
+        }
+    }
+    text.push('"');
+    text
+}
+
+/// Writes `samples` of several things of a kind, each as `PREFIX_name{LABEL="thing"}`.
 pub fn write_labelled<'a>(
     out: &mut String,
     prefix: &str,
-    label: &str,
+    kind: &str,
     things: &[(String, Vec<Sample<'a>>)],
 ) {
     let mut written = Vec::new();
@@ -76,8 +92,8 @@ pub fn write_labelled<'a>(
         let _ = writeln!(out, "# HELP {prefix}_{name} {help}");
         for (thing, samples) in things {
             for sample in samples.iter().filter(|s| s.name == *name) {
-                let value = sample.value;
-                let _ = writeln!(out, "{prefix}_{name}{{{label}=\"{thing}\"}} {value}");
+                let (label, value) = (label(kind, thing), sample.value);
+                let _ = writeln!(out, "{prefix}_{name}{{{label}}} {value}");
             }
         }
     }
@@ -144,6 +160,22 @@ mod tests {
         assert_eq!(
             out,
             "# HELP farlane_reads Reads.\nfarlane_reads{device=\"a\"} 1\nfarlane_reads{device=\"b\"} 2\n"
+        );
+    }
+
+    #[test]
+    fn whatever_a_thing_is_called_its_sample_is_one_line_with_one_label() {
+        let sample = Sample {
+            name: "reads",
+            help: "Reads.",
+            value: 7,
+        };
+        let things = [("5\" \\ disk\nfarlane_reads 8".to_owned(), vec![sample])];
+        let mut out = String::new();
+        write_labelled(&mut out, "farlane", "disk", &things);
+        assert_eq!(
+            out,
+            "# HELP farlane_reads Reads.\nfarlane_reads{disk=\"5\\\" \\\\ disk\\nfarlane_reads 8\"} 7\n"
         );
     }
 

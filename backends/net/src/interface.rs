@@ -7,7 +7,7 @@ use crate::port::Port;
 use farlane_daemon::limb::Limbs;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
-use farlane_daemon::metrics::Sample;
+use farlane_daemon::metrics::{Sample, label};
 use farlane_vhost::bits::feature as common;
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Given, Placement};
@@ -227,10 +227,11 @@ impl Interface {
     /// Its locality counters, and their labels.
     #[must_use]
     pub fn localities(&self) -> [(String, &Locality); 2] {
-        let label = |direction| format!("net=\"{}\",direction=\"{direction}\",", self.name);
+        let net = label("net", &self.name);
+        let labels = |direction| format!("{net},direction=\"{direction}\",");
         [
-            (label("rx"), &self.locality.receive),
-            (label("tx"), &self.locality.transmit),
+            (labels("rx"), &self.locality.receive),
+            (labels("tx"), &self.locality.transmit),
         ]
     }
 }

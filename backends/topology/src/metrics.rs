@@ -121,7 +121,7 @@ fn parse_line(line: &str) -> Option<(Key, Kind, u64)> {
     Some((key, kind, value.trim().parse().ok()?))
 }
 
-/// `a="b",c="d"`; in values a backslash stands before quotes and backslashes.
+/// `a="b",c="d"`; in values a backslash stands before quotes and backslashes, and `\n` for a line's end.
 fn parse_labels(text: &str) -> Option<Vec<(String, String)>> {
     let mut labels = Vec::new();
     let mut rest = text;
@@ -132,7 +132,10 @@ fn parse_labels(text: &str) -> Option<Vec<(String, String)>> {
         let end = loop {
             match characters.next()? {
                 (at, '"') => break at,
-                (_, '\\') => value.push(characters.next()?.1),
+                (_, '\\') => value.push(match characters.next()?.1 {
+                    'n' => '\n',
+                    character => character,
+                }),
                 (_, character) => value.push(character),
             }
         };
@@ -175,6 +178,10 @@ mod tests {
         let labels = parse_labels(r#"a="x,y",b="\"}\\""#).unwrap();
         let found: Vec<_> = labels.iter().map(|(a, b)| (&**a, &**b)).collect();
         assert_eq!(found, [("a", "x,y"), ("b", "\"}\\")]);
+        let any = "\" \\n \\ \n";
+        let told = farlane_daemon::metrics::label("disk", any);
+        let told = parse_labels(&told).unwrap();
+        assert_eq!(told, [("disk".to_owned(), any.to_owned())]);
         assert_eq!(parse_labels("a=\"x"), None);
         assert_eq!(parse_labels("a"), None);
     }
