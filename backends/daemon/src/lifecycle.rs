@@ -13,7 +13,8 @@ pub enum Ending {
     Failed,
 }
 
-/// Turns SIGTERM and SIGINT into a return from [`wait`](Self::wait).
+/// Turns SIGTERM and SIGINT into a return from [`wait`](Self::wait). SIGHUP is nothing to a daemon: the terminal that it was started
+/// from may close, and there is no configuration to be read again.
 #[derive(Debug)]
 pub struct Lifecycle {
     signals: libc::sigset_t,
@@ -59,6 +60,7 @@ impl Lifecycle {
             libc::sigaddset(signals.as_mut_ptr(), libc::SIGINT);
             // A peer that hangs up is an error of that connection.
             libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+            libc::signal(libc::SIGHUP, libc::SIG_IGN);
             let rc = libc::pthread_sigmask(libc::SIG_BLOCK, signals.as_ptr(), std::ptr::null_mut());
             (rc, signals.assume_init())
         };
@@ -90,5 +92,39 @@ impl Lifecycle {
         }
         log::info!("Ending on signal {signal}");
         Ending::Asked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Signal, getpid, kill_process};
+    use std::process::Command;
+
+    /// Says that `child` is to be a daemon: what it does to signals is the whole process's, so it has one of its own.
+    const DAEMON: &str = "FARLANE_TEST_LIFECYCLE";
+
+    #[test]
+    fn a_hang_up_ends_nobody_and_a_request_to_end_does() {
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "lifecycle::tests::child"])
+            .env(DAEMON, "1")
+            .output()
+            .unwrap()
+            .status;
+        assert!(status.success(), "{status}");
+    }
+
+    #[test]
+    fn child() {
+        if std::env::var(DAEMON).is_err() {
+            return;
+        }
+        let lifecycle = Lifecycle::begin().unwrap();
+        kill_process(getpid(), Signal::HUP).unwrap();
+        // To this thread: those of the test harness do not know that the signal is blocked.
+        // SAFETY: it is blocked, so that nothing happens before somebody waits for it.
+        assert_eq!(unsafe { libc::raise(libc::SIGTERM) }, 0);
+        assert_eq!(lifecycle.wait(), Ending::Asked);
     }
 }
