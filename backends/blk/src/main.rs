@@ -7,7 +7,6 @@ use farlane_blk::options::Options;
 use farlane_blk::session::DiskDevice;
 use farlane_blk::tunnel::{self, Tunnel};
 use farlane_blk::{paths, sizes};
-use farlane_daemon::keys::Socket;
 use farlane_daemon::lifecycle::{Ending, Lifecycle};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::{limb, metrics, privileges, seccomp};
@@ -45,14 +44,15 @@ fn run() -> anyhow::Result<ExitCode> {
         .iter()
         .map(|given| Disk::open(given.disk.clone(), &around));
     let disks: Vec<Arc<Disk>> = disks.collect::<Result<_, _>>()?;
-    let listeners = sockets.into_iter().map(Socket::listen);
+    let access = &options.daemon.access;
+    let listeners = sockets.into_iter().map(|socket| socket.listen(access));
     let listeners: Vec<_> = listeners.collect::<Result<_, _>>()?;
     let tunnel_socket = match &options.tunnel {
-        Some(path) => Some(Listener::bind(path, Kind::Stream)?),
+        Some(path) => Some(Listener::bind(path, Kind::Stream, access)?),
         None => None,
     };
     let metrics_socket = match &options.daemon.metrics {
-        Some(path) => Some(Listener::bind(path, Kind::Stream)?),
+        Some(path) => Some(Listener::bind(path, Kind::Stream, access)?),
         None => None,
     };
     privileges::give_up(privileges::Needs::default())?;

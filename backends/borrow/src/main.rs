@@ -52,15 +52,16 @@ fn run() -> anyhow::Result<ExitCode> {
     }
     let connector = connector(&options)?;
     let bridges = bridges(&options)?;
+    let access = &options.daemon.access;
     for path in &options.socket_path {
-        sockets.push(Listener::bind(path, Kind::Stream)?);
+        sockets.push(Listener::bind(path, Kind::Stream, access)?);
     }
     let metrics_socket = match &options.daemon.metrics {
-        Some(path) => Some(Listener::bind(path, Kind::Stream)?),
+        Some(path) => Some(Listener::bind(path, Kind::Stream, access)?),
         None => None,
     };
     let publish_socket = match &options.publish {
-        Some(path) => Some(Listener::bind(path, Kind::SeqPacket)?),
+        Some(path) => Some(Listener::bind(path, Kind::SeqPacket, access)?),
         None => None,
     };
     privileges::give_up(privileges::Needs::default())?;

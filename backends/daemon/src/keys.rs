@@ -1,5 +1,6 @@
 //! Options of the form `key=value,key=value`, and what they have in common.
 
+use crate::access::Access;
 use crate::listener::{Kind, ListenError, Listener};
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -95,9 +96,9 @@ impl Socket {
     ///
     /// # Errors
     /// It cannot be made.
-    pub fn listen(self) -> Result<Listener, ListenError> {
+    pub fn listen(self, access: &Access) -> Result<Listener, ListenError> {
         match self {
-            Self::ToMake(path) => Listener::bind(&path, Kind::Stream),
+            Self::ToMake(path) => Listener::bind(&path, Kind::Stream, access),
             Self::Inherited(listener) => Ok(listener),
         }
     }

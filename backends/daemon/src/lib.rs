@@ -3,7 +3,7 @@
 //!
 //! * [`options`]: the arguments that all of them take; [`keys`]: those of several keys;
 //! * [`lifecycle`]: signals, quick and clean ends;
-//! * [`listener`]: UNIX sockets that belong to one daemon;
+//! * [`listener`]: UNIX sockets that belong to one daemon; [`access`]: who may connect to them;
 //! * [`vhost`] and [`vring`]: one VM after the other on a vhost-user socket;
 //! * [`limb`]: threads that belong to a NUMA node; [`mailbox`]: how they hand each other work; [`locality`]: what was moved
 //!   where;
@@ -15,6 +15,7 @@
 //! [`lifecycle::Lifecycle::begin`], arguments, sockets, [`privileges::give_up`], threads,
 //! [`seccomp::confine`].
 
+pub mod access;
 pub mod keys;
 pub mod lifecycle;
 pub mod limb;

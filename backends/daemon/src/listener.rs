@@ -1,6 +1,6 @@
 //! UNIX sockets that belong to one daemon.
 
-use rustix::fs::Mode;
+use crate::access::Access;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -86,11 +86,11 @@ impl Drop for SocketFile {
 
 impl Listener {
     /// Listens at `path`. A stale socket there is replaced; one that is in use, or another file,
-    /// is left alone. Only this user may connect.
+    /// is left alone.
     ///
     /// # Errors
     /// See [`ListenError`].
-    pub fn bind(path: &Path, kind: Kind) -> Result<Self, ListenError> {
+    pub fn bind(path: &Path, kind: Kind, access: &Access) -> Result<Self, ListenError> {
         let failed = |what| {
             move |source| ListenError::Path {
                 what,
@@ -114,7 +114,8 @@ impl Listener {
             device: stat.st_dev,
             inode: stat.st_ino,
         };
-        rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR).map_err(failed("protect"))?;
+        let access = access.apply(path);
+        access.map_err(|(what, source)| failed(what)(source))?;
         rustix::net::listen(&fd, BACKLOG).map_err(failed("listen at"))?;
         Ok(Self {
             fd,
@@ -225,10 +226,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         for kind in [Kind::Stream, Kind::SeqPacket] {
-            let first = Listener::bind(&path, kind).unwrap();
+            let first = Listener::bind(&path, kind, &Access::default()).unwrap();
             for other in [Kind::Stream, Kind::SeqPacket] {
                 assert!(matches!(
-                    Listener::bind(&path, other),
+                    Listener::bind(&path, other, &Access::default()),
                     Err(ListenError::InUse(_))
                 ));
             }
@@ -237,11 +238,40 @@ mod tests {
         }
         // UnixListener leaves its file behind, as a killed daemon does.
         drop(UnixListener::bind(&path).unwrap());
-        let again = Listener::bind(&path, Kind::Stream).unwrap();
+        let again = Listener::bind(&path, Kind::Stream, &Access::default()).unwrap();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let _peer = UnixStream::connect(&path).unwrap();
         drop(again);
+    }
+
+    #[test]
+    fn a_socket_is_for_its_user_and_for_a_group_where_that_is_asked_for() {
+        use std::os::unix::fs::MetadataExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let own = rustix::process::getegid().as_raw();
+        // Whoever is not root can only give it to a group of its own.
+        let other = match rustix::process::geteuid().is_root() {
+            true => own + 7,
+            false => own,
+        };
+        let all = [
+            (None, None, own, 0o600),
+            (Some(other), None, other, 0o660),
+            (None, Some(0o666), own, 0o666),
+            (Some(other), Some(0o620), other, 0o620),
+        ];
+        for (socket_group, socket_mode, group, mode) in all {
+            let access = Access {
+                socket_group,
+                socket_mode,
+            };
+            let listener = Listener::bind(&path, Kind::Stream, &access).unwrap();
+            let file = std::fs::metadata(&path).unwrap();
+            assert_eq!((file.gid(), file.mode() & 0o7777), (group, mode));
+            drop(listener);
+        }
     }
 
     #[test]
@@ -250,12 +280,12 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, "precious").unwrap();
         assert!(matches!(
-            Listener::bind(&path, Kind::Stream),
+            Listener::bind(&path, Kind::Stream, &Access::default()),
             Err(ListenError::NotASocket(_))
         ));
         // A socket that somebody else has put in our place stays as well.
         let path = folder.path().join("socket");
-        let ours = Listener::bind(&path, Kind::Stream).unwrap();
+        let ours = Listener::bind(&path, Kind::Stream, &Access::default()).unwrap();
         std::fs::remove_file(&path).unwrap();
         let _theirs = UnixListener::bind(&path).unwrap();
         drop(ours);

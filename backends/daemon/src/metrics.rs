@@ -140,6 +140,7 @@ pub fn serve(socket: OwnedFd, render: impl Fn() -> String + Send + 'static) -> s
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::access::Access;
     use crate::listener::{Kind, Listener};
     use std::io::Read as _;
     use std::os::unix::net::UnixStream;
@@ -183,7 +184,7 @@ mod tests {
     fn each_connection_gets_one_document() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics");
-        let listener = Listener::bind(&path, Kind::Stream).unwrap();
+        let listener = Listener::bind(&path, Kind::Stream, &Access::default()).unwrap();
         serve(listener.try_clone().unwrap(), || {
             let mut out = String::new();
             let samples = [("calls", u64::MAX), ("bytes", 3)];

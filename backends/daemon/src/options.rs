@@ -1,5 +1,6 @@
 //! The arguments that every backend takes.
 
+use crate::access::Access;
 use crate::seccomp::SeccompMode;
 use farlane_zero_copy::placement::Given;
 use farlane_zero_copy::topology::{Node, Sysfs, Topology};
@@ -15,6 +16,10 @@ pub struct DaemonOptions {
     /// Answer each connection to this UNIX socket with the counters, as Prometheus text
     #[arg(long, value_name = "PATH")]
     pub metrics: Option<PathBuf>,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub access: Access,
 
     /// What a system call costs that this backend has no business with
     #[arg(long, value_enum, value_name = "ACTION", default_value_t = SeccompMode::Kill)]

@@ -60,7 +60,7 @@ fn run() -> anyhow::Result<ExitCode> {
         sockets,
     } = setup::open(&options)?;
     let metrics_socket = match &options.daemon.metrics {
-        Some(path) => Some(Listener::bind(path, Kind::Stream)?),
+        Some(path) => Some(Listener::bind(path, Kind::Stream, &options.daemon.access)?),
         None => None,
     };
     privileges::give_up(privileges::Needs::default())?;

@@ -6,6 +6,7 @@ use crate::config::{
 };
 use crate::options::Options;
 use anyhow::{Context as _, bail};
+use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::options::host_name;
 use farlane_ntb::{IvshmemNtb, Ntb, OutboundWindow, PciNtb};
@@ -100,7 +101,8 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
     let mut acceptors = Vec::new();
     let mut sockets = Vec::new();
     for address in addresses {
-        let opened = listen(&address, identity.as_ref(), &mut sockets)
+        let access = &options.daemon.access;
+        let opened = listen(&address, identity.as_ref(), access, &mut sockets)
             .with_context(|| format!("Cannot listen at {address}"))?;
         acceptors.push(opened);
     }
@@ -115,11 +117,12 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
 fn listen(
     address: &Address,
     identity: Option<&TlsIdentity>,
+    access: &Access,
     sockets: &mut Vec<Listener>,
 ) -> anyhow::Result<(Address, Acceptor)> {
     Ok(match address {
         Address::Unix(path) => {
-            let listener = Listener::bind(path, Kind::SeqPacket)?;
+            let listener = Listener::bind(path, Kind::SeqPacket, access)?;
             let acceptor = Acceptor::Unix(listener.try_clone()?);
             sockets.push(listener);
             (address.clone(), acceptor)

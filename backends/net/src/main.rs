@@ -2,7 +2,6 @@
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use farlane_daemon::keys::Socket;
 use farlane_daemon::lifecycle::{Ending, Lifecycle};
 use farlane_daemon::limb::{self, Limbs};
 use farlane_daemon::listener::{Kind, Listener};
@@ -56,10 +55,11 @@ fn run() -> anyhow::Result<ExitCode> {
             options.locality.given(),
         )));
     }
-    let listeners = sockets.into_iter().map(Socket::listen);
+    let access = &options.daemon.access;
+    let listeners = sockets.into_iter().map(|socket| socket.listen(access));
     let listeners: Vec<_> = listeners.collect::<Result<_, _>>()?;
     let metrics_socket = match &options.daemon.metrics {
-        Some(path) => Some(Listener::bind(path, Kind::Stream)?),
+        Some(path) => Some(Listener::bind(path, Kind::Stream, access)?),
         None => None,
     };
     privileges::give_up(privileges::Needs::default())?;

@@ -11,6 +11,7 @@ use farlane_rdma::contexts::PortContexts;
 use farlane_rdma::host::HostSocket;
 use farlane_rdma::limbs::Limbs;
 use farlane_rdma::options::{Options, SocketOption};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -68,14 +69,14 @@ impl Sockets {
             }
         }
         let mut inherited = inherited.into_iter();
+        let bind = |path: &Path, kind| Listener::bind(path, kind, &options.daemon.access);
         let mut vms = Vec::new();
         for vm in &options.vms {
             vms.push(match &vm.socket {
-                SocketOption::Path(path) => Listener::bind(path, Kind::Stream)?,
+                SocketOption::Path(path) => bind(path, Kind::Stream)?,
                 SocketOption::Descriptor(_) => inherited.next().context("A socket is missing")?,
             });
         }
-        let bind = |path, kind| Listener::bind(path, kind);
         Ok(Self {
             vms,
             host: match &options.host_socket {

@@ -1,6 +1,7 @@
 //! The program itself, beside backends that count.
 #![allow(clippy::unwrap_used)]
 
+use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::locality::Locality;
 use farlane_zero_copy::topology::Node;
@@ -20,7 +21,7 @@ fn text(bytes: &[u8]) -> String {
 fn backend(path: &Path) -> (Listener, Arc<Locality>) {
     let device = Locality::new(vec![Node(0), Node(1)], vec!["nvme0n1".to_owned()]);
     let device = Arc::new(device);
-    let listener = Listener::bind(path, Kind::Stream).unwrap();
+    let listener = Listener::bind(path, Kind::Stream, &Access::default()).unwrap();
     let told = Arc::clone(&device);
     farlane_daemon::metrics::serve(listener.try_clone().unwrap(), move || {
         let mut text = String::new();
@@ -139,7 +140,7 @@ fn who_cannot_be_watched_is_named() {
         error.contains("Nobody tells counters at") && error.contains("nobody"),
         "{error}"
     );
-    let listener = Listener::bind(&socket, Kind::Stream).unwrap();
+    let listener = Listener::bind(&socket, Kind::Stream, &Access::default()).unwrap();
     farlane_daemon::metrics::serve(listener.try_clone().unwrap(), String::new).unwrap();
     let output = watch(&socket);
     assert!(!output.status.success());

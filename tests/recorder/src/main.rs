@@ -12,6 +12,7 @@ use std::thread;
 
 use anyhow::{Context as _, Result};
 use farlane_abi::Errno;
+use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::vhost;
 use farlane_guest_device::contexts::Contexts;
@@ -68,7 +69,7 @@ impl Recorder {
             state: Mutex::default(),
             changed: Condvar::new(),
         });
-        let listener = Listener::bind(socket, Kind::Stream)?;
+        let listener = Listener::bind(socket, Kind::Stream, &Access::default())?;
         let accept = listener.try_clone().context("Cannot listen")?;
         let vm = Vm {
             name: "recorder".into(),
