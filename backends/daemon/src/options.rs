@@ -161,7 +161,7 @@ pub fn host_name() -> String {
 /// JSON object with the backend's type and its optional features.
 #[derive(Debug, serde::Serialize)]
 pub struct Capabilities {
-    /// Type of the backend, as in its `vhost-user/50-*.json`.
+    /// Type of the backend, as in its `vhost-user/50-*.json`, where QEMU's schema has one.
     #[serde(rename = "type")]
     pub kind: &'static str,
     /// Optional features.
@@ -180,5 +180,45 @@ impl Capabilities {
         serde_json::to_writer(&mut out, self)?;
         out.write_all(b"\n")?;
         out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    /// Types of QEMU's `docs/interop/vhost-user.json` that libvirt's parser has (`qemuVhostUserType`).
+    const TYPES: [&str; 15] = [
+        "9p",
+        "balloon",
+        "block",
+        "caif",
+        "console",
+        "crypto",
+        "fs",
+        "gpu",
+        "input",
+        "net",
+        "rng",
+        "rpmsg",
+        "rproc-serial",
+        "scsi",
+        "vsock",
+    ];
+
+    #[test]
+    fn what_is_installed_for_libvirt_is_of_types_that_it_knows() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../qemu-configs/vhost-user");
+        let mut found = Vec::new();
+        for file in std::fs::read_dir(folder).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            let said: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let said = |key: &str| said[key].as_str().unwrap().to_owned();
+            assert!(TYPES.contains(&said("type").as_str()), "{text}");
+            assert!(said("binary").starts_with('/') && !said("description").is_empty());
+            found.push(said("type"));
+        }
+        found.sort();
+        assert_eq!(found, ["block", "net"]);
     }
 }

@@ -12,7 +12,7 @@ pub mod host;
 pub mod limbs;
 pub mod options;
 
-/// Type of this backend, as in `qemu-configs/vhost-user/50-farlane-rdma.json`.
+/// Type of this backend. QEMU's schema has none that fits.
 pub const CAPABILITIES: farlane_daemon::options::Capabilities =
     farlane_daemon::options::Capabilities {
         kind: "rdma",

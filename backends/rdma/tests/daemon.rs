@@ -20,8 +20,6 @@ fn it_says_what_it_is() {
     let output = run(&["--print-capabilities"]);
     assert!(output.status.success());
     assert_eq!(output.stdout, b"{\"type\":\"rdma\"}\n");
-    let manifest = include_str!("../../../qemu-configs/vhost-user/50-farlane-rdma.json");
-    assert!(manifest.contains("\"type\": \"rdma\""));
 }
 
 #[test]
