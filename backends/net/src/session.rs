@@ -136,6 +136,14 @@ impl NetDevice {
         self.guest.set_served(served);
     }
 
+    /// No queue is served: whatever was learned of flows is forgotten, by the port, too.
+    fn forget_flows(&self) {
+        if let Some(table) = &self.table {
+            table.reset();
+            self.interface.port.forget_flows();
+        }
+    }
+
     fn offloads(&self, checksum: u64, tso4: u64, tso6: u64, ecn: u64) -> Offloads {
         Offloads {
             checksum: self.has(checksum),
@@ -165,6 +173,16 @@ impl NetDevice {
     }
 }
 
+impl Drop for NetDevice {
+    /// What is the VMM's goes with it: the next one begins with a port that steers nothing.
+    fn drop(&mut self) {
+        for worker in self.used.iter_mut().filter_map(|used| used.worker.take()) {
+            worker.leave();
+        }
+        self.forget_flows();
+    }
+}
+
 impl Device for NetDevice {
     type Worker = Served;
 
@@ -183,6 +201,10 @@ impl Device for NetDevice {
     fn negotiated(&mut self, features: u64) {
         self.features = features;
         self.guest.negotiated(features);
+    }
+
+    fn reset(&mut self) {
+        self.forget_flows();
     }
 
     fn config(&self) -> Vec<u8> {

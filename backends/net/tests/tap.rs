@@ -8,6 +8,7 @@ use common::{
     Backend, GUEST, HOST, TAP, datagram, echo, host_socket, ip, next_datagram, wait_until,
 };
 use farlane_net_driver::{Header, Nic, Options, feature};
+use std::net::UdpSocket;
 
 #[test]
 fn datagrams_go_both_ways() {
@@ -188,6 +189,47 @@ fn a_flow_comes_to_where_the_guest_sends_it_from_in_order() {
     assert!(moves >= 30, "it has followed {moves} times of 40");
 }
 
+/// The guest sends on a queue until the tap itself gives the flow to that pair, and nothing is handed over any more.
+fn draw_to(queue: usize, backend: &Backend, socket: &UdpSocket, nic: &mut Nic) {
+    let mut quiet = 0;
+    for _ in 0..2000 {
+        let before = backend.metric("handed_over");
+        nic.send(queue, &datagram(b"here")).unwrap();
+        let (_, from) = socket.recv_from(&mut [0; 100]).unwrap();
+        socket.send_to(b"there", from).unwrap();
+        let (at, ..) = next_datagram(nic);
+        let stays = at == queue && backend.metric("handed_over") == before;
+        quiet = if stays { quiet + 1 } else { 0 };
+        if quiet == 20 {
+            return;
+        }
+    }
+    panic!("The flow does not come to queue {queue}");
+}
+
+#[test]
+fn a_vmm_begins_with_a_tap_that_steers_no_flow_of_the_one_before() {
+    let backend = Backend::start(2, &[]);
+    let socket = host_socket();
+    // A guest that sends nothing gets the flow where the tap puts it by itself.
+    let arrives = |nic: &mut Nic| {
+        let queues: Vec<_> = (0..20)
+            .map(|_| {
+                socket.send_to(b"in", (GUEST.ip, GUEST.port)).unwrap();
+                next_datagram(nic).0
+            })
+            .collect();
+        assert_eq!(queues, [queues[0]; 20]);
+        queues[0]
+    };
+    let mut nic = backend.connect(2, feature::PLAIN);
+    let usual = arrives(&mut nic);
+    draw_to(1 - usual, &backend, &socket, &mut nic);
+    drop(nic);
+    let mut nic = backend.connect(2, feature::PLAIN);
+    assert_eq!(arrives(&mut nic), usual);
+}
+
 #[test]
 fn a_flow_goes_on_when_the_driver_gives_up_its_queue_pair() {
     let backend = Backend::start(2, &[]);
@@ -195,21 +237,7 @@ fn a_flow_goes_on_when_the_driver_gives_up_its_queue_pair() {
     let mut nic = backend.connect(2, feature::PLAIN);
     // Once per queue: one of them is not the one from which the tap gives the flow by itself.
     for queue in [0, 1] {
-        let mut quiet = 0;
-        // Until the tap itself gives the flow to this pair, and nothing is handed over any more.
-        for _ in 0..2000 {
-            let before = backend.metric("handed_over");
-            nic.send(queue, &datagram(b"here")).unwrap();
-            let (_, from) = socket.recv_from(&mut [0; 100]).unwrap();
-            socket.send_to(b"there", from).unwrap();
-            let (at, ..) = next_datagram(&mut nic);
-            let stays = at == queue && backend.metric("handed_over") == before;
-            quiet = if stays { quiet + 1 } else { 0 };
-            if quiet == 20 {
-                break;
-            }
-        }
-        assert_eq!(quiet, 20, "The flow does not come to queue {queue}");
+        draw_to(queue, &backend, &socket, &mut nic);
     }
     for ring in [2, 3] {
         nic.vmm.enable(ring, false).unwrap();

@@ -100,6 +100,14 @@ impl TapSteering {
             None => self.flows.remove(&key(flow)).map(drop),
         }
     }
+
+    /// No flow is steered any more. Nobody steers one meanwhile.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn forget(&self) -> io::Result<()> {
+        self.flows.clear()
+    }
 }
 
 /// Has a tap choose its queues by itself again.

@@ -2,7 +2,7 @@
 
 use super::assemble::Instruction;
 use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd};
 use thiserror::Error;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
@@ -57,6 +57,7 @@ pub enum ProgramKind {
 const MAP_CREATE: libc::c_int = 0;
 const MAP_UPDATE: libc::c_int = 2;
 const MAP_DELETE: libc::c_int = 3;
+const MAP_NEXT_KEY: libc::c_int = 4;
 const PROGRAM_LOAD: libc::c_int = 5;
 const LINK_CREATE: libc::c_int = 28;
 /// `BPF_F_NO_PREALLOC`.
@@ -191,7 +192,6 @@ impl<const K: usize, const V: usize> Map<K, V> {
     }
 
     fn element(&self, key: &[u8; K], value: Option<&[u8; V]>) -> MapElement {
-        use std::os::fd::AsFd as _;
         MapElement {
             map: number(self.0.as_fd()),
             padding: 0,
@@ -219,6 +219,38 @@ impl<const K: usize, const V: usize> Map<K, V> {
         match unsafe { bpf(MAP_DELETE, &self.element(key, None)) } {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Removes all entries. Nobody else changes the map meanwhile.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn clear(&self) -> io::Result<()> {
+        let mut found = self.next_key(None)?;
+        while let Some(key) = found {
+            // Asked for first: what comes after a key that is not there any more is the first of all, searched from the beginning.
+            found = self.next_key(Some(&key))?;
+            self.remove(&key)?;
+        }
+        Ok(())
+    }
+
+    /// The key after another one, or the first.
+    fn next_key(&self, after: Option<&[u8; K]>) -> io::Result<Option<[u8; K]>> {
+        let mut next = [0; K];
+        let attributes = MapElement {
+            map: number(self.0.as_fd()),
+            padding: 0,
+            key: after.map_or(0, |key| address(key.as_ptr())),
+            value: address(next.as_mut_ptr().cast_const()),
+            flags: 0,
+        };
+        // SAFETY: both keys are as long as the map was told; the one is read, the other written, and nothing else refers to it.
+        match unsafe { bpf(MAP_NEXT_KEY, &attributes) } {
+            Ok(_) => Ok(Some(next)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }

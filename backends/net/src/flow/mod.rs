@@ -5,6 +5,7 @@
 //! * [`votes`]: where a flow's process runs, told from what the guest sends.
 //! * [`course`]: how a flow's frames stay in order while it moves.
 //! * [`shard`]: a bounded store of flows.
+//! * `wishes`: what a port is asked for.
 //! * [`hash`]: keyed hashes, and Toeplitz.
 
 pub mod course;
@@ -14,7 +15,8 @@ pub mod parse;
 pub mod shard;
 pub mod table;
 pub mod votes;
+mod wishes;
 
 pub use key::FlowKey;
 pub use parse::{PARSE_BYTES, Parsed, Signal, parse};
-pub use table::{FlowTable, Placement, Route, Settings, Steering, Task, Ticket};
+pub use table::{FlowTable, Placement, Route, Settings, Task, Ticket};

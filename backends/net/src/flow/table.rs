@@ -6,7 +6,8 @@ use super::key::FlowKey;
 use super::parse::{Parsed, Signal};
 use super::shard::{Named, Promotion, Shard, Slot};
 use super::votes::{Pace, Votes};
-use std::collections::VecDeque;
+use super::wishes::{Rule, Wishes};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -15,9 +16,6 @@ const SHARDS: usize = 64;
 
 /// Entries that a [`tick`](FlowTable::tick) looks at.
 const TICK_STEPS: usize = 8;
-
-/// Wishes to a port that wait at most.
-const WISHES: usize = 1024;
 
 /// Frames in each direction that make a flow established.
 const ESTABLISHED: u8 = 2;
@@ -117,15 +115,6 @@ pub enum Task {
     Held(Ticket),
 }
 
-/// A wish to a port: frames of this flow from this queue, or from any (`None`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Steering {
-    /// As the frames are received.
-    pub flow: FlowKey,
-    /// Of the port.
-    pub queue: Option<u16>,
-}
-
 /// What is kept of a flow.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
@@ -133,7 +122,7 @@ struct Flow {
     votes: Votes,
     received: u8,
     sent: u8,
-    /// The port's queue that was last wished for.
+    /// The port's queue that was last asked for: the port has it, or the wish waits.
     rule: u16,
 }
 
@@ -188,8 +177,7 @@ pub struct FlowTable {
     /// Only while a driver has configured it; `scaled` says so without the lock.
     scaling: RwLock<Option<Scaling>>,
     scaled: AtomicBool,
-    wishes: Mutex<VecDeque<Steering>>,
-    wished: AtomicUsize,
+    wishes: Wishes,
     /// Queues of the port that flows can be steered to.
     port_queues: AtomicU16,
     moves: AtomicU64,
@@ -226,8 +214,7 @@ impl FlowTable {
                 .collect(),
             scaling: RwLock::new(None),
             scaled: AtomicBool::new(false),
-            wishes: Mutex::new(VecDeque::new()),
-            wished: AtomicUsize::new(0),
+            wishes: Wishes::default(),
             port_queues: AtomicU16::new(settings.queues),
             moves: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
@@ -269,11 +256,12 @@ impl FlowTable {
         }
     }
 
-    /// Queues begin anew (the device was reset): all flows are forgotten, positions begin at zero.
+    /// Queues begin anew (the device was reset): all flows are forgotten, and what the port was asked for, too; positions begin at zero.
     pub fn reset(&self) {
         for shard in &self.shards {
-            lock(shard).flows.clear(|key, flow| self.forget(key, flow));
+            lock(shard).flows.clear(|_, _| self.count_forgotten());
         }
+        self.wishes.clear();
         for place in &self.consumed {
             place.store(0, Ordering::Release);
         }
@@ -463,15 +451,57 @@ impl FlowTable {
         );
     }
 
-    /// The oldest wish to the port.
-    pub fn take_steering(&self) -> Option<Steering> {
-        if self.wished.load(Ordering::Acquire) == 0 {
-            return None;
+    /// Asks the port, `steer(flow, queue)`, for what would spare handing over: frames of a flow from a queue, or from any (`None`).
+    /// `false`: it cannot at all, and is not asked any more. What it refuses is asked for again later.
+    ///
+    /// # Errors
+    /// The first that the port has had.
+    pub fn steer(
+        &self,
+        now_us: u64,
+        mut steer: impl FnMut(&FlowKey, Option<u16>) -> io::Result<bool>,
+    ) -> io::Result<()> {
+        let Some(_turn) = self.wishes.turn(now_us) else {
+            return Ok(());
+        };
+        let mut result = Ok(());
+        while let Some(wish) = self.wishes.take() {
+            let queue = match wish.rule {
+                Rule::Set { to, .. } => Some(to),
+                Rule::TakeBack => None,
+            };
+            let error = match steer(&wish.flow, queue) {
+                Ok(true) => continue,
+                Ok(false) => {
+                    self.port_cannot_steer();
+                    continue;
+                }
+                Err(error) => error,
+            };
+            self.wishes.pause(now_us);
+            match wish.rule {
+                Rule::Set { to, from } => self.refused(&wish.flow, to, from),
+                Rule::TakeBack => {
+                    // The flow may be forgotten: nobody else will say so again.
+                    self.wishes.put_back(wish);
+                    return Err(error);
+                }
+            }
+            result = result.and(Err(error));
         }
-        let mut wishes = self.wishes.lock().unwrap_or_else(PoisonError::into_inner);
-        let wish = wishes.pop_front();
-        self.wished.store(wishes.len(), Ordering::Release);
-        wish
+        result
+    }
+
+    /// The port has not taken the rule of a flow, and keeps the one before.
+    fn refused(&self, key: &FlowKey, to: u16, from: Option<u16>) {
+        let (number, within) = split(self.hash.flow(key));
+        let mut part = self.shard(number);
+        if let Some(slot) = part.flows.find(key, within)
+            && let Some((_, flow)) = part.flows.peek(slot)
+            && flow.rule == to
+        {
+            flow.rule = from.unwrap_or(NONE);
+        }
     }
 
     /// What the table has done, and how full it is.
@@ -527,7 +557,9 @@ impl FlowTable {
             && home != flow.rule
             && home < self.port_queues.load(Ordering::Acquire)
             && (flow.rule == NONE || flow.rule == sequencer)
-            && self.wish(*key, Some(home))
+            && self
+                .wishes
+                .set(*key, home, (flow.rule != NONE).then_some(flow.rule), at.now)
         {
             flow.rule = home;
         }
@@ -626,7 +658,8 @@ impl FlowTable {
             && let Some((key, flow)) = shard.peek(other)
         {
             // Long before it can be forgotten its frames come as those of strangers do.
-            if flow.rule != NONE && self.wish(*key, None) {
+            if flow.rule != NONE && self.wishes.has_room() {
+                self.wishes.take_back(*key);
                 flow.rule = NONE;
             }
         }
@@ -637,30 +670,26 @@ impl FlowTable {
     fn spare(&self, flow: &Flow, seen_us: u64, now_us: u64) -> bool {
         let active = self.active.load(Ordering::Acquire);
         let old = now_us.saturating_sub(seen_us) >= LONG_AGO_US;
-        flow.course.is_idle(|queue| {
-            if old {
-                u64::MAX
-            } else {
-                self.consumed(queue, active)
-            }
-        })
+        let can_take_back = flow.rule == NONE || self.wishes.has_room();
+        can_take_back
+            && flow.course.is_idle(|queue| {
+                if old {
+                    u64::MAX
+                } else {
+                    self.consumed(queue, active)
+                }
+            })
     }
 
     fn forget(&self, key: &FlowKey, flow: &Flow) {
-        self.forgotten.fetch_add(1, Ordering::Relaxed);
+        self.count_forgotten();
         if flow.rule != NONE {
-            self.wish(*key, None);
+            self.wishes.take_back(*key);
         }
     }
 
-    fn wish(&self, flow: FlowKey, queue: Option<u16>) -> bool {
-        let mut wishes = self.wishes.lock().unwrap_or_else(PoisonError::into_inner);
-        if wishes.len() >= WISHES {
-            return false;
-        }
-        wishes.push_back(Steering { flow, queue });
-        self.wished.store(wishes.len(), Ordering::Release);
-        true
+    fn count_forgotten(&self) {
+        self.forgotten.fetch_add(1, Ordering::Relaxed);
     }
 
     fn shard(&self, number: u16) -> MutexGuard<'_, Part> {

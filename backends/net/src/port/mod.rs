@@ -69,6 +69,9 @@ pub trait Port: Send + Sync {
     /// # Errors
     /// What the system says.
     fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<bool>;
+
+    /// Whoever has steered flows is gone: their frames come from any queue again. Nobody steers one meanwhile.
+    fn forget_flows(&self) {}
 }
 
 /// A queue of a port. Frames have a [`FrameHeader`](crate::bits::FrameHeader) of 12 bytes before them.

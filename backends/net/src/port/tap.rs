@@ -4,6 +4,8 @@ use super::{Offloads, Port, PortQueue};
 use crate::bits::HEADER_BYTES;
 use crate::ebpf::TapSteering;
 use crate::flow::FlowKey;
+use farlane_daemon::log_limit::LogLimit;
+use farlane_daemon::warn_limited;
 use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -132,6 +134,8 @@ pub struct Tap {
     /// Says which frame comes from which queue. Without it frames come from the first queue only: by itself the kernel moves flows
     /// to the queue that last sent something of them, at once, so that what waits in another queue is overtaken.
     steering: Option<TapSteering>,
+    /// Its log lines that a VMM can cause.
+    limit: LogLimit,
 }
 
 impl Tap {
@@ -215,6 +219,7 @@ impl Tap {
             in_use: opened.iter().map(|_| Arc::default()).collect(),
             queues: opened,
             steering: None,
+            limit: LogLimit::new(),
         };
         if !tap.is_persistent().map_err(failed("ask for its flags"))? {
             tap.bring_up().map_err(failed("bring it up"))?;
@@ -382,7 +387,11 @@ impl Port for Tap {
         if let Some(steering) = &self.steering
             && let Err(e) = steering.set_queues(queues)
         {
-            log::warn!("Tap {}: {queues} queues are not set: {e}", self.name);
+            warn_limited!(
+                self.limit,
+                "Tap {}: {queues} queues are not set: {e}",
+                self.name
+            );
         }
     }
 
@@ -390,6 +399,18 @@ impl Port for Tap {
         match &self.steering {
             Some(steering) => steering.steer(flow, queue).map(|()| true),
             None => Ok(false),
+        }
+    }
+
+    fn forget_flows(&self) {
+        if let Some(steering) = &self.steering
+            && let Err(e) = steering.forget()
+        {
+            warn_limited!(
+                self.limit,
+                "Tap {}: flows are still steered: {e}",
+                self.name
+            );
         }
     }
 }

@@ -297,15 +297,10 @@ impl Engine {
                 self.last_tick_us = self.now_us;
                 table.tick(self.now_us);
             }
-            while let Some(wish) = table.take_steering() {
-                match self.interface.port.steer(&wish.flow, wish.queue) {
-                    Ok(true) => (),
-                    Ok(false) => table.port_cannot_steer(),
-                    Err(e) => {
-                        let name = &self.interface.name;
-                        warn_limited!(self.interface.limit, "Interface {name}: cannot steer: {e}");
-                    }
-                }
+            let port = &self.interface.port;
+            if let Err(e) = table.steer(self.now_us, |flow, queue| port.steer(flow, queue)) {
+                let name = &self.interface.name;
+                warn_limited!(self.interface.limit, "Interface {name}: cannot steer: {e}");
             }
         }
         let result = self.transmit_frames();

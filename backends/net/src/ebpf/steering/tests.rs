@@ -177,6 +177,26 @@ fn a_steered_flow_comes_out_of_its_queue_and_others_stay_where_they_are() {
 }
 
 #[test]
+fn flows_that_are_forgotten_go_where_they_went_before_they_were_steered() {
+    let tap = Tap::new(4);
+    let steering = TapSteering::new(4).unwrap();
+    steering.attach(tap.queues[0].as_fd()).unwrap();
+    steering.forget().unwrap();
+    let frames: Vec<_> = (0..300).map(|port| ipv4(&[], 0, 17, port)).collect();
+    let before: Vec<_> = frames.iter().map(|frame| tap.send(frame)).collect();
+    for (frame, queue) in frames.iter().zip(&before) {
+        let flow = parse(frame).flow.unwrap();
+        let other = u16::try_from((queue + 1) % 4).unwrap();
+        steering.steer(&flow, Some(other)).unwrap();
+    }
+    let others: Vec<_> = before.iter().map(|queue| (queue + 1) % 4).collect();
+    let sent = || -> Vec<_> { frames.iter().map(|frame| tap.send(frame)).collect() };
+    assert_eq!(sent(), others);
+    steering.forget().unwrap();
+    assert_eq!(sent(), before);
+}
+
+#[test]
 fn unknown_flows_are_spread_over_the_queues_that_there_are() {
     let tap = Tap::new(4);
     let steering = TapSteering::new(4).unwrap();

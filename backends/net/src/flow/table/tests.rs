@@ -157,36 +157,125 @@ fn a_flow_that_cannot_drain_stays_and_nothing_is_kept_for_ever() {
     assert_eq!(table.received(0, &data(1), next, 40_001), Route::Deliver);
 }
 
-#[test]
-fn a_port_is_asked_for_established_flows_and_told_when_they_go() {
-    let table = table(1024, Placement::Arrival);
-    table.transmitted(1, &sent(1), 0);
-    table.transmitted(1, &sent(1), 0);
+/// A flow that the guest sends on queue 1, of which frames come to worker 0, and are handed over.
+fn hand_over(table: &FlowTable, flow: u32, now: u64) {
+    table.transmitted(1, &sent(flow), now);
+    table.transmitted(1, &sent(flow), now);
     for next in 1..4 {
         let Route::Forward {
             task: Task::Deliver(ticket),
             ..
-        } = table.received(0, &data(1), next, 0)
+        } = table.received(0, &data(flow), next, now)
         else {
             panic!("not forwarded");
         };
         table.delivered(ticket, next);
     }
-    let flow = key(1);
-    assert_eq!(
-        table.take_steering(),
-        Some(Steering {
-            flow,
-            queue: Some(1)
-        })
-    );
-    assert_eq!(table.take_steering(), None);
     table.set_consumed(1, 3);
+}
+
+/// What a port is asked for that can do everything.
+fn asked(table: &FlowTable, now: u64) -> Vec<(FlowKey, Option<u16>)> {
+    let mut asked = Vec::new();
+    let steer = |flow: &FlowKey, queue| {
+        asked.push((*flow, queue));
+        Ok(true)
+    };
+    table.steer(now, steer).unwrap();
+    asked
+}
+
+/// Asks a port that can do nothing now; returns how often.
+fn refused(table: &FlowTable, now: u64) -> usize {
+    let mut count = 0;
+    let result = table.steer(now, |_, _| {
+        count += 1;
+        Err(io::ErrorKind::OutOfMemory.into())
+    });
+    assert_eq!(result.is_err(), count > 0);
+    count
+}
+
+/// So late that all flows are forgotten.
+const LATE: u64 = 60_000_000;
+
+fn forget_all(table: &FlowTable) {
     for _ in 0..10_000 {
-        table.tick(60_000_000);
+        table.tick(LATE);
     }
+}
+
+#[test]
+fn a_port_is_asked_for_established_flows_and_told_when_they_go() {
+    let table = table(1024, Placement::Arrival);
+    hand_over(&table, 1, 0);
+    assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
+    assert_eq!(asked(&table, 0), []);
+    forget_all(&table);
     assert_eq!(table.census().flows, 0);
-    assert_eq!(table.take_steering(), Some(Steering { flow, queue: None }));
+    assert_eq!(asked(&table, LATE), [(key(1), None)]);
+}
+
+#[test]
+fn what_a_port_refuses_is_asked_for_again_and_not_at_once() {
+    let table = table(1024, Placement::Arrival);
+    hand_over(&table, 1, 0);
+    assert_eq!(refused(&table, 0), 1);
+    // Every frame would be another try.
+    hand_over(&table, 1, 50_000);
+    assert_eq!(asked(&table, 50_000), []);
+    hand_over(&table, 1, 200_000);
+    assert_eq!(asked(&table, 200_000), [(key(1), Some(1))]);
+    hand_over(&table, 1, 300_000);
+    assert_eq!(asked(&table, 300_000), [], "it has the rule");
+    // A rule of a flow that is forgotten must go, however often it takes.
+    forget_all(&table);
+    assert_eq!((refused(&table, LATE), refused(&table, LATE)), (1, 0));
+    assert_eq!(refused(&table, LATE + 200_000), 1);
+    assert_eq!(asked(&table, LATE + 400_000), [(key(1), None)]);
+    assert_eq!(asked(&table, LATE + 600_000), []);
+}
+
+#[test]
+fn no_rule_outlives_its_flow_however_many_go_at_once() {
+    let table = table(1 << 14, Placement::Arrival);
+    let mut rules = std::collections::HashSet::new();
+    let steer = |rules: &mut std::collections::HashSet<FlowKey>, now| {
+        for (flow, queue) in asked(&table, now) {
+            match queue {
+                Some(_) => assert!(rules.insert(flow)),
+                None => assert!(rules.remove(&flow)),
+            }
+        }
+    };
+    for flow in 0..4000 {
+        hand_over(&table, flow, 0);
+        if flow % 100 == 0 {
+            steer(&mut rules, 0);
+        }
+    }
+    steer(&mut rules, 0);
+    assert_eq!(rules.len(), 4000);
+    // Nobody asks the port for a while.
+    forget_all(&table);
+    for _ in 0..10 {
+        steer(&mut rules, LATE);
+        forget_all(&table);
+    }
+    assert_eq!((table.census().flows, rules.len()), (0, 0));
+}
+
+#[test]
+fn a_reset_leaves_no_wishes_to_a_port_that_has_forgotten_everything() {
+    let table = table(1024, Placement::Arrival);
+    hand_over(&table, 1, 0);
+    assert_eq!(asked(&table, 0).len(), 1);
+    hand_over(&table, 2, 0);
+    table.reset();
+    assert_eq!(table.census().flows, 0);
+    assert_eq!(asked(&table, 0), []);
+    hand_over(&table, 1, 0);
+    assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
 }
 
 #[test]

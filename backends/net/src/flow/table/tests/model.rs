@@ -3,7 +3,7 @@
 
 use super::*;
 use proptest::prelude::*;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 const WORKERS: u16 = 3;
 const FLOWS: u32 = 4;
@@ -21,8 +21,8 @@ enum Event {
     Stack(u16),
     /// The guest sends something of a flow.
     Send(u32, u16, bool),
-    /// The port does what the table wishes.
-    Steer,
+    /// The port does what the table wishes, or fails to.
+    Steer(bool),
     /// Microseconds pass.
     Wait(u16),
     /// The guest uses so many queue pairs.
@@ -37,7 +37,7 @@ fn event(queues: bool) -> impl Strategy<Value = Event> {
         8 => (worker.clone(), 1..4_u8).prop_map(|(queue, n)| Event::Consume(queue, n)),
         6 => worker.clone().prop_map(Event::Stack),
         6 => (0..FLOWS, worker, any::<bool>()).prop_map(|(flow, queue, data)| Event::Send(flow, queue, data)),
-        4 => Just(Event::Steer),
+        4 => (0..16_u8).prop_map(|n| Event::Steer(n > 0)),
         4 => (1..900_u16).prop_map(Event::Wait),
         u32::from(queues) => (1..=WORKERS).prop_map(Event::Queues),
     ]
@@ -249,14 +249,20 @@ impl World {
         }
     }
 
-    fn steer(&mut self) {
-        while let Some(Steering { flow, queue }) = self.table.take_steering() {
-            self.moved = true;
+    fn steer(&mut self, can: bool) {
+        let (rules, moved) = (&mut self.rules, &mut self.moved);
+        let result = self.table.steer(self.now, |flow, queue| {
+            if !can {
+                return Err(io::ErrorKind::OutOfMemory.into());
+            }
+            *moved = true;
             match queue {
-                Some(queue) => self.rules.insert(flow, queue),
-                None => self.rules.remove(&flow),
+                Some(queue) => rules.insert(*flow, queue),
+                None => rules.remove(flow),
             };
-        }
+            Ok(true)
+        });
+        assert!(result.is_ok() || !can);
     }
 
     fn arrive(&mut self, flow: u32, placement: Placement) {
@@ -281,7 +287,7 @@ impl World {
             Event::Consume(queue, count) => self.consume(queue, count.into()),
             Event::Stack(queue) => self.stack(queue),
             Event::Send(flow, queue, data) => self.send(flow, queue, data),
-            Event::Steer => self.steer(),
+            Event::Steer(can) => self.steer(can),
             Event::Wait(us) => self.wait(us.into()),
             Event::Queues(queues) => self.table.set_queues(queues),
         }
@@ -363,7 +369,7 @@ fn a_stream_whose_process_migrates_is_carried_along() {
         if step % 7 == 0 {
             world.send(1, process, false);
         }
-        world.steer();
+        world.steer(true);
         world.wait(50);
     }
     world.finish();
