@@ -3,8 +3,11 @@
 //! A limb's thread runs on the node's processors, and memory that it touches first is the node's. A node without processors has a
 //! limb, too, which runs on those of the nearest node that has some. On a machine with one node nothing is pinned.
 
+use crate::log_limit::LogLimit;
+use crate::warn_limited;
 use farlane_zero_copy::topology::{Node, Topology};
 use std::io;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// What limbs, and those who follow a VM's memory for them, ask of the kernel besides what every daemon does.
@@ -29,6 +32,8 @@ pub struct Limb {
     node: Node,
     /// Its processors; empty where nothing is to be pinned.
     cpus: Vec<u32>,
+    /// Its log lines: whoever moves memory makes threads enter it again and again.
+    limit: Arc<LogLimit>,
 }
 
 impl Limb {
@@ -68,7 +73,11 @@ impl Limb {
             }
         }
         if let Err(e) = rustix::thread::sched_setaffinity(None, &set) {
-            log::warn!("Node {}: its threads are not pinned: {e}", self.node);
+            warn_limited!(
+                self.limit,
+                "Node {}: its threads are not pinned: {e}",
+                self.node
+            );
         }
         if let Err(e) = prefer(self.node) {
             log::debug!("Node {}: no memory policy: {e}", self.node);
@@ -112,6 +121,7 @@ impl Limbs {
             } else {
                 Vec::new()
             },
+            limit: Arc::default(),
         });
         Self {
             limbs: limbs.collect(),
@@ -207,6 +217,36 @@ mod tests {
         for limb in limbs.all() {
             let thread = limb.spawn("limb".to_owned(), || 7).unwrap();
             assert_eq!(thread.join().unwrap(), 7);
+        }
+    }
+
+    /// Says that `child` is to be a daemon whose log can be counted.
+    const LOGS: &str = "FARLANE_TEST_LIMB_LOGS";
+
+    #[test]
+    fn a_thread_that_cannot_be_pinned_says_so_a_few_times_only() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "limb::tests::child", "--nocapture"])
+            .env(LOGS, "1")
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        let said = String::from_utf8(output.stderr).unwrap();
+        let lines = said.matches("its threads are not pinned").count();
+        assert!((1..100).contains(&lines), "{lines} lines");
+    }
+
+    #[test]
+    fn child() {
+        if std::env::var(LOGS).is_err() {
+            return;
+        }
+        env_logger::Builder::new()
+            .filter_level(log::LevelFilter::Warn)
+            .init();
+        let limbs = limbs(&[&[900], &[901]]);
+        for _ in 0..1000 {
+            limbs.all().iter().for_each(Limb::enter);
         }
     }
 

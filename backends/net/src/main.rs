@@ -77,6 +77,7 @@ fn run() -> anyhow::Result<ExitCode> {
             })?;
     }
     if let Some(listener) = &metrics_socket {
+        let interfaces = interfaces.clone();
         metrics::serve(listener.try_clone()?, move || {
             farlane_net::metrics_text(&interfaces)
         })?;
@@ -93,6 +94,10 @@ fn run() -> anyhow::Result<ExitCode> {
     let ending = lifecycle.wait();
     // Their files go.
     drop((listeners, metrics_socket));
+    // Threads hold them until the process ends.
+    interfaces
+        .iter()
+        .for_each(|interface| interface.port.give_back());
     std::process::exit(match ending {
         Ending::Asked => 0,
         Ending::Failed => 1,

@@ -5,10 +5,16 @@
 mod common;
 
 use common::{
-    Backend, GUEST, HOST, TAP, datagram, echo, host_socket, ip, next_datagram, wait_until,
+    Backend, GUEST, HOST, TAP, datagram, echo, host_socket, ip, next_datagram, wait_for_carrier,
+    wait_until,
 };
+use farlane_net_driver::frame::{self, End};
 use farlane_net_driver::{Header, Nic, Options, feature};
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Write as _};
 use std::net::UdpSocket;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 
 #[test]
 fn datagrams_go_both_ways() {
@@ -252,6 +258,59 @@ fn a_flow_goes_on_when_the_driver_gives_up_its_queue_pair() {
     }
     for queue in [1, 0, 1] {
         echo(&mut nic, &socket, queue, b"again");
+    }
+}
+
+/// Takes a queue of the tap, as another program does.
+fn take_queue() -> File {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")
+        .unwrap();
+    // SAFETY: all zeroes is an ifreq.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(TAP.bytes()) {
+        *to = libc::c_char::try_from(from).unwrap();
+    }
+    // IFF_TAP, IFF_NO_PI, IFF_MULTI_QUEUE.
+    request.ifr_ifru.ifru_flags = 0x1102;
+    // SAFETY: TUNSETIFF takes an ifreq, which lives throughout the call.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), 0x4004_54ca, &raw mut request) };
+    assert!(result >= 0, "{}", std::io::Error::last_os_error());
+    file
+}
+
+#[test]
+fn a_tap_that_stays_is_left_without_the_backends_program() {
+    let mut backend = Backend::start(2, &[]);
+    assert_eq!(backend.terminate(), Some(0));
+    let mut queues = [take_queue(), take_queue()];
+    wait_for_carrier();
+    let socket = host_socket();
+    // By itself a tap gives a flow to the queue that has last sent something of it.
+    for port in 8000..8004 {
+        let guest = End { port, ..GUEST };
+        for queue in [0, 1] {
+            let frame = frame::udp(&guest, &HOST, b"out");
+            assert_eq!(queues[queue].write(&frame).unwrap(), frame.len());
+            socket.recv_from(&mut [0; 10]).unwrap();
+            socket.send_to(b"back", (guest.ip, port)).unwrap();
+            let mut at = None;
+            wait_until(|| {
+                for (number, queue) in queues.iter_mut().enumerate() {
+                    let mut bytes = [0; 2000];
+                    if let Ok(length) = queue.read(&mut bytes)
+                        && bytes[..length].ends_with(b"back")
+                    {
+                        at = Some(number);
+                    }
+                }
+                at.is_some()
+            });
+            assert_eq!(at, Some(queue), "port {port}");
+        }
     }
 }
 

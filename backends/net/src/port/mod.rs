@@ -72,6 +72,9 @@ pub trait Port: Send + Sync {
 
     /// Whoever has steered flows is gone: their frames come from any queue again. Nobody steers one meanwhile.
     fn forget_flows(&self) {}
+
+    /// The backend ends: what outlives it on the host is as if it had not been there.
+    fn give_back(&self) {}
 }
 
 /// A queue of a port. Frames have a [`FrameHeader`](crate::bits::FrameHeader) of 12 bytes before them.

@@ -2,7 +2,7 @@
 
 use super::{Offloads, Port, PortQueue};
 use crate::bits::HEADER_BYTES;
-use crate::ebpf::TapSteering;
+use crate::ebpf::{TapSteering, steering};
 use crate::flow::FlowKey;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
@@ -402,6 +402,16 @@ impl Port for Tap {
         }
     }
 
+    /// A tap that stays would keep the program, and whoever opens it next would have frames in the queues of our choice.
+    fn give_back(&self) {
+        if self.steering.is_some()
+            && let Some(first) = self.queues.first()
+            && let Err(e) = steering::detach(first.as_fd())
+        {
+            log::warn!("Tap {}: its program stays: {e}", self.name);
+        }
+    }
+
     fn forget_flows(&self) {
         if let Some(steering) = &self.steering
             && let Err(e) = steering.forget()
@@ -412,6 +422,12 @@ impl Port for Tap {
                 self.name
             );
         }
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 

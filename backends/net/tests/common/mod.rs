@@ -101,17 +101,7 @@ impl Backend {
     fn is_ready(&self) {
         // Metrics come last.
         wait_until(|| UnixStream::connect(self.folder.path().join("metrics")).is_ok());
-        // The kernel takes frames for a tap a while after somebody has opened it: it works that off in the background, and a
-        // change of the interface waits for it.
-        wait_until(|| {
-            let output = Command::new("ip")
-                .args(["-o", "link", "show", TAP])
-                .output();
-            let said = String::from_utf8(output.unwrap().stdout).unwrap();
-            assert!(said.contains(TAP), "{said}");
-            !said.contains("state DOWN")
-        });
-        ip(&format!("link set {TAP} up"));
+        wait_for_carrier();
     }
 
     /// Where a VMM connects.
@@ -176,6 +166,20 @@ impl Backend {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         self.child.wait().unwrap().code()
     }
+}
+
+/// The kernel takes frames for a tap a while after somebody has opened it: it works that off in the background, and a change of the
+/// interface waits for it.
+pub fn wait_for_carrier() {
+    wait_until(|| {
+        let output = Command::new("ip")
+            .args(["-o", "link", "show", TAP])
+            .output();
+        let said = String::from_utf8(output.unwrap().stdout).unwrap();
+        assert!(said.contains(TAP), "{said}");
+        !said.contains("state DOWN")
+    });
+    ip(&format!("link set {TAP} up"));
 }
 
 fn spawn(words: &[String]) -> Child {
