@@ -11,6 +11,7 @@ mod homing;
 pub mod mailbox;
 mod pair;
 mod receive;
+mod sequence;
 mod transmit;
 
 use crate::control::filter::Filter;
@@ -409,9 +410,7 @@ impl Engine {
             never_tells.then_some(&LOOK)
         };
         self.pair.bell.about_to_sleep();
-        let mail = !self.pair.commands.is_empty()
-            || (!self.pair.frames.is_empty()
-                && self.receive.as_ref().is_some_and(|r| !r.starves()));
+        let mail = !self.pair.commands.is_empty() || !self.pair.frames.is_empty();
         if !mail {
             if let Some(transmit) = &mut self.transmit {
                 transmit.end.forget();

@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Frames that wait to be handed over to a worker: at most so many, of so many bytes.
-const FRAMES: usize = 1024;
-const FRAME_BYTES: usize = 4 << 20;
+pub(super) const FRAMES: usize = 1024;
+pub(super) const FRAME_BYTES: usize = 4 << 20;
 /// Commands that wait: a front-end gives them one after the other.
 const COMMANDS: usize = 16;
 

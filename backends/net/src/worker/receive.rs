@@ -5,7 +5,8 @@
 
 use super::buffers::{Buffers, copy_in, copy_out};
 use super::end::End;
-use super::pair::Handed;
+use super::pair::{FRAME_BYTES, FRAMES, Handed};
+use super::sequence::Sequence;
 use super::{AT_ONCE, Broken, Engine, Places, Terms, note, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::counters::count;
@@ -19,18 +20,24 @@ use zerocopy::{FromZeros as _, IntoBytes as _};
 
 /// Bytes that the next frame is expected to have, at least.
 const LEAST_EXPECTED: usize = 2048;
-/// Frames that are held while their flows move, at most, and those that wait for the port's queue to be empty.
+/// Frames that are held while their flows move, at most.
 const MOST_HELD: usize = 1024;
+/// Frames that wait for buffers, at most, and their bytes: as many as wait to be handed over.
+const MOST_WAITING: usize = FRAMES;
+const MOST_WAITING_BYTES: usize = FRAME_BYTES;
+/// Frames of others that are taken in one turn, at most.
+const TAKEN_AT_ONCE: usize = FRAMES;
 
 /// A receive queue in use.
 pub(super) struct Receive {
     pub end: End,
     terms: Terms,
     buffers: Buffers,
-    /// Frames that wait for buffers, in order.
+    /// Frames that wait for buffers, in order, and their bytes.
     waiting: VecDeque<Handed>,
+    waiting_bytes: usize,
     /// Frames that wait until the port's queue was seen empty.
-    sequenced: VecDeque<Handed>,
+    sequence: Sequence,
     /// Frames whose flow is moving away from a queue.
     held: VecDeque<(Ticket, u16, Handed)>,
     /// There were too few buffers for the last frame.
@@ -72,7 +79,8 @@ impl Receive {
             terms,
             buffers: Buffers::default(),
             waiting: VecDeque::new(),
-            sequenced: VecDeque::new(),
+            waiting_bytes: 0,
+            sequence: Sequence::default(),
             held: VecDeque::new(),
             hungry: false,
             expected: LEAST_EXPECTED,
@@ -99,15 +107,44 @@ impl Receive {
 
     /// Whether frames are held, which are to be looked at soon.
     pub fn holds(&self) -> bool {
-        !self.held.is_empty() || !self.sequenced.is_empty()
+        !self.held.is_empty() || !self.sequence.is_empty()
     }
 
     /// Takes all frames that it has, with what the flow table thinks of them.
     pub fn take_all(&mut self) -> Vec<Task> {
         let mut tasks: Vec<_> = self.held.drain(..).map(|(t, ..)| Task::Held(t)).collect();
-        let others = self.waiting.drain(..).chain(self.sequenced.drain(..));
+        self.waiting_bytes = 0;
+        let others = self.waiting.drain(..).chain(self.sequence.drain());
         tasks.extend(others.map(|frame| frame.task));
         tasks
+    }
+
+    /// A frame is to wait for buffers, behind the others.
+    ///
+    /// # Errors
+    /// Too many do: the frame comes back.
+    fn wait(&mut self, frame: Handed) -> Result<(), Handed> {
+        let bytes = self.waiting_bytes + frame.bytes.len();
+        if self.waiting.len() >= MOST_WAITING || bytes > MOST_WAITING_BYTES {
+            return Err(frame);
+        }
+        self.waiting_bytes = bytes;
+        self.waiting.push_back(frame);
+        Ok(())
+    }
+
+    /// The first frame that waits for buffers.
+    fn first_waiting(&mut self) -> Option<Handed> {
+        let frame = self.waiting.pop_front()?;
+        self.waiting_bytes -= frame.bytes.len();
+        Some(frame)
+    }
+
+    /// There are too few buffers for what has to be the first frame now.
+    fn starve_for(&mut self, frame: Handed) {
+        self.waiting_bytes += frame.bytes.len();
+        self.waiting.push_front(frame);
+        self.hungry = true;
     }
 
     /// Puts a frame into the guest's buffers, of which those that are known hold the first `there` bytes of it already.
@@ -190,16 +227,27 @@ impl Tally {
 impl Engine {
     /// Moves frames to the guest. Returns whether there were any.
     pub(super) fn receive_frames(&mut self) -> Result<bool, Broken> {
-        let Some(mut receive) = self.receive.take() else {
-            return Ok(false);
-        };
         let mut tally = Tally::default();
-        let result = if receive.end.broken {
-            Ok(false)
-        } else {
-            self.receive_with(&mut receive, &mut tally)
+        let result = match self.receive.take() {
+            Some(mut receive) => {
+                let result = if receive.end.broken {
+                    receive
+                        .take_all()
+                        .into_iter()
+                        .for_each(|task| self.lose(&mut tally, task));
+                    self.lose_mail(&mut tally);
+                    Ok(false)
+                } else {
+                    self.receive_with(&mut receive, &mut tally)
+                };
+                self.receive = Some(receive);
+                result
+            }
+            None => {
+                self.lose_mail(&mut tally);
+                Ok(false)
+            }
         };
-        self.receive = Some(receive);
         let counters = &self.interface.counters;
         for (counter, value) in [
             (&counters.rx_frames, tally.frames),
@@ -219,20 +267,21 @@ impl Engine {
     fn receive_with(&mut self, receive: &mut Receive, tally: &mut Tally) -> Result<bool, Broken> {
         let mut worked = false;
         receive.hungry = false;
-        while let Some(frame) = receive.waiting.pop_front() {
+        while let Some(frame) = receive.first_waiting() {
             if !self.place_or_wait(receive, tally, frame, true)? {
-                return Ok(worked);
+                break;
             }
             worked = true;
         }
-        // What others have sent comes before the port's own frames: the table counts on it.
-        while !receive.hungry && receive.sequenced.len() < MOST_HELD {
+        // What others have sent comes before the port's own frames: the table counts on it. It is taken without buffers, too: frames
+        // whose order is decided here may be for another queue.
+        for _ in 0..TAKEN_AT_ONCE {
             let Some(frame) = self.pair.frames.take() else {
                 break;
             };
             worked = true;
             match frame.task {
-                Task::Sequence(_) => receive.sequenced.push_back(frame),
+                Task::Sequence(_) => receive.sequence.push(frame, self.now_us),
                 Task::Deliver(_) | Task::Stray | Task::Held(_) => {
                     self.place_or_wait(receive, tally, frame, false)?;
                 }
@@ -257,7 +306,10 @@ impl Engine {
                 break;
             }
             match self.receive_one(receive, tally)? {
-                Took::One => worked = true,
+                Took::One => {
+                    worked = true;
+                    receive.sequence.has_read();
+                }
                 Took::Nothing => {
                     is_empty = true;
                     break;
@@ -265,21 +317,16 @@ impl Engine {
                 Took::Hungry => receive.hungry = true,
             }
         }
-        if is_empty {
-            for _ in 0..receive.sequenced.len() {
-                let Some(frame) = receive.sequenced.pop_front() else {
-                    break;
-                };
-                let next = self.pair.position() + 1;
-                let route = match (&self.table, frame.task) {
-                    (Some(table), Task::Sequence(ticket)) => {
-                        table.sequenced(self.pair.index, ticket, next, self.now_us)
-                    }
-                    _ => Route::Deliver,
-                };
-                worked = true;
-                self.follow(receive, tally, frame, route)?;
-            }
+        while let Some(frame) = receive.sequence.next(is_empty, self.now_us) {
+            let next = self.pair.position() + 1;
+            let route = match (&self.table, frame.task) {
+                (Some(table), Task::Sequence(ticket)) => {
+                    table.sequenced(self.pair.index, ticket, next, self.now_us)
+                }
+                _ => Route::Deliver,
+            };
+            worked = true;
+            self.follow(receive, tally, frame, route)?;
         }
         Ok(worked)
     }
@@ -325,6 +372,13 @@ impl Engine {
         }
     }
 
+    /// What others have sent is thrown away: there is no queue for it.
+    fn lose_mail(&self, tally: &mut Tally) {
+        while let Some(frame) = self.pair.frames.take() {
+            self.lose(tally, frame.task);
+        }
+    }
+
     /// A frame is thrown away.
     fn lose(&self, tally: &mut Tally, task: Task) {
         tally.dropped += 1;
@@ -343,7 +397,9 @@ impl Engine {
         first: bool,
     ) -> Result<bool, Broken> {
         if !first && !receive.waiting.is_empty() {
-            receive.waiting.push_back(frame);
+            if let Err(frame) = receive.wait(frame) {
+                self.lose(tally, frame.task);
+            }
             return Ok(false);
         }
         let before = receive.end.progress.next_used;
@@ -369,8 +425,7 @@ impl Engine {
                 }
             }
             Placed::Later => {
-                receive.waiting.push_front(frame);
-                receive.hungry = true;
+                receive.starve_for(frame);
                 return Ok(false);
             }
         }
@@ -488,8 +543,7 @@ impl Engine {
                     Placed::Never => (),
                     Placed::Later => {
                         let frame = receive.copy(header, there, rest, Task::Stray);
-                        receive.waiting.push_back(frame);
-                        receive.hungry = true;
+                        receive.starve_for(frame);
                     }
                 }
                 Ok(())
