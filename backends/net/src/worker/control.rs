@@ -2,11 +2,11 @@
 
 use super::Broken;
 use super::end::End;
-use super::mailbox::Bell;
 use crate::control::request::{ERR, MAX_COMMAND_BYTES, OK};
 use crate::counters::count;
 use crate::guest::Guest;
 use crate::interface::Interface;
+use farlane_daemon::mailbox::{self, Receiver, Sender};
 use farlane_daemon::warn_limited;
 use farlane_vhost::chain::Chain;
 use farlane_vhost::segment::total;
@@ -16,7 +16,6 @@ use farlane_zero_copy::chain;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 /// Commands that are done before it looks whether it is to stop.
@@ -30,15 +29,13 @@ const LOOK: Timespec = Timespec {
 /// A control queue that is served.
 #[derive(Debug)]
 pub struct ControlWorker {
-    stop: Arc<Stop>,
+    stop: Sender<Stop>,
     thread: JoinHandle<u16>,
 }
 
+/// The worker is to stop.
 #[derive(Debug)]
-struct Stop {
-    bell: Bell,
-    stopping: AtomicBool,
-}
+struct Stop;
 
 impl ControlWorker {
     /// Starts to serve a control queue.
@@ -46,28 +43,22 @@ impl ControlWorker {
     /// # Errors
     /// What the system says.
     pub fn start(setup: Setup, guest: Arc<Guest>, interface: Arc<Interface>) -> io::Result<Self> {
-        let stop = Arc::new(Stop {
-            bell: Bell::new()?,
-            stopping: AtomicBool::new(false),
-        });
+        let (stop, mut stopped) = mailbox::new(1)?;
         if setup.next_available == 0 {
             // A driver that begins. One that was only paused goes on with what it has set.
             guest.begin_control();
         }
         let thread = std::thread::Builder::new()
             .name("control".to_owned())
-            .spawn({
-                let stop = Arc::clone(&stop);
-                move || {
-                    Engine {
-                        end: End::new(setup),
-                        guest,
-                        interface,
-                        chain: Chain::default(),
-                        request: Vec::new(),
-                    }
-                    .run(&stop)
+            .spawn(move || {
+                Engine {
+                    end: End::new(setup),
+                    guest,
+                    interface,
+                    chain: Chain::default(),
+                    request: Vec::new(),
                 }
+                .run(&mut stopped)
             })?;
         Ok(Self { stop, thread })
     }
@@ -75,8 +66,8 @@ impl ControlWorker {
     /// Stops to; returns where the next one begins.
     #[must_use]
     pub fn stop(self) -> u16 {
-        self.stop.stopping.store(true, Ordering::SeqCst);
-        self.stop.bell.ring();
+        // There is room for it, and nobody has sent it before.
+        let _ = self.stop.send(Stop);
         self.thread.join().unwrap_or_else(|_| {
             log::error!("A control queue's worker has panicked");
             0
@@ -93,11 +84,11 @@ struct Engine {
 }
 
 impl Engine {
-    fn run(&mut self, stop: &Stop) -> u16 {
+    fn run(&mut self, stop: &mut Receiver<Stop>) -> u16 {
         if let Err(e) = self.end.begin() {
             self.breaks(&e);
         }
-        while !stop.stopping.load(Ordering::SeqCst) {
+        while !stop.has() {
             let worked = if self.end.broken {
                 false
             } else {
@@ -176,7 +167,7 @@ impl Engine {
         Ok(1)
     }
 
-    fn sleep(&mut self, stop: &Stop) {
+    fn sleep(&mut self, stop: &mut Receiver<Stop>) {
         let takes = !self.end.broken;
         if takes {
             match self.end.arm(0) {
@@ -185,16 +176,15 @@ impl Engine {
                 Err(e) => return self.breaks(&e.into()),
             }
         }
-        stop.bell.about_to_sleep();
-        if !stop.stopping.load(Ordering::SeqCst) {
+        if stop.announce() {
             self.end.forget();
-            let mut fds = vec![PollFd::from_borrowed_fd(stop.bell.fd(), PollFlags::IN)];
+            let mut fds = vec![PollFd::from_borrowed_fd(stop.fd(), PollFlags::IN)];
             let kick = self.end.kick().filter(|_| takes);
             fds.extend(kick.map(|kick| PollFd::from_borrowed_fd(kick, PollFlags::IN)));
             let never_tells = takes && kick.is_none();
             let _ = poll(&mut fds, never_tells.then_some(&LOOK));
         }
-        stop.bell.awake();
+        stop.awake();
         if self.end.take_kick() {
             count(&self.interface.counters.kicks, 1);
         }

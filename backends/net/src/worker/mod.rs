@@ -8,7 +8,7 @@ mod buffers;
 mod control;
 mod end;
 mod homing;
-pub mod mailbox;
+mod mail;
 mod pair;
 mod receive;
 mod sequence;
@@ -31,8 +31,10 @@ use farlane_zero_copy::placement::Placement;
 use farlane_zero_copy::topology::Node;
 use farlane_zero_copy::{AddressSpaceError, chain, timeslice};
 use homing::Homing;
+use mail::{FRAMES, Inbox, Mail};
 use receive::Receive;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,10 +42,13 @@ use thiserror::Error;
 use transmit::Transmit;
 
 pub use control::ControlWorker;
-pub use pair::{Command, Handed, Pair, Side, Worker};
+pub use mail::{Command, Handed, Mailbox};
+pub use pair::{Pair, Side, Worker};
 
 /// Most frames that are moved one way in one turn.
 const AT_ONCE: usize = 64;
+/// Most mail that is taken in one turn: all frames that wait.
+const TAKEN_AT_ONCE: usize = FRAMES;
 /// Turns in which a transmit queue is emptied when it stops: as many frames as it has entries.
 const LAST_TURNS: usize = 1024 / AT_ONCE;
 /// How often a queue is looked at whose driver never tells.
@@ -94,6 +99,7 @@ enum Broken {
 pub(super) struct Parts {
     pub interface: Arc<Interface>,
     pub pair: Arc<Pair>,
+    pub inbox: Inbox,
     pub pairs: Arc<[Arc<Pair>]>,
     pub guest: Arc<Guest>,
     pub table: Option<Arc<FlowTable>>,
@@ -106,6 +112,9 @@ pub(super) struct Parts {
 struct Engine {
     interface: Arc<Interface>,
     pair: Arc<Pair>,
+    inbox: Inbox,
+    /// Frames of others that were taken in this turn.
+    handed: VecDeque<Handed>,
     /// All of them, by number.
     pairs: Arc<[Arc<Pair>]>,
     guest: Arc<Guest>,
@@ -147,10 +156,12 @@ pub(super) fn work(parts: Parts) {
     }
     let generation = parts.placement.generation();
     let several_nodes = parts.interface.limbs.all().len() > 1;
-    Engine {
+    let mut engine = Engine {
         places: Places::new(parts.placement.map()),
         interface: parts.interface,
         pair: parts.pair,
+        inbox: parts.inbox,
+        handed: VecDeque::new(),
         pairs: parts.pairs,
         changes: parts.guest.changes(),
         filter: parts.guest.filter(),
@@ -168,14 +179,25 @@ pub(super) fn work(parts: Parts) {
         homing: several_nodes.then(Homing::default),
         now_us: 0,
         last_tick_us: 0,
-    }
-    .run();
+    };
+    engine.run();
+    engine.inbox.close();
 }
 
 impl Engine {
     fn run(&mut self) {
         loop {
-            while let Some(command) = self.pair.commands.take() {
+            for _ in 0..TAKEN_AT_ONCE {
+                let Some(mail) = self.inbox.take() else {
+                    break;
+                };
+                let command = match mail {
+                    Mail::Command(command) => command,
+                    Mail::Frame(frame) => {
+                        self.handed.push_back(frame);
+                        continue;
+                    }
+                };
                 match command {
                     Command::Begin(Side::Receive, setup, terms) => {
                         let place = (Arc::clone(&setup.space), setup.layout, setup.event_index);
@@ -196,7 +218,11 @@ impl Engine {
                         // Whoever asked may have gone.
                         let _ = reply.send(self.end(side));
                     }
-                    Command::Leave => return,
+                    Command::Leave => {
+                        // There is no receive queue: what others have sent meanwhile is lost.
+                        let _ = self.receive_frames();
+                        return;
+                    }
                 }
             }
             self.look_at_places();
@@ -225,9 +251,7 @@ impl Engine {
                 };
                 self.pair.displace();
                 let mut lost = receive.take_all();
-                while let Some(frame) = self.pair.frames.take() {
-                    lost.push(frame.task);
-                }
+                lost.extend(self.handed.drain(..).map(|frame| frame.task));
                 let dropped = u64::try_from(lost.len()).unwrap_or(0);
                 count(&self.interface.counters.rx_dropped, dropped);
                 if let Some(table) = &self.table {
@@ -409,9 +433,7 @@ impl Engine {
         } else {
             never_tells.then_some(&LOOK)
         };
-        self.pair.bell.about_to_sleep();
-        let mail = !self.pair.commands.is_empty() || !self.pair.frames.is_empty();
-        if !mail {
+        if self.inbox.announce() {
             if let Some(transmit) = &mut self.transmit {
                 transmit.end.forget();
             }
@@ -421,7 +443,7 @@ impl Engine {
             }
             self.wait(wanted, look);
         }
-        self.pair.bell.awake();
+        self.inbox.awake();
         if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.end.broken) {
             transmit.end.disarm().map_err(transmits)?;
         }
@@ -434,7 +456,7 @@ impl Engine {
     fn wait(&mut self, wanted: PollFlags, look: Option<&Timespec>) {
         let port = self.port.fd();
         let mut fds = Vec::with_capacity(4);
-        fds.push(PollFd::from_borrowed_fd(self.pair.bell.fd(), PollFlags::IN));
+        fds.push(PollFd::from_borrowed_fd(self.inbox.fd(), PollFlags::IN));
         let ends = [
             self.transmit.as_ref().map(|t| &t.end),
             self.receive.as_ref().map(|r| &r.end),

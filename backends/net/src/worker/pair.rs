@@ -1,9 +1,8 @@
 //! A queue pair, as its worker and the others know it.
 
-use super::mailbox::{Bell, Mailbox, Weighs};
+use super::mail::{Command, Mailbox};
 use super::{Parts, Terms, work};
-use crate::bits::FrameHeader;
-use crate::flow::{FlowTable, Task};
+use crate::flow::FlowTable;
 use crate::guest::Guest;
 use crate::interface::Interface;
 use farlane_daemon::limb::Limb;
@@ -13,15 +12,9 @@ use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::Placement;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-
-/// Frames that wait to be handed over to a worker: at most so many, of so many bytes.
-pub(super) const FRAMES: usize = 1024;
-pub(super) const FRAME_BYTES: usize = 4 << 20;
-/// Commands that wait: a front-end gives them one after the other.
-const COMMANDS: usize = 16;
 
 /// One of the two queues of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,51 +25,13 @@ pub enum Side {
     Transmit,
 }
 
-/// What a worker is told.
-#[derive(Debug)]
-pub enum Command {
-    /// Serve a queue.
-    Begin(Side, Box<Setup>, Terms),
-    /// Stop to, and say where the next one begins.
-    End(Side, Sender<u16>),
-    /// The worker is not needed any more.
-    Leave,
-}
-
-impl Weighs for Command {
-    fn bytes(&self) -> usize {
-        1
-    }
-}
-
-/// A frame that another worker took.
-#[derive(Debug)]
-pub struct Handed {
-    /// Its header.
-    pub header: FrameHeader,
-    /// The frame.
-    pub bytes: Box<[u8]>,
-    /// What the flow table wants to be done with it.
-    pub task: Task,
-}
-
-impl Weighs for Handed {
-    fn bytes(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
 /// A queue pair.
 #[derive(Debug)]
 pub struct Pair {
     /// Its number.
     pub index: u16,
-    /// Wakes the worker.
-    pub bell: Bell,
-    /// What it is told.
-    pub commands: Mailbox<Command>,
-    /// Frames that others have for its receive queue.
-    pub frames: Mailbox<Handed>,
+    /// Commands for the worker, and frames that others have for its receive queue.
+    pub mail: Arc<Mailbox>,
     served: AtomicBool,
     /// Used buffers of its receive queue, ever.
     position: AtomicU64,
@@ -118,9 +73,7 @@ impl Pair {
     pub fn new(index: u16) -> io::Result<Self> {
         Ok(Self {
             index,
-            bell: Bell::new()?,
-            commands: Mailbox::new(COMMANDS, COMMANDS),
-            frames: Mailbox::new(FRAMES, FRAME_BYTES),
+            mail: Arc::new(Mailbox::new()?),
             served: AtomicBool::new(false),
             position: AtomicU64::new(0),
             gauge: Mutex::new(None),
@@ -198,9 +151,11 @@ impl Worker {
         (guest, table): (Arc<Guest>, Option<Arc<FlowTable>>),
     ) -> io::Result<Self> {
         let port = interface.port.open(pair.index)?;
+        let inbox = pair.mail.open().ok_or(io::ErrorKind::ResourceBusy)?;
         let parts = Parts {
             interface: Arc::clone(interface),
             pair: Arc::clone(pair),
+            inbox,
             pairs: Arc::clone(pairs),
             guest,
             table,
@@ -218,14 +173,13 @@ impl Worker {
     fn tell(&self, command: Command) {
         let mut command = command;
         // It takes them at least once a turn.
-        while let Err(back) = self.pair.commands.put(command) {
+        while let Err(back) = self.pair.mail.tell(command) {
             if self.thread.is_finished() {
                 return;
             }
             command = back;
             std::thread::yield_now();
         }
-        self.pair.bell.ring();
     }
 
     /// Has it serve a queue.

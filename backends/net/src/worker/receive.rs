@@ -5,7 +5,7 @@
 
 use super::buffers::{Buffers, copy_in, copy_out};
 use super::end::End;
-use super::pair::{FRAME_BYTES, FRAMES, Handed};
+use super::mail::{FRAME_BYTES, FRAMES, Handed};
 use super::sequence::Sequence;
 use super::{AT_ONCE, Broken, Engine, Places, Terms, note, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
@@ -25,8 +25,6 @@ const MOST_HELD: usize = 1024;
 /// Frames that wait for buffers, at most, and their bytes: as many as wait to be handed over.
 const MOST_WAITING: usize = FRAMES;
 const MOST_WAITING_BYTES: usize = FRAME_BYTES;
-/// Frames of others that are taken in one turn, at most.
-const TAKEN_AT_ONCE: usize = FRAMES;
 
 /// A receive queue in use.
 pub(super) struct Receive {
@@ -228,26 +226,20 @@ impl Engine {
     /// Moves frames to the guest. Returns whether there were any.
     pub(super) fn receive_frames(&mut self) -> Result<bool, Broken> {
         let mut tally = Tally::default();
-        let result = match self.receive.take() {
-            Some(mut receive) => {
-                let result = if receive.end.broken {
-                    receive
-                        .take_all()
-                        .into_iter()
-                        .for_each(|task| self.lose(&mut tally, task));
-                    self.lose_mail(&mut tally);
-                    Ok(false)
-                } else {
-                    self.receive_with(&mut receive, &mut tally)
-                };
-                self.receive = Some(receive);
-                result
+        let mut result = Ok(false);
+        if let Some(mut receive) = self.receive.take() {
+            if !receive.end.broken {
+                result = self.receive_with(&mut receive, &mut tally);
             }
-            None => {
-                self.lose_mail(&mut tally);
-                Ok(false)
+            if receive.end.broken || result.is_err() {
+                for task in receive.take_all() {
+                    self.lose(&mut tally, task);
+                }
             }
-        };
+            self.receive = Some(receive);
+        }
+        // Nothing is left of it but where there is no queue, or none that goes on.
+        self.lose_handed(&mut tally);
         let counters = &self.interface.counters;
         for (counter, value) in [
             (&counters.rx_frames, tally.frames),
@@ -275,10 +267,7 @@ impl Engine {
         }
         // What others have sent comes before the port's own frames: the table counts on it. It is taken without buffers, too: frames
         // whose order is decided here may be for another queue.
-        for _ in 0..TAKEN_AT_ONCE {
-            let Some(frame) = self.pair.frames.take() else {
-                break;
-            };
+        while let Some(frame) = self.handed.pop_front() {
             worked = true;
             match frame.task {
                 Task::Sequence(_) => receive.sequence.push(frame, self.now_us),
@@ -366,15 +355,14 @@ impl Engine {
             self.lose(tally, frame.task);
             return;
         };
-        match pair.frames.put(frame) {
-            Ok(()) => pair.bell.ring(),
-            Err(frame) => self.lose(tally, frame.task),
+        if let Err(frame) = pair.mail.hand_over(frame) {
+            self.lose(tally, frame.task);
         }
     }
 
     /// What others have sent is thrown away: there is no queue for it.
-    fn lose_mail(&self, tally: &mut Tally) {
-        while let Some(frame) = self.pair.frames.take() {
+    fn lose_handed(&mut self, tally: &mut Tally) {
+        while let Some(frame) = self.handed.pop_front() {
             self.lose(tally, frame.task);
         }
     }

@@ -4,7 +4,7 @@
 //! That is known when the queue was seen empty, or when as many frames were read from it as it has room for. Whatever else happens, a
 //! frame waits for a bounded time, and so many wait at most: then the oldest goes on, at worst before one that it should have followed.
 
-use super::pair::Handed;
+use super::mail::Handed;
 use std::collections::VecDeque;
 
 /// Frames that wait, at most, and their bytes.
