@@ -8,6 +8,7 @@ use farlane_vhost::channel::Channel;
 use farlane_vhost::session::{Device, Setup};
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Placement, Watch};
+use farlane_zero_copy::tokens::Secret;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -160,9 +161,15 @@ impl Device for DiskDevice {
         worker.stop()
     }
 
-    fn taken_over(&mut self) {
-        if let Some(tokens) = self.disk.tokens() {
-            tokens.taken_over();
+    /// The note is the secret of the VM's tokens.
+    fn note(&mut self, found: Option<[u64; 2]>) -> Option<[u64; 2]> {
+        let tokens = self.disk.tokens()?;
+        match tokens.hand_over(found.map(Secret::from)) {
+            Ok(secret) => Some(secret.into()),
+            Err(e) => {
+                log::error!("Disk {}: no random numbers: {e}", self.disk.serial());
+                None
+            }
         }
     }
 }

@@ -5,6 +5,8 @@
 //! predecessor had begun and not completed. Each step of ours leaves it such that a backend that
 //! is killed right after it loses no request and completes none twice. The front-end may write
 //! it: whatever stands there is checked, and can at most name heads that are in the queue.
+//!
+//! Behind the queues is a *note*: two words of the device for its next backend. The guest does not see them.
 
 use farlane_zero_copy::{Mapping, MappingError};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -26,8 +28,10 @@ const USED_AT: usize = 14;
 const ENTRY: usize = 16;
 const NEXT_AT: usize = 6;
 const COUNTER_AT: usize = 8;
-/// Alignment of queues.
+/// Alignment of queues, and bytes of the note.
 const QUEUE_ALIGN: usize = 64;
+/// First word of a note, "FARLNOTE"; the device's two follow.
+const NOTE: u64 = 0x4554_4f4e_4c52_4146;
 
 /// Why there is no such memory.
 #[derive(Debug, Error)]
@@ -62,16 +66,22 @@ pub struct Inflight {
     mapping: Arc<Mapping>,
     queues: u16,
     entries: u16,
+    /// Whether there is room for a note behind the queues.
+    has_note: bool,
 }
 
 fn queue_bytes(entries: u16) -> usize {
     (HEADER + ENTRY * usize::from(entries)).next_multiple_of(QUEUE_ALIGN)
 }
 
-/// Bytes for so many queues of so many entries.
+fn all_queues_bytes(queues: u16, entries: u16) -> usize {
+    queue_bytes(entries) * usize::from(queues)
+}
+
+/// Bytes for so many queues of so many entries, and the note.
 #[must_use]
 pub fn region_bytes(queues: u16, entries: u16) -> u64 {
-    let bytes = queue_bytes(entries) * usize::from(queues);
+    let bytes = all_queues_bytes(queues, entries) + QUEUE_ALIGN;
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
@@ -100,7 +110,8 @@ impl Inflight {
         let stat = rustix::fs::fstat(file).map_err(io::Error::from)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= size);
-        if !fits || bytes < region_bytes(queues, entries) {
+        let least = u64::try_from(all_queues_bytes(queues, entries)).unwrap_or(u64::MAX);
+        if !fits || bytes < least {
             return Err(InflightError::Size {
                 bytes,
                 offset,
@@ -109,12 +120,51 @@ impl Inflight {
                 entries,
             });
         }
-        let needed = region_bytes(queues, entries);
+        let whole = region_bytes(queues, entries);
+        let has_note = bytes >= whole;
+        let length = if has_note { whole } else { least };
         Ok(Self {
-            mapping: Arc::new(Mapping::new(file, offset, needed, true)?),
+            mapping: Arc::new(Mapping::new(file, offset, length, true)?),
             queues,
             entries,
+            has_note,
         })
+    }
+
+    /// The words of the note.
+    fn note_words(&self) -> Option<&[AtomicU64; 3]> {
+        if !self.has_note {
+            return None;
+        }
+        let at = all_queues_bytes(self.queues, self.entries);
+        // SAFETY: behind the queues the mapping has room for them, and begins at a page; the offset is a multiple of 64. Others
+        // write it, which atomics allow.
+        Some(unsafe { &*self.mapping.base().add(at).cast() })
+    }
+
+    /// What the last backend has left for the next one.
+    #[must_use]
+    pub fn note(&self) -> Option<[u64; 2]> {
+        let [mark, words @ ..] = self.note_words()?;
+        if mark.load(Ordering::Acquire) != NOTE {
+            return None;
+        }
+        Some(words.each_ref().map(|word| word.load(Ordering::Relaxed)))
+    }
+
+    /// Leaves this for the next backend, where there is room for it.
+    pub fn set_note(&self, note: [u64; 2]) {
+        if self.note() == Some(note) {
+            return;
+        }
+        if let Some([mark, words @ ..]) = self.note_words() {
+            // Killed in between, a backend leaves none.
+            mark.store(0, Ordering::Release);
+            for (word, value) in words.iter().zip(note) {
+                word.store(value, Ordering::Release);
+            }
+            mark.store(NOTE, Ordering::Release);
+        }
     }
 
     /// The part of a queue, if it has one for queues of this size.
@@ -302,6 +352,27 @@ mod tests {
     }
 
     #[test]
+    fn a_successor_finds_what_its_predecessor_has_noted() {
+        let (file, map) = pair();
+        let again = |bytes| Inflight::map(file.as_fd(), 0, bytes, 2, 8).unwrap();
+        assert_eq!(map.note(), None);
+        map.set_note([7, u64::MAX]);
+        map.set_note([8, 9]);
+        assert_eq!(again(region_bytes(2, 8)).note(), Some([8, 9]));
+        // The queues are beside it.
+        let mut queue = map.queue(1, 8).unwrap();
+        assert!(queue.recover(0).is_empty());
+        queue.begin(7);
+        assert_eq!(successor(&file).recover(0), [7]);
+        assert_eq!(map.note(), Some([8, 9]));
+        // Memory that has no room for one.
+        let small = again(region_bytes(2, 8) - 64);
+        small.set_note([1, 2]);
+        assert_eq!(small.note(), None);
+        assert_eq!(map.note(), Some([8, 9]));
+    }
+
+    #[test]
     fn nonsense_in_the_memory_is_survived() {
         let (file, map) = pair();
         rustix::io::pwrite(&file, &[0xff; 64], u64::try_from(queue_bytes(8)).unwrap()).unwrap();
@@ -315,6 +386,7 @@ mod tests {
         assert!(heads.len() <= 8 && heads.iter().all(|&head| head < 8));
         assert!(map.queue(2, 8).is_none() && map.queue(0, 16).is_none());
         assert!(Inflight::map(file.as_fd(), 4096, region_bytes(2, 8), 2, 8).is_err());
+        assert!(Inflight::map(file.as_fd(), 0, region_bytes(2, 8) - 65, 2, 8).is_err());
         assert!(Inflight::map(file.as_fd(), 0, 64, 2, 8).is_err());
     }
 }

@@ -93,8 +93,11 @@ pub trait Device: Send + 'static {
     /// Nothing touches the queue or its memory then.
     fn stop(&mut self, worker: Self::Worker) -> u16;
 
-    /// A queue goes on where another backend has left it.
-    fn taken_over(&mut self) {}
+    /// The VMM tells of the memory that tracks requests, which outlives backends. `found` is the note that the last one has left
+    /// there, which may have been this one. Returns the one that is to be there from now on.
+    fn note(&mut self, _found: Option<[u64; 2]>) -> Option<[u64; 2]> {
+        None
+    }
 }
 
 /// A queue as far as the front-end has told of it.
@@ -343,10 +346,6 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
-        // A queue goes on where another backend has left it.
-        if base != 0 {
-            self.device.taken_over();
-        }
         self.change(index_of(index), |queue| queue.next_available = base)
     }
 
@@ -460,7 +459,11 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         }
         let (offset, bytes) = (inflight.mmap_offset, inflight.mmap_size);
         let map = Inflight::map(file.as_fd(), offset, bytes, queues, entries);
-        self.inflight = Some(map.map_err(|e| self.refuse(&e))?);
+        let map = map.map_err(|e| self.refuse(&e))?;
+        if let Some(note) = self.device.note(map.note()) {
+            map.set_note(note);
+        }
+        self.inflight = Some(map);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use super::envelope::{Claim, Sectors};
 use super::gate::{Gate, Pass};
-use super::keys::Keys;
+use super::keys::{Keys, Secret};
 use super::{Direction, TokenError};
 use crate::SharedMemory;
 use farlane_abi::Errno;
@@ -132,11 +132,16 @@ impl Context {
         }
     }
 
-    /// Its header, in which the process finds `disks` and slots.
-    pub fn set_header(&self, shared: SharedMemory, disks: &[Disk]) -> Result<(), Errno> {
+    /// Its header, in which the process finds `disks` and slots, whose keys are made with `secret`.
+    pub fn set_header(
+        &self,
+        shared: SharedMemory,
+        disks: &[Disk],
+        secret: Secret,
+    ) -> Result<(), Errno> {
         let room = shared.len().saturating_sub(OFF_SLOTS) / SLOT_BYTES;
         let count = u32::try_from(room).unwrap_or(u32::MAX).min(MAX_SLOTS);
-        let mut keys = Keys::new();
+        let mut keys = Keys::new(secret);
         let mut slots = Vec::new();
         let fault = |_| Errno::EINVAL;
         for slot in 0..usize::try_from(count).unwrap_or(0) {

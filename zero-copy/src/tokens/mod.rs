@@ -15,7 +15,9 @@ use envelope::{ENVELOPE_BYTES, Sectors};
 use farlane_abi::tunnel::{Disk, SECTOR_BYTES};
 use farlane_abi::{Errno, PAGE_BYTES};
 use gate::Pass;
+pub use keys::Secret;
 use std::collections::{BTreeMap, HashMap};
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use thiserror::Error;
@@ -120,6 +122,8 @@ struct State {
     phony: BTreeMap<u64, Phony>,
     epoch: u32,
     suspended: bool,
+    /// What keys are made with, here and by the backend before.
+    secret: Option<Secret>,
 }
 
 /// The tokens of one VM.
@@ -129,7 +133,8 @@ pub struct Tokens {
     disks: Vec<Disk>,
     /// Whether there are phony buffers: looked at for every request.
     any: AtomicBool,
-    /// Whether there may be envelopes of an earlier backend, whose phony buffers nobody knows.
+    /// Whether there may be envelopes of an earlier backend, whose phony buffers nobody knows: it has made its keys with the
+    /// same secret.
     orphans: AtomicBool,
     state: RwLock<State>,
 }
@@ -205,7 +210,8 @@ impl Tokens {
     ) -> Result<Option<Opened>, TokenError> {
         if !self.any.load(Ordering::Acquire) {
             if direction == Direction::OutOfDevice && self.orphans.load(Ordering::Acquire) {
-                refuse_envelopes(ram, segments)?;
+                let secret = self.state().secret;
+                refuse_envelopes(ram, segments, secret)?;
             }
             return Ok(None);
         }
@@ -236,12 +242,24 @@ impl Tokens {
         Ok(Some(opening.finish()))
     }
 
-    /// A VM that runs already has come from another backend, which is no more. Its processes may not know yet, and write
-    /// phony buffers to its disks: until the first of them comes here, an envelope is not written as if it were data.
-    pub fn taken_over(&self) {
-        if self.is_empty() {
+    /// The VM has been told this secret by whoever served it last: none if nobody has. Returns what it is to be told now.
+    ///
+    /// Another one than that of this backend is of one that is no more. The VM's processes may not know yet, and write phony
+    /// buffers to its disks: until the first of them comes here, an envelope of that backend is not written as if it were data.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn hand_over(&self, told: Option<Secret>) -> io::Result<Secret> {
+        let mut state = self.state_mut();
+        if let Some(told) = told
+            && state.secret != Some(told)
+            && state.contexts.is_empty()
+        {
+            // Whoever comes next has to tell the envelopes of both.
+            state.secret = Some(told);
             self.orphans.store(true, Ordering::Release);
         }
+        state.secret()
     }
 
     /// Opens context `id`.
@@ -314,7 +332,8 @@ impl Tokens {
     /// # Errors
     /// `EEXIST` where it has one, `EINVAL` for memory that is too small.
     pub fn set_header(&self, id: u32, shared: SharedMemory) -> Result<(), Errno> {
-        self.context(id)?.set_header(shared, &self.disks)
+        let secret = self.state_mut().secret().map_err(|_| Errno::EIO)?;
+        self.context(id)?.set_header(shared, &self.disks, secret)
     }
 
     /// Whole guest-physical pages of context `id` that are phony.
@@ -425,8 +444,23 @@ impl Tokens {
     }
 }
 
-/// Fails where a page, or the begin of a segment, carries an envelope: each sector of a phony page does.
-fn refuse_envelopes(ram: &View, segments: &[(u64, u64)]) -> Result<(), TokenError> {
+impl State {
+    /// The secret; the first call makes one.
+    fn secret(&mut self) -> io::Result<Secret> {
+        match self.secret {
+            Some(secret) => Ok(secret),
+            None => Ok(*self.secret.insert(Secret::random()?)),
+        }
+    }
+}
+
+/// Fails where a page, or the begin of a segment, carries an envelope whose key was made with `secret`: each sector of a phony
+/// page does. Anybody can write down what looks like one.
+fn refuse_envelopes(
+    ram: &View,
+    segments: &[(u64, u64)],
+    secret: Option<Secret>,
+) -> Result<(), TokenError> {
     for &(start, length) in segments {
         let end = start.saturating_add(length);
         let mut at = start;
@@ -436,7 +470,8 @@ fn refuse_envelopes(ram: &View, segments: &[(u64, u64)]) -> Result<(), TokenErro
             if let Ok(sectors) = sectors
                 && end - at >= SECTOR_BYTES as u64
                 && ram.read(at, &mut bytes).is_ok()
-                && envelope::parse(at, &bytes, sectors).is_ok()
+                && let Ok(claim) = envelope::parse(at, &bytes, sectors)
+                && secret.is_some_and(|secret| secret.has_made(claim.key))
             {
                 return Err(TokenError::Orphan { address: at });
             }
