@@ -142,6 +142,12 @@ fn put_range(vm: &Vm, at: u64, sector: u64, sectors: u64) {
     vm.put(at, &range);
 }
 
+/// The same, of a write-zeroes request whose blocks may be given back.
+fn put_unmapped_range(vm: &Vm, at: u64, sector: u64, sectors: u64) {
+    put_range(vm, at, sector, sectors);
+    vm.put(at + 12, &[1]);
+}
+
 /// Puts a random load on the disk and replays the power loss at every point of it.
 fn replay(stage: &Stage, vm: &mut Vm, areas: &[u64], write_cache: bool) -> Checked {
     let load = Load {
@@ -328,6 +334,34 @@ fn errors_of_the_disk_are_those_of_their_requests_and_no_others() {
             assert_eq!(vm.does(WRITE_ZEROES, 0, at, 16), OK);
         }
         assert_eq!(stage.daemon().metric("errors"), 8);
+    }
+}
+
+#[test]
+fn a_range_that_cannot_be_given_back_is_zeroed_in_place_and_so_are_those_after_it() {
+    for stage in [Stage::plain(), Stage::two_names()] {
+        let mut vm = Vm::new();
+        let _frontend = stage.boot(&mut vm);
+        vm.put(DATA, &[8; 16384]);
+        assert_eq!(vm.does(WRITE, 0, DATA, 16384), OK);
+        let written = stage.disk.requests(Operation::Write);
+        stage.disk.fail(Operation::PunchHole, libc::EOPNOTSUPP);
+        put_unmapped_range(&vm, DATA, 0, 8);
+        assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), OK);
+        put_range(&vm, DATA, 8, 8);
+        assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), OK);
+        stage.disk.heal();
+        put_unmapped_range(&vm, DATA, 16, 8);
+        assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), OK);
+        assert_eq!(stage.disk.requests(Operation::Write), written);
+        assert!(stage.disk.content()[..12288] == [0; 12288]);
+        assert!(stage.disk.content()[12288..16384] == [8; 4096]);
+        // Where nothing can be zeroed in place, zeroes are written.
+        stage.disk.fail(Operation::Allocate, libc::EOPNOTSUPP);
+        put_unmapped_range(&vm, DATA, 24, 8);
+        assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), OK);
+        assert!(stage.disk.requests(Operation::Write) > written);
+        assert!(stage.disk.content()[..16384] == [0; 16384]);
     }
 }
 

@@ -26,6 +26,8 @@ pub enum Operation {
     Write,
     /// To zero or give back (`fallocate(2)`).
     Allocate,
+    /// To give back (`FALLOC_FL_PUNCH_HOLE`), which is also asked for as [`Allocate`](Self::Allocate).
+    PunchHole,
     /// To write its cache back (`fsync(2)`, `fdatasync(2)`).
     Flush,
 }
@@ -106,6 +108,9 @@ impl State {
 
     fn zero(&mut self, handle: u64, offset: u64, length: u64, mode: i32) -> Result<(), Errno> {
         self.ask(Operation::Allocate)?;
+        if mode & libc::FALLOC_FL_PUNCH_HOLE != 0 {
+            self.ask(Operation::PunchHole)?;
+        }
         let zeroes = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
         if mode & zeroes == 0 || self.room(offset, length).is_none() {
             return Err(Errno::EOPNOTSUPP);

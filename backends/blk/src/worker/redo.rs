@@ -36,6 +36,7 @@ impl Engine {
             Work::Discard(_) | Work::Zero(_) => {
                 request.range = 0;
                 request.done = 0;
+                request.clearing = None;
             }
             // It is its path's until that is known to have failed.
             Work::Flush => return Ok(self.strand(slot, request, errno)),

@@ -4,6 +4,7 @@ use crate::bits::Status;
 use crate::limb::steering::Lies;
 use crate::request::{Extent, Range};
 use farlane_file_io::bounce::Bounce;
+use farlane_file_io::ring::Fallocate;
 use farlane_vhost::vring::Rings;
 use farlane_zero_copy::tokens::Opened;
 use farlane_zero_copy::topology::Node;
@@ -27,11 +28,11 @@ pub enum Work {
     Zero(Vec<Range>),
 }
 
-/// How a range is zeroed.
+/// How a range is given back or zeroed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Zeroing {
-    /// By the file system.
-    InPlace,
+pub enum Clearing {
+    /// By the file system or the device (`fallocate(2)`).
+    By(Fallocate),
     /// By writing zeroes.
     Writing,
 }
@@ -120,7 +121,8 @@ pub struct Request {
     pub done: u64,
     /// The range that it is at.
     pub range: usize,
-    pub zeroing: Zeroing,
+    /// How that is given back or zeroed, once it has been begun.
+    pub clearing: Option<Clearing>,
     /// All is done but making it durable.
     pub syncing: bool,
 }
@@ -148,7 +150,7 @@ impl Request {
             own_vectors: Vec::new(),
             done: 0,
             range: 0,
-            zeroing: Zeroing::InPlace,
+            clearing: None,
             syncing: false,
         }
     }

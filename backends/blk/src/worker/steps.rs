@@ -2,7 +2,7 @@
 
 use super::data;
 use super::engine::Engine;
-use super::requests::{Request, Work, Zeroing};
+use super::requests::{Clearing, Request, Work};
 use crate::bits::Status;
 use crate::counters::count;
 use crate::request::{Extent, Range};
@@ -202,7 +202,7 @@ impl Engine {
             }
             Work::Flush => (),
             Work::Discard(_) | Work::Zero(_) => {
-                if !request.syncing && request.zeroing == Zeroing::Writing {
+                if !request.syncing && request.clearing == Some(Clearing::Writing) {
                     request.done += moved;
                 } else {
                     request.done = u64::MAX;
@@ -223,16 +223,35 @@ impl Engine {
                 request.done = u64::MAX;
                 self.step(slot, request)
             }
-            Work::Zero(_)
-                if unsupported && !request.syncing && request.zeroing == Zeroing::InPlace =>
-            {
-                self.disk.cannot_zero();
-                request.zeroing = Zeroing::Writing;
-                self.step(slot, request)
-            }
+            Work::Zero(_) if unsupported && !request.syncing => match request.clearing {
+                // What cannot be given back can be zeroed all the same.
+                Some(Clearing::By(Fallocate::PunchHole)) => {
+                    request.clearing = Some(self.zeroing());
+                    self.step(slot, request)
+                }
+                Some(Clearing::By(Fallocate::ZeroRange)) => {
+                    if errno != libc::ENODEV {
+                        self.disk.cannot_zero();
+                    }
+                    request.clearing = Some(Clearing::Writing);
+                    self.step(slot, request)
+                }
+                Some(Clearing::Writing) | None => Ok(Step::Done(
+                    self.failed(&io::Error::from_raw_os_error(errno)),
+                )),
+            },
             _ => Ok(Step::Done(
                 self.failed(&io::Error::from_raw_os_error(errno)),
             )),
+        }
+    }
+
+    /// How a range is zeroed that need not be given back.
+    fn zeroing(&self) -> Clearing {
+        if self.disk.can_zero() {
+            Clearing::By(Fallocate::ZeroRange)
+        } else {
+            Clearing::Writing
         }
     }
 
@@ -252,21 +271,19 @@ impl Engine {
             if request.done >= extent.bytes {
                 request.range += 1;
                 request.done = 0;
-                request.zeroing = Zeroing::InPlace;
+                request.clearing = None;
                 continue;
             }
-            let how = if discards || unmap {
-                Fallocate::PunchHole
-            } else {
-                Fallocate::ZeroRange
+            let clearing = match request.clearing {
+                Some(clearing) => clearing,
+                None if discards || unmap => Clearing::By(Fallocate::PunchHole),
+                None => self.zeroing(),
             };
-            if how == Fallocate::ZeroRange && !self.disk.can_zero() {
-                request.zeroing = Zeroing::Writing;
-            }
+            request.clearing = Some(clearing);
             let offset = extent.offset + request.done;
             let left = extent.bytes - request.done;
             let file = self.ring.file(request.path)?;
-            if request.zeroing == Zeroing::InPlace {
+            if let Clearing::By(how) = clearing {
                 self.ring.fallocate(file, how, offset, left, slot)?;
                 return Ok(Step::Pending);
             }
