@@ -96,6 +96,50 @@ fn blocks_are_given_back_and_zeroed() {
     });
 }
 
+/// Discards that a block device has done (Documentation/block/stat.rst).
+fn discards_of(device: &std::path::Path) -> u64 {
+    let name = device.file_name().unwrap().to_str().unwrap();
+    let text = std::fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+    text.split_whitespace().nth(11).unwrap().parse().unwrap()
+}
+
+/// Whether this kernel has `BLOCK_URING_CMD_DISCARD`.
+fn kernel_discards() -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next().unwrap().parse::<u32>().unwrap();
+    (number(), number()) >= (6, 12)
+}
+
+#[test]
+fn blocks_of_a_device_are_given_back_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = make_disk(folder.path(), DISK);
+    file.write_all_at(&vec![0xff; 4 << 20], 0).unwrap();
+    let device = common::loops::Loop::attach(&folder.path().join("disk"));
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let disk = format!(
+        "socket={},path={}",
+        path("socket"),
+        device.device().display()
+    );
+    let daemon = Daemon::with(folder.path(), &["--disk", &disk]);
+    let before = file.metadata().unwrap().blocks();
+    let mut driver = Driver::connect(folder.path(), 1);
+    let done = discards_of(device.device());
+    driver.queues[0].discard(1 << 20, 1 << 20, 1).unwrap();
+    assert_eq!(driver.complete(0), (1, 0));
+    assert!(file.metadata().unwrap().blocks() < before);
+    // Zeroing is not what was asked for: there are devices that have the one and not the other.
+    assert!(discards_of(device.device()) > done || !kernel_discards());
+    let mut kept = [0; 2];
+    file.read_exact_at(&mut kept[..1], (1 << 20) - 1).unwrap();
+    file.read_exact_at(&mut kept[1..], 2 << 20).unwrap();
+    assert_eq!(kept, [0xff; 2]);
+    drop(driver);
+    drop(daemon);
+}
+
 #[test]
 fn a_read_only_disk_refuses_writes() {
     on_both(|folder| {

@@ -22,6 +22,7 @@ const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 const OK: u8 = 0;
 const IOERR: u8 = 1;
+const UNSUPP: u8 = 2;
 const REQUESTS: usize = 400;
 
 /// A disk with a volatile write cache as `disk` of a folder.
@@ -362,6 +363,32 @@ fn a_range_that_cannot_be_given_back_is_zeroed_in_place_and_so_are_those_after_i
         assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), OK);
         assert!(stage.disk.requests(Operation::Write) > written);
         assert!(stage.disk.content()[..16384] == [0; 16384]);
+    }
+}
+
+#[test]
+fn a_discard_that_nothing_can_do_is_said_to_be_unsupported() {
+    let mut over_device = Stage::bare(Caches::Shared);
+    over_device.loops = vec![Loop::attach(&over_device.disk.path())];
+    let device = over_device.loops[0].device().display().to_string();
+    let path = |name: &str| over_device.folder.path().join(name).display().to_string();
+    let words = ["--socket-path", &path("socket"), "--path", &device];
+    over_device.daemon = Some(Daemon::with(over_device.folder.path(), &words));
+    for stage in [Stage::plain(), Stage::two_names(), over_device] {
+        let mut vm = Vm::new();
+        let _frontend = stage.boot(&mut vm);
+        vm.put(DATA, &[8; 8192]);
+        assert_eq!(vm.does(WRITE, 0, DATA, 8192), OK);
+        put_range(&vm, DATA, 0, 8);
+        assert_eq!(vm.does(DISCARD, 0, DATA, 16), OK);
+        assert_eq!(stage.daemon().metric("discards"), 1);
+        stage.disk.fail(Operation::Allocate, libc::EOPNOTSUPP);
+        put_range(&vm, DATA, 8, 8);
+        assert_eq!(vm.does(DISCARD, 0, DATA, 16), UNSUPP);
+        assert_eq!(stage.daemon().metric("discards"), 1);
+        assert_eq!(stage.daemon().metric("errors"), 1);
+        let content = stage.disk.content();
+        assert!(content[..4096] == [0; 4096] && content[4096..8192] == [8; 4096]);
     }
 }
 

@@ -12,6 +12,8 @@ const ENTRIES: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 /// Marks completions of kicks: this and those above.
 const KICKS: u64 = u64::MAX - 7;
+/// `BLOCK_URING_CMD_DISCARD` of linux/blkdev.h, `_IO(0x12, 0)`.
+const BLOCK_DISCARD: u32 = 0x1200;
 /// Most eventfds that wake a ring.
 const MAX_KICKS: usize = 8;
 
@@ -230,6 +232,23 @@ impl Ring {
         let entry = opcode::Fallocate::new(Fixed(file), length)
             .offset(offset)
             .mode(how.mode())
+            .build();
+        // SAFETY: it refers to no memory.
+        unsafe { self.push(entry, Self::slot(slot)) }
+    }
+
+    /// Gives back blocks of a block device, as `BLKDISCARD` does: they may read as anything then. A kernel before Linux 6.12 says
+    /// that it cannot (`EOPNOTSUPP`, or `EINVAL` where it is still older).
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn discard(&mut self, file: u32, offset: u64, length: u64, slot: usize) -> io::Result<()> {
+        // The length stands where the command's own bytes begin.
+        let mut command = [0; 16];
+        command[..8].copy_from_slice(&length.to_ne_bytes());
+        let entry = opcode::UringCmd16::new(Fixed(file), BLOCK_DISCARD)
+            .addr(Some(offset))
+            .cmd(command)
             .build();
         // SAFETY: it refers to no memory.
         unsafe { self.push(entry, Self::slot(slot)) }

@@ -31,6 +31,8 @@ pub enum Work {
 /// How a range is given back or zeroed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clearing {
+    /// Given back by a block device (`BLKDISCARD`), whatever it reads as then.
+    Discarding,
     /// By the file system or the device (`fallocate(2)`).
     By(Fallocate),
     /// By writing zeroes.

@@ -218,10 +218,18 @@ impl Engine {
         }
         let unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV);
         match &request.work {
-            // A hint; nothing depends on its being taken.
-            Work::Discard(_) if unsupported && !request.syncing => {
-                request.done = u64::MAX;
-                self.step(slot, request)
+            Work::Discard(_) if !request.syncing => {
+                let command = request.clearing == Some(Clearing::Discarding);
+                // Of blocks that are none of the device EINVAL is said again.
+                if command && (unsupported || errno == libc::EINVAL) {
+                    request.clearing = Some(Clearing::By(Fallocate::PunchHole));
+                    return self.step(slot, request);
+                }
+                let status = match unsupported {
+                    true => Status::Unsupp,
+                    false => self.failed(&io::Error::from_raw_os_error(errno)),
+                };
+                Ok(Step::Done(status))
             }
             Work::Zero(_) if unsupported && !request.syncing => match request.clearing {
                 // What cannot be given back can be zeroed all the same.
@@ -236,7 +244,7 @@ impl Engine {
                     request.clearing = Some(Clearing::Writing);
                     self.step(slot, request)
                 }
-                Some(Clearing::Writing) | None => Ok(Step::Done(
+                Some(Clearing::Writing | Clearing::Discarding) | None => Ok(Step::Done(
                     self.failed(&io::Error::from_raw_os_error(errno)),
                 )),
             },
@@ -244,6 +252,11 @@ impl Engine {
                 self.failed(&io::Error::from_raw_os_error(errno)),
             )),
         }
+    }
+
+    fn is_device(&self, path: usize) -> bool {
+        let storage = self.ring.storage(path);
+        storage.is_some_and(|storage| storage.is_device)
     }
 
     /// How a range is zeroed that need not be given back.
@@ -276,6 +289,7 @@ impl Engine {
             }
             let clearing = match request.clearing {
                 Some(clearing) => clearing,
+                None if discards && self.is_device(request.path) => Clearing::Discarding,
                 None if discards || unmap => Clearing::By(Fallocate::PunchHole),
                 None => self.zeroing(),
             };
@@ -283,9 +297,16 @@ impl Engine {
             let offset = extent.offset + request.done;
             let left = extent.bytes - request.done;
             let file = self.ring.file(request.path)?;
-            if let Clearing::By(how) = clearing {
-                self.ring.fallocate(file, how, offset, left, slot)?;
-                return Ok(Step::Pending);
+            match clearing {
+                Clearing::Discarding => {
+                    self.ring.discard(file, offset, left, slot)?;
+                    return Ok(Step::Pending);
+                }
+                Clearing::By(how) => {
+                    self.ring.fallocate(file, how, offset, left, slot)?;
+                    return Ok(Step::Pending);
+                }
+                Clearing::Writing => (),
             }
             let chunk = ZEROES.0.len();
             let mut left = usize::try_from(left)
