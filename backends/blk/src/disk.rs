@@ -14,7 +14,7 @@ use farlane_vhost::bits::feature as common;
 use farlane_zero_copy::tokens::Tokens;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use thiserror::Error;
 
@@ -97,6 +97,8 @@ pub struct Disk {
     tokens: OnceLock<Arc<Tokens>>,
     /// The file system cannot zero a range in place.
     cannot_zero: AtomicBool,
+    /// Error number of the first sync that has failed; zero where none has.
+    sync_failed: AtomicI32,
     counters: Counters,
     limit: LogLimit,
 }
@@ -160,6 +162,7 @@ impl Disk {
             watchers: Mutex::default(),
             tokens: OnceLock::new(),
             cannot_zero: AtomicBool::new(false),
+            sync_failed: AtomicI32::new(0),
             counters: Counters::default(),
             limit: LogLimit::new(),
             config,
@@ -280,6 +283,32 @@ impl Disk {
     /// They cannot.
     pub fn cannot_zero(&self) {
         self.cannot_zero.store(true, Ordering::Relaxed);
+    }
+
+    /// Why what was written cannot be made durable, if a sync has failed before. The kernel tells of write-back that has failed
+    /// once, and the next `fdatasync` succeeds although the bytes are not there (fsync(2)): only who opens the disk again, and
+    /// reads it, knows what it has.
+    ///
+    /// # Errors
+    /// That of the first sync that has failed.
+    pub fn can_sync(&self) -> io::Result<()> {
+        match self.sync_failed.load(Ordering::Acquire) {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    /// A sync has failed, and its request is answered with an error.
+    pub fn sync_has_failed(&self, errno: i32) {
+        let none = &self.sync_failed;
+        let first = none.compare_exchange(0, errno, Ordering::AcqRel, Ordering::Relaxed);
+        if first.is_ok() {
+            let (serial, why) = (&self.serial, io::Error::from_raw_os_error(errno));
+            log::error!(
+                "Disk {serial}: a flush has failed: {why}; what was written before may be lost, and flushes fail until the disk \
+                 is opened again"
+            );
+        }
     }
 
     /// Looks at the size of its file, and tells all watchers if it is another one.

@@ -73,6 +73,19 @@ impl Stage {
         stage
     }
 
+    /// Ends the daemon, and starts it again over the same paths.
+    fn open_again(&mut self) {
+        self.daemon = None;
+        let folder = self.folder.path();
+        self.daemon = Some(match &self.loops[..] {
+            [one, other] => {
+                let paths = [one, other].map(|device| device.device().to_owned());
+                start_over(folder, &paths, &["--split", "512"])
+            }
+            _ => Daemon::start(folder, ""),
+        });
+    }
+
     fn boot(&self, vm: &mut Vm) -> Frontend {
         vm.boot(&self.folder.path().join("socket"))
     }
@@ -266,7 +279,7 @@ fn a_flush_is_complete_when_the_disk_has_done_it() {
 
 #[test]
 fn a_flush_that_fails_is_an_error_for_the_driver() {
-    let stage = Stage::plain();
+    let mut stage = Stage::plain();
     let mut vm = Vm::new();
     let mut frontend = stage.boot(&mut vm);
     vm.put(DATA, &[6; 512]);
@@ -281,16 +294,31 @@ fn a_flush_that_fails_is_an_error_for_the_driver() {
     put_range(&vm, DATA, 0, 1);
     assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), IOERR);
     assert_eq!(vm.does(DISCARD, 0, DATA, 16), IOERR);
+    // Nobody knows what has become of the write: that another flush succeeds does not bring it back.
     stage.disk.heal();
-    assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), OK);
-    assert_eq!(stage.daemon().metric("errors"), 4);
+    assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), IOERR);
+    assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR);
+    assert_eq!(stage.daemon().metric("errors"), 6);
+    // What needs no flush goes on.
+    vm.put(DATA, &[7; 512]);
+    assert_eq!(vm.does(WRITE, 8, DATA, 512), OK);
+    drop(frontend);
+    // Nor does another VMM.
+    let frontend = stage.boot(&mut vm);
+    assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR);
+    drop(frontend);
+    stage.open_again();
+    let _frontend = stage.boot(&mut vm);
+    assert_eq!(vm.does(WRITE, 0, DATA, 512), OK);
+    assert_eq!(vm.does(FLUSH, 0, DATA, 512), OK);
+    assert_eq!(stage.left(512), [7; 512]);
 }
 
 #[test]
 fn a_flush_that_fails_on_the_path_that_was_written_is_an_error_for_the_driver() {
-    let stage = Stage::two_controllers();
+    let mut stage = Stage::two_controllers();
     let mut vm = Vm::new();
-    let _frontend = stage.boot(&mut vm);
+    let frontend = stage.boot(&mut vm);
     vm.put(FAR, &[6; 512]);
     assert_eq!(vm.does(WRITE, 0, FAR, 512), OK);
     stage.disk.fail(Operation::Flush, libc::EIO);
@@ -305,7 +333,11 @@ fn a_flush_that_fails_on_the_path_that_was_written_is_an_error_for_the_driver() 
         up.filter(|l| l.ends_with(" 1")).count()
     };
     wait_until(|| paths(&stage) == 2);
+    assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR);
+    drop(frontend);
     // What was not flushed is not forgotten.
+    stage.open_again();
+    let _frontend = stage.boot(&mut vm);
     assert_eq!(vm.does(FLUSH, 0, DATA, 512), OK);
     assert_eq!(stage.left(512), [6; 512]);
 }

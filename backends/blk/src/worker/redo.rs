@@ -99,9 +99,14 @@ impl Engine {
                 continue;
             }
             let step = match decision {
-                Decision::GiveUp => Ok(Step::Done(
-                    self.failed(&io::Error::from_raw_os_error(errno)),
-                )),
+                Decision::GiveUp => {
+                    if matches!(request.work, Work::Flush) && !is_unplanned_flush(&request) {
+                        self.disk.sync_has_failed(errno);
+                    }
+                    Ok(Step::Done(
+                        self.failed(&io::Error::from_raw_os_error(errno)),
+                    ))
+                }
                 _ => self.again(slot, &mut request, decision),
             };
             self.after(slot, request, step);

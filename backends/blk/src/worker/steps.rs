@@ -58,6 +58,10 @@ impl Engine {
     }
 
     fn step_sync(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
+        // Of two syncs under way that write-back has failed for, one is told of it.
+        if let Err(e) = self.disk.can_sync() {
+            return Ok(Step::Done(self.failed(&e)));
+        }
         if request.syncing {
             if self.paths.several() {
                 self.paths.synced(request.path, &request.marks);
@@ -215,6 +219,9 @@ impl Engine {
     fn refused(&mut self, slot: usize, request: &mut Request, errno: i32) -> io::Result<Step> {
         if self.can_redo(errno) {
             return self.redo(slot, request, errno);
+        }
+        if request.syncing {
+            self.disk.sync_has_failed(errno);
         }
         let unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV);
         match &request.work {
