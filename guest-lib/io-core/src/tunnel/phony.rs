@@ -67,6 +67,9 @@ struct Class {
     count: usize,
     /// A bit for each buffer that is not lent.
     free: AtomicU64,
+    /// Counts buffers that have been given back. Those who wait for one of this size sleep on it, and nobody else: one of them is
+    /// woken for each.
+    returned: AtomicU32,
     /// Pieces of memory, for one buffer each, or one for all.
     memory: Vec<OnceLock<Option<Memory>>>,
 }
@@ -76,8 +79,6 @@ struct Class {
 pub(crate) struct Phony {
     small: Class,
     large: Class,
-    /// Counts buffers that have been given back.
-    returned: AtomicU32,
 }
 
 impl Class {
@@ -88,6 +89,7 @@ impl Class {
             first_slot,
             count,
             free: AtomicU64::new(free.map_or(u64::MAX, |bit| bit - 1)),
+            returned: AtomicU32::new(0),
             memory: (0..pieces).map(|_| OnceLock::new()).collect(),
         }
     }
@@ -135,7 +137,6 @@ impl Phony {
         Self {
             small: Class::new(SMALL_PAGES, 0, if slots < small { 0 } else { SMALL }, 1),
             large: Class::new(LARGE_PAGES, small, large.min(LARGE), large.min(LARGE)),
-            returned: AtomicU32::new(0),
         }
     }
 
@@ -151,13 +152,12 @@ impl Phony {
             return None;
         }
         loop {
-            let returned = self.returned.load(Ordering::Acquire);
+            let returned = class.returned.load(Ordering::Acquire);
             let Some(index) = class.take() else {
-                let _ = futex::wait(&self.returned, futex::Flags::PRIVATE, returned, None);
+                let _ = futex::wait(&class.returned, futex::Flags::PRIVATE, returned, None);
                 continue;
             };
             let mut lent = Lent {
-                phony: self,
                 class,
                 index,
                 base: std::ptr::null_mut(),
@@ -173,7 +173,6 @@ impl Phony {
 /// A phony buffer in use, and the slots of its pages.
 #[derive(Debug)]
 pub(crate) struct Lent<'a> {
-    phony: &'a Phony,
     class: &'a Class,
     index: usize,
     base: *mut u8,
@@ -222,7 +221,7 @@ impl Drop for Lent<'_> {
         self.class
             .free
             .fetch_or(bit.unwrap_or(0), Ordering::Release);
-        self.phony.returned.fetch_add(1, Ordering::Release);
-        let _ = futex::wake(&self.phony.returned, futex::Flags::PRIVATE, 1);
+        self.class.returned.fetch_add(1, Ordering::Release);
+        let _ = futex::wake(&self.class.returned, futex::Flags::PRIVATE, 1);
     }
 }

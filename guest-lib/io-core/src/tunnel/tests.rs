@@ -242,6 +242,40 @@ fn buffers_are_lent_to_one_at_a_time_and_waited_for() {
     assert!(*backend.phony.lock().unwrap() <= 9);
 }
 
+/// Waits until a thread of this process sleeps on a futex.
+fn await_sleep(thread: i32) {
+    let path = format!("/proc/self/task/{thread}/syscall");
+    let futex = format!("{} ", libc::SYS_futex);
+    while !std::fs::read_to_string(&path).unwrap().starts_with(&futex) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_buffer_that_comes_back_wakes_somebody_who_waits_for_one_of_its_size() {
+    const PATIENCE: Duration = Duration::from_secs(30);
+    let (_, tunnel) = tunnel(Backend::default());
+    // A thread that is not woken keeps it.
+    let tunnel: &'static Arc<Tunnel> = Box::leak(Box::new(tunnel));
+    let lend = move |length| tunnel.phony().lend(tunnel.link(), length).unwrap();
+    let mut small: Vec<_> = (0..64).map(|_| lend(1)).collect();
+    let mut large: Vec<_> = (0..8).map(|_| lend(4 << 20)).collect();
+    let (got, lengths) = std::sync::mpsc::channel();
+    // Of those who sleep on a futex the kernel wakes the one who came first.
+    for length in [4 << 20, 1] {
+        let (got, (told, thread)) = (got.clone(), std::sync::mpsc::channel());
+        std::thread::spawn(move || {
+            told.send(rustix::thread::gettid().as_raw_pid()).unwrap();
+            got.send(lend(length).length()).unwrap();
+        });
+        await_sleep(thread.recv().unwrap());
+    }
+    small.pop();
+    assert_eq!(lengths.recv_timeout(PATIENCE), Ok(64 << 10));
+    large.pop();
+    assert_eq!(lengths.recv_timeout(PATIENCE), Ok(4 << 20));
+}
+
 #[test]
 fn without_pinned_memory_there_is_no_buffer() {
     let (_, tunnel) = tunnel(Backend {
