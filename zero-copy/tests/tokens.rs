@@ -626,6 +626,70 @@ fn writes_of_the_disk_read_device_memory_and_other_segments_stay_what_they_are()
 }
 
 #[test]
+fn a_token_that_is_no_good_costs_its_own_page_only() {
+    let vm = Vm::new();
+    // The block layer has merged what a process with a forged envelope asks for with what others do.
+    let forged = PHONY + PHONY_PAGES * PAGE_BYTES;
+    vm.tokens
+        .add_phony(1, 1, &[(forged, 2 * PAGE_BYTES)])
+        .unwrap();
+    let forge = || vm.ram.view().write(forged, &[0x55; 8192]).unwrap();
+    let segments = [
+        (PHONY, PAGE_BYTES),
+        (forged, 2 * PAGE_BYTES),
+        (0, 512),
+        (PHONY + PAGE_BYTES, PAGE_BYTES),
+    ];
+    forge();
+    vm.prepare(0, Page::new(3, 0));
+    vm.prepare(1, Page::new(4, 2 * PAGE_BYTES));
+    let opened = vm.open(&segments).unwrap();
+    assert_eq!(opened.refused(), [(PAGE_BYTES, 2 * PAGE_BYTES)]);
+    assert!(matches!(
+        opened.why_refused(),
+        Some(TokenError::NotAnEnvelope { .. })
+    ));
+    assert_eq!(opened.tunnelled_bytes(), 2 * PAGE_BYTES);
+    let disk: Vec<u8> = (0..4 * 4096 + 512_u32)
+        .map(|i| u8::try_from(i % 253).unwrap())
+        .collect();
+    read_disk(opened, &disk);
+    assert!(vm.device_bytes(0, 4096) == disk[..4096]);
+    assert!(vm.device_bytes(2 * PAGE_BYTES, 4096) == disk[3 * 4096 + 512..]);
+    assert_eq!([vm.landed(3), vm.landed(4)], [1 << 16 | 0xff; 2]);
+    let mut plain = vec![0; 8192];
+    vm.ram.view().read(forged, &mut plain).unwrap();
+    assert!(plain == disk[4096..3 * 4096]);
+    vm.ram.view().read(0, &mut plain[..512]).unwrap();
+    assert!(plain[..512] == disk[3 * 4096..][..512]);
+    // What there is no token for is not written, and nothing is in its place.
+    forge();
+    for (at, slot) in [(0, 3), (1, 4)] {
+        let page = Page {
+            sequence: 2,
+            direction: DIRECTION_OUT_OF_DEVICE,
+            ..Page::new(slot, at * 2 * PAGE_BYTES)
+        };
+        vm.prepare(at, page);
+    }
+    let opened = vm.open_with(Direction::OutOfDevice, &segments).unwrap();
+    let opened = opened.unwrap();
+    assert_eq!(opened.refused(), [(PAGE_BYTES, 2 * PAGE_BYTES)]);
+    let mut written = Vec::new();
+    for &(base, length) in opened.runs() {
+        // SAFETY: `opened` keeps them mapped and nobody writes them now.
+        written.extend_from_slice(unsafe { std::slice::from_raw_parts(base, length) });
+    }
+    opened.landed();
+    assert!(written[..4096] == disk[..4096] && written[4096..] == disk[3 * 4096..]);
+    // Where there is nothing else, the request is refused.
+    assert!(vm.open(&segments[1..2]).is_err());
+    // Memory that is not there is nobody's page.
+    let nowhere = [(PHONY, PAGE_BYTES), (RAM_BYTES, 512)];
+    assert!(matches!(vm.open(&nowhere), Err(TokenError::Memory(_))));
+}
+
+#[test]
 fn envelopes_of_a_backend_that_is_no_more_are_not_written_as_data() {
     let vm = Vm::new();
     vm.prepare(3, Page::new(0, 0));

@@ -143,6 +143,8 @@ pub struct Tokens {
 #[derive(Debug)]
 pub struct Opened {
     runs: Vec<(*mut u8, usize)>,
+    refused: Vec<(u64, u64)>,
+    why: Option<TokenError>,
     tunnelled: u64,
     receipts: Vec<(Arc<Context>, Receipt)>,
     _passes: Vec<[Pass; 2]>,
@@ -157,6 +159,20 @@ impl Opened {
     #[must_use]
     pub fn runs(&self) -> &[(*mut u8, usize)] {
         &self.runs
+    }
+
+    /// Bytes of phony pages that no good token stands for: first one, counted in the request, and how many; in order, not adjacent.
+    /// A read has them among its [runs](Self::runs), where they go into the phony pages themselves. A write has not: these bytes of
+    /// the disk are to stay what they are. Whose pages they are is told by there being no receipt.
+    #[must_use]
+    pub fn refused(&self) -> &[(u64, u64)] {
+        &self.refused
+    }
+
+    /// Why the first of them was [refused](Self::refused).
+    #[must_use]
+    pub fn why_refused(&self) -> Option<&TokenError> {
+        self.why.as_ref()
     }
 
     /// Bytes of device memory among them.
@@ -200,8 +216,11 @@ impl Tokens {
     /// Opens the envelopes of a request whose data lies in `segments` (guest-physical address, bytes) of `ram`. `None` for a
     /// request that has none to do with a phony buffer. Segments of ordinary memory beside phony pages stay what they are.
     ///
+    /// The guest's block layer merges requests of several processes. So a token that is no good costs its own page, see
+    /// [`Opened::refused`].
+    ///
     /// # Errors
-    /// See [`TokenError`]. What was opened of the request is used up.
+    /// See [`TokenError`]: nothing of the request can be moved, or a part of it is no memory.
     pub fn open(
         &self,
         ram: &View,
@@ -231,7 +250,11 @@ impl Tokens {
             direction,
             ram: ram.clone(),
             device: self.device_memory.view(),
+            at: 0,
+            useful: false,
             runs: Vec::new(),
+            refused: Vec::new(),
+            why: None,
             tunnelled: 0,
             receipts: Vec::new(),
             passes: Vec::new(),
@@ -239,7 +262,7 @@ impl Tokens {
         for &(address, length) in segments {
             opening.segment(&state.phony, address, length)?;
         }
-        Ok(Some(opening.finish()))
+        opening.finish().map(Some)
     }
 
     /// The VM has been told this secret by whoever served it last: none if nobody has. Returns what it is to be told now.
@@ -486,7 +509,13 @@ struct Opening {
     direction: Direction,
     ram: View,
     device: View,
+    /// Bytes of the request that have been looked at.
+    at: u64,
+    /// Whether some of them are to be moved.
+    useful: bool,
     runs: Vec<(*mut u8, usize)>,
+    refused: Vec<(u64, u64)>,
+    why: Option<TokenError>,
     tunnelled: u64,
     receipts: Vec<(Arc<Context>, Receipt)>,
     passes: Vec<[Pass; 2]>,
@@ -514,7 +543,10 @@ impl Opening {
             let piece = match found {
                 Some(found) => {
                     let piece = (PAGE_BYTES - address % PAGE_BYTES).min(length);
-                    self.envelope(&found.context, address, piece)?;
+                    match self.envelope(&found.context, address, piece) {
+                        Ok(()) => self.useful = true,
+                        Err(why) => self.refuse(address, piece, why)?,
+                    }
                     piece
                 }
                 None => {
@@ -523,13 +555,12 @@ impl Opening {
                         .next()
                         .map_or(u64::MAX, |(&at, _)| at);
                     let piece = (next - address).min(length);
-                    let writes = self.direction == Direction::IntoDevice;
-                    let runs = &mut self.runs;
-                    self.ram
-                        .resolve(address, piece, writes, |base, run| push(runs, base, run))?;
+                    self.plain(address, piece)?;
+                    self.useful = true;
                     piece
                 }
             };
+            self.at = self.at.saturating_add(piece);
             address = address.saturating_add(piece);
             length -= piece;
         }
@@ -547,27 +578,60 @@ impl Opening {
         self.ram.read(address, &mut bytes)?;
         let claim = envelope::parse(address, &bytes, sectors)?;
         let writes = self.writes();
-        let (device, runs) = (&self.device, &mut self.runs);
-        let mut resolved = Ok(());
+        let device = &self.device;
+        let (mut found, mut resolved) = (Vec::new(), Ok(()));
         let admitted = context.admit(&claim, sectors, self.direction, |address, run| {
             if resolved.is_ok() {
-                resolved = device.resolve(address, run, writes, |base, run| push(runs, base, run));
+                let found = &mut found;
+                resolved =
+                    device.resolve(address, run, writes, |base, run| found.push((base, run)));
             }
         })?;
         resolved?;
+        for (base, run) in found {
+            push(&mut self.runs, base, run);
+        }
         self.tunnelled += length;
         self.receipts.push((Arc::clone(context), admitted.receipt));
         self.passes.push(admitted.passes);
         Ok(())
     }
 
-    fn finish(self) -> Opened {
-        Opened {
-            runs: self.runs,
-            tunnelled: self.tunnelled,
-            receipts: self.receipts,
-            _passes: self.passes,
-            _views: [self.ram, self.device],
+    /// Adds memory of the guest as it is.
+    fn plain(&mut self, address: u64, length: u64) -> Result<(), TokenError> {
+        let writes = self.writes();
+        let runs = &mut self.runs;
+        self.ram
+            .resolve(address, length, writes, |base, run| push(runs, base, run))?;
+        Ok(())
+    }
+
+    /// A piece of a phony page has no good token.
+    fn refuse(&mut self, address: u64, length: u64, why: TokenError) -> Result<(), TokenError> {
+        if self.writes() {
+            // What the guest has asked to be read there may be there: it is memory of whoever asked.
+            self.plain(address, length)?;
+        }
+        match self.refused.last_mut() {
+            Some((start, bytes)) if *start + *bytes == self.at => *bytes += length,
+            _ => self.refused.push((self.at, length)),
+        }
+        self.why.get_or_insert(why);
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Opened, TokenError> {
+        match self.why {
+            Some(why) if !self.useful => Err(why),
+            why => Ok(Opened {
+                runs: self.runs,
+                refused: self.refused,
+                why,
+                tunnelled: self.tunnelled,
+                receipts: self.receipts,
+                _passes: self.passes,
+                _views: [self.ram, self.device],
+            }),
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::disk::Disk;
 use farlane_daemon::warn_limited;
 use farlane_file_io::storage::Alignment;
 use farlane_vhost::segment::Segment;
-use farlane_zero_copy::tokens::{Direction, Opened};
+use farlane_zero_copy::tokens::{Direction, Opened, TokenError};
 use farlane_zero_copy::{AddressSpaceError, View, chain};
 
 /// Most vectors of one system call (`IOV_MAX`).
@@ -17,7 +17,7 @@ pub struct Refused;
 
 /// Finds what lies in `segments` of guest memory: appends host memory that has the same bytes in the
 /// same order to `vectors`, which is empty. They are valid as long as `view`, and as long as what is
-/// returned, which is there for requests of phony buffers.
+/// returned, which is there for requests of phony buffers. Of a write, bytes that are [refused](Opened::refused) are left out.
 pub fn locate(
     disk: &Disk,
     view: &View,
@@ -30,6 +30,9 @@ pub fn locate(
         match tokens.open(view, direction, &pairs) {
             Ok(None) => (),
             Ok(Some(opened)) => {
+                if let Some(why) = opened.why_refused() {
+                    token_refused(disk, why);
+                }
                 vectors.extend(opened.runs().iter().map(|&(base, bytes)| libc::iovec {
                     iov_base: base.cast(),
                     iov_len: bytes,
@@ -37,8 +40,7 @@ pub fn locate(
                 return Ok(Some(opened));
             }
             Err(e) => {
-                count(&disk.counters().tokens_refused, 1);
-                warn_limited!(disk.limit(), "Disk {}: {}", disk.serial(), chain(&e));
+                token_refused(disk, &e);
                 return Err(Refused);
             }
         }
@@ -49,6 +51,11 @@ pub fn locate(
             warn_limited!(disk.limit(), "Disk {}: {}", disk.serial(), chain(&e));
             Refused
         })
+}
+
+fn token_refused(disk: &Disk, why: &TokenError) {
+    count(&disk.counters().tokens_refused, 1);
+    warn_limited!(disk.limit(), "Disk {}: {}", disk.serial(), chain(why));
 }
 
 fn in_memory(

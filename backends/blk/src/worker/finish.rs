@@ -59,7 +59,14 @@ impl Engine {
         }
         whole.left.set(whole.left.get() - 1);
         if whole.left.get() == 0 {
-            self.complete(request, &whole.work, whole.status.get(), tunnelled);
+            let status = whole.status.get();
+            if status == Status::Ok
+                && let Some(opened) = whole.opened.take()
+            {
+                tunnelled = opened.tunnelled_bytes();
+                opened.landed();
+            }
+            self.complete(request, &whole.work, status, tunnelled);
         }
     }
 

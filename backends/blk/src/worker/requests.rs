@@ -8,7 +8,7 @@ use farlane_file_io::ring::Fallocate;
 use farlane_vhost::vring::Rings;
 use farlane_zero_copy::tokens::Opened;
 use farlane_zero_copy::topology::Node;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
@@ -59,7 +59,8 @@ impl StatusByte {
     }
 }
 
-/// A request whose parts are done by several limbs, or over several paths. It ends when all of them have.
+/// A request whose parts are done by several limbs, or over several paths, or which has bytes between them that are left out. It
+/// ends when all parts have.
 #[derive(Debug)]
 pub struct Whole {
     pub work: Work,
@@ -67,6 +68,8 @@ pub struct Whole {
     pub left: Cell<usize>,
     /// The first error of a part, if there was one.
     pub status: Cell<Status>,
+    /// Keeps a device's memory mapped.
+    pub opened: RefCell<Option<Opened>>,
 }
 
 /// A failure on a path, and what has been tried since.
@@ -109,7 +112,7 @@ pub struct Request {
     pub status: StatusByte,
     /// Keeps the guest's memory mapped.
     pub rings: Rc<Rings>,
-    /// Keeps a device's memory mapped.
+    /// Keeps a device's memory mapped; of a part, its whole does.
     pub opened: Option<Opened>,
     /// Memory that has not been read or written yet.
     pub vectors: Vec<libc::iovec>,

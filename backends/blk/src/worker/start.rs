@@ -12,8 +12,9 @@ use farlane_vhost::chain::Chain;
 use farlane_vhost::segment::{Segment, take_front, take_last_byte, total};
 use farlane_vhost::vring::Rings;
 use farlane_zero_copy::tokens::Direction;
+use farlane_zero_copy::topology::Node;
 use farlane_zero_copy::{AddressSpaceError, View};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// Bytes of a sector: what parts of requests are multiples of.
@@ -136,33 +137,25 @@ impl Engine {
         let around = self.disk.around();
         let has_data = matches!(request.work, Work::Read(_) | Work::Write(_));
         // Device memory is reached through this worker's tokens.
-        if self.handing.is_none() || !around.steers || !has_data || request.opened.is_some() {
+        let whole = request.whole.as_ref();
+        let tunnelled =
+            request.opened.is_some() || whole.is_some_and(|w| w.opened.borrow().is_some());
+        if self.handing.is_none() || !around.steers || !has_data || tunnelled {
             return self.home;
         }
         around.limbs.index_of(request.lies.node())
     }
 
-    /// Begins the parts of a request.
-    fn begin_parts(&mut self, request: &mut Request, parts: Vec<Part>) {
+    /// Begins the parts of a request. What lies between them on the disk is left out.
+    fn begin_parts(&mut self, request: &mut Request, parts: Vec<(Extent, Lies)>) {
         let whole = Rc::new(Whole {
             work: std::mem::replace(&mut request.work, Work::Flush),
             left: Cell::new(parts.len()),
             status: Cell::new(Status::Ok),
+            opened: RefCell::new(request.opened.take()),
         });
-        count(&self.disk.counters().split, 1);
-        let (Work::Read(mut rest) | Work::Write(mut rest)) = whole.work else {
-            return;
-        };
         let mut vectors = std::mem::take(&mut request.vectors);
-        for Part { bytes, lies } in parts {
-            let extent = Extent {
-                offset: rest.offset,
-                bytes: bytes.min(rest.bytes),
-            };
-            rest = Extent {
-                offset: rest.offset + extent.bytes,
-                bytes: rest.bytes - extent.bytes,
-            };
+        for (extent, lies) in parts {
             let work = match whole.work {
                 Work::Read(_) => Work::Read(extent),
                 _ => Work::Write(extent),
@@ -203,6 +196,7 @@ impl Engine {
                     work: Work::Flush,
                     left: Cell::new(paths.len()),
                     status: Cell::new(Status::Ok),
+                    opened: RefCell::default(),
                 });
                 for path in paths {
                     let rings = Rc::clone(&request.rings);
@@ -225,8 +219,8 @@ impl Engine {
 
     /// Finds a request's data. Returns the parts that it is to be done in, none if it is to be done as it is; `None` if it cannot
     /// be moved.
-    fn locate(&mut self, request: &mut Request, chain: &Chain) -> Option<Vec<Part>> {
-        let (extent, direction, segments) = match &request.work {
+    fn locate(&mut self, request: &mut Request, chain: &Chain) -> Option<Vec<(Extent, Lies)>> {
+        let (&extent, direction, segments) = match &request.work {
             Work::Read(extent) => (extent, Direction::IntoDevice, &chain.writable),
             Work::Write(extent) => (extent, Direction::OutOfDevice, &chain.readable),
             _ => return Some(Vec::new()),
@@ -247,6 +241,12 @@ impl Engine {
         request.copies = !data::can_be_transferred(&vectors, alignment);
         request.vectors = vectors;
         request.opened = found.ok()?;
+        if direction == Direction::OutOfDevice
+            && let Some(opened) = &request.opened
+            && !opened.refused().is_empty()
+        {
+            return self.parts_around(extent, opened.refused());
+        }
         let Some(steering) = &mut self.steering else {
             return Some(Vec::new());
         };
@@ -261,12 +261,39 @@ impl Engine {
         let align = alignment.map_or(SECTOR, |alignment| alignment.offset.max(SECTOR));
         let mut parts = steering::cut(map, segments, align, least);
         if parts.len() > 1 {
-            return Some(parts);
+            count(&self.disk.counters().split, 1);
+            return Some(one_after_the_other(extent, parts));
         }
         if let Some(part) = parts.pop() {
             request.lies = part.lies;
         }
         Some(Vec::new())
+    }
+
+    /// The parts of a write that are between pieces that are left out (first byte in it, bytes). `None` if these cannot be, because
+    /// the disk has larger blocks.
+    fn parts_around(&self, extent: Extent, left_out: &[(u64, u64)]) -> Option<Vec<(Extent, Lies)>> {
+        let block = self
+            .disk
+            .alignment()
+            .map_or(SECTOR, |a| a.offset.max(SECTOR));
+        let mut parts = Vec::new();
+        let mut at = 0;
+        for &(start, bytes) in left_out.iter().chain([&(extent.bytes, 0)]) {
+            if start > at {
+                let part = Extent {
+                    offset: extent.offset + at,
+                    bytes: start - at,
+                };
+                if (part.offset | part.bytes) & (block - 1) != 0 {
+                    log::debug!("Disk {}: a block with several tokens", self.disk.serial());
+                    return None;
+                }
+                parts.push((part, Lies::On(Node::default())));
+            }
+            at = start.saturating_add(bytes);
+        }
+        (!parts.is_empty()).then_some(parts)
     }
 
     /// Answers GET_ID. Returns the bytes written.
@@ -282,6 +309,23 @@ impl Engine {
         });
         if failed { 0 } else { 20 }
     }
+}
+
+/// Parts of an extent, which follow each other.
+fn one_after_the_other(extent: Extent, parts: Vec<Part>) -> Vec<(Extent, Lies)> {
+    let mut rest = extent;
+    let extents = parts.into_iter().map(|Part { bytes, lies }| {
+        let part = Extent {
+            offset: rest.offset,
+            bytes: bytes.min(rest.bytes),
+        };
+        rest = Extent {
+            offset: rest.offset + part.bytes,
+            bytes: rest.bytes - part.bytes,
+        };
+        (part, lies)
+    });
+    extents.collect()
 }
 
 /// Takes a request's header from the front of what it has to be read.
