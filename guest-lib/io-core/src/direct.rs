@@ -5,12 +5,20 @@ use crate::region::Region;
 use crate::sys;
 use rustix::io::Errno;
 
-/// Whether an error says that disk and memory do not reach each other.
+/// Whether an error can say that disk and memory do not reach each other.
 pub(crate) fn is_refusal(error: Errno) -> bool {
-    matches!(
-        error,
-        Errno::FAULT | Errno::INVAL | Errno::REMOTEIO | Errno::OPNOTSUPP | Errno::PERM
-    )
+    is_of_memory(error) || is_of_file(error)
+}
+
+/// Whether an error says that this disk does not reach this memory, whatever is asked for: the kernel has no pages for it
+/// (`EFAULT`), or peer-to-peer has no path (`EREMOTEIO`: mm/gup.c, drivers/pci/p2pdma.c).
+fn is_of_memory(error: Errno) -> bool {
+    matches!(error, Errno::FAULT | Errno::REMOTEIO)
+}
+
+/// Whether an error may be one of this request, or of this file.
+fn is_of_file(error: Errno) -> bool {
+    matches!(error, Errno::INVAL | Errno::OPNOTSUPP | Errno::PERM)
 }
 
 /// Reads as much as it can of `length` bytes at `offset`, all aligned.
@@ -64,14 +72,17 @@ fn repeat(
         match transfer(done) {
             Ok(0) => break,
             Ok(moved) => {
+                opened.file.direct_works();
                 done += moved;
                 if !(moved as u64).is_multiple_of(align) {
                     break;
                 }
             }
             Err(error) if done == 0 => {
-                if is_refusal(error) {
+                if is_of_memory(error) {
                     region.refuse(opened.file.id.device);
+                } else if is_of_file(error) {
+                    opened.file.direct_fails();
                 }
                 return Err(error);
             }
@@ -79,4 +90,44 @@ fn repeat(
         }
     }
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files;
+    use crate::provider::Soft;
+    use std::os::fd::AsRawFd as _;
+    use std::sync::Arc;
+
+    #[test]
+    fn what_a_file_refuses_says_nothing_of_the_memory() {
+        let [file, other] = [0, 1].map(|_| tempfile::tempfile().unwrap());
+        let [opened, other] = [&file, &other].map(|f| files::open(f.as_raw_fd()).unwrap());
+        let region = Region::new(0x1000, Arc::new(Soft), None);
+        let device = opened.file.id.device;
+        let ends = |result| repeat(&opened, &region, 4096, |_| result);
+        for error in [Errno::INVAL, Errno::OPNOTSUPP, Errno::PERM] {
+            assert_eq!(ends(Err(error)), Err(error));
+            assert!(!region.is_refused(device) && !opened.file.is_direct_off());
+        }
+        // Nor of the file, if others work between them.
+        for _ in 0..100 {
+            assert_eq!(ends(Err(Errno::INVAL)), Err(Errno::INVAL));
+            assert_eq!(ends(Ok(4096)), Ok(4096));
+        }
+        assert!(!opened.file.is_direct_off());
+        // One that takes none is not asked again and again.
+        for _ in 0..100 {
+            assert_eq!(ends(Err(Errno::INVAL)), Err(Errno::INVAL));
+        }
+        assert!(opened.file.is_direct_off());
+        assert!(!other.file.is_direct_off() && !region.is_refused(device));
+        for error in [Errno::NOSPC, Errno::IO] {
+            assert_eq!(ends(Err(error)), Err(error));
+            assert!(!region.is_refused(device));
+        }
+        assert_eq!(ends(Err(Errno::REMOTEIO)), Err(Errno::REMOTEIO));
+        assert!(region.is_refused(device));
+    }
 }

@@ -14,11 +14,13 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::os::fd::{BorrowedFd, IntoRawFd as _, RawFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Most descriptors of ours: further files go without direct I/O.
 const MOST_OWN: usize = 256;
+/// Direct I/O with a file that was refused as often as this in a row is not tried any more while it is open.
+const MOST_REFUSALS: u32 = 8;
 
 /// A file, whatever it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,6 +60,8 @@ pub struct File {
     pub disk: Arc<DiskFacts>,
     /// Direct I/O through a tunnel went another way: it is not tried again.
     pub tunnel_off: AtomicBool,
+    /// How often direct I/O with device memory was refused for another reason than the memory, since it has worked last.
+    refusals: AtomicU32,
     /// Pattern of reads.
     pub stream: Lock<Stream>,
     own: Lock<Vec<Own>>,
@@ -175,6 +179,7 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
             writes_known: magic == libc::EXT4_SUPER_MAGIC || magic == libc::XFS_SUPER_MAGIC,
             disk,
             tunnel_off: AtomicBool::new(false),
+            refusals: AtomicU32::new(0),
             stream: Lock::new(Stream::default()),
             own: Lock::new(Vec::new()),
             mapping: Lock::new(Mapping::default()),
@@ -258,6 +263,23 @@ impl Opened {
 }
 
 impl File {
+    /// Whether direct I/O with device memory has been refused so often that it is not tried any more.
+    pub(crate) fn is_direct_off(&self) -> bool {
+        self.refusals.load(Ordering::Relaxed) >= MOST_REFUSALS
+    }
+
+    /// Direct I/O with device memory was refused, and perhaps only for this request.
+    pub(crate) fn direct_fails(&self) {
+        self.refusals.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Direct I/O with device memory has moved bytes.
+    pub(crate) fn direct_works(&self) {
+        if self.refusals.load(Ordering::Relaxed) > 0 {
+            self.refusals.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Asks which pages of `length` bytes at `offset` (a multiple of the page size) are in memory: a byte a page, bit 0.
     ///
     /// # Errors

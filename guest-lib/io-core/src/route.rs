@@ -347,7 +347,8 @@ fn reach<'a>(
             return Ok((Reach::Tunnel(pinned), body));
         }
     }
-    if !region.provider.is_direct() || region.is_refused(opened.file.id.device) {
+    let is_off = opened.file.is_direct_off() || region.is_refused(opened.file.id.device);
+    if !region.provider.is_direct() || is_off {
         return Err(Why::NoP2p);
     }
     let body = plan::aligned(request, unit).ok_or(if request.end - offset < unit {
