@@ -1,7 +1,7 @@
 //! Files and block devices as disks: what software disk controllers and disk backends have in
 //! common, whatever their guests speak.
 //!
-//! * [`storage`]: files that hold a disk's blocks, opened once and for all.
+//! * [`storage`]: files that hold a disk's blocks, opened once and for all; [`lock`]: who else must not have them.
 //! * [`ring`]: a worker's `io_uring`, which is also where it waits.
 //! * [`vectors`]: transfers that are over when the call returns.
 //! * [`bounce`]: aligned copies, for memory that direct I/O cannot take.
@@ -9,6 +9,7 @@
 
 pub mod bounce;
 pub mod idle;
+pub mod lock;
 pub mod ring;
 pub mod storage;
 pub mod timing;

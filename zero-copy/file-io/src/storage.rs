@@ -1,6 +1,7 @@
 //! What holds the bytes of a disk: a file or block device, opened once and for all.
 
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
+use crate::lock::lock;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -109,7 +110,7 @@ pub struct Storage {
 
 impl Storage {
     /// Opens a regular file or a block device. Nobody else who asks has it then, or, where it is
-    /// only read, nobody who writes.
+    /// only read, nobody who writes: see [`lock`](crate::lock).
     ///
     /// # Errors
     /// See [`StorageError`].
@@ -139,14 +140,7 @@ impl Storage {
         let flags = flags(read_only) | exclusive;
         let file = patiently(patience, || rustix::fs::open(path, flags, Mode::empty()))
             .map_err(fail("open"))?;
-        if kind == FileType::RegularFile {
-            let lock = if read_only {
-                FlockOperation::NonBlockingLockShared
-            } else {
-                FlockOperation::NonBlockingLockExclusive
-            };
-            patiently(patience, || rustix::fs::flock(&file, lock)).map_err(fail("lock"))?;
-        }
+        patiently(patience, || lock(&file, read_only)).map_err(fail("lock"))?;
         let system = rustix::fs::fstatfs(&file).map_err(fail("examine"))?;
         // What is open, not what had that name a moment ago.
         let stat = rustix::fs::fstat(&file).map_err(fail("examine"))?;

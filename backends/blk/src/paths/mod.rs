@@ -34,7 +34,6 @@ pub const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_access,
     libc::SYS_getdents64,
     libc::SYS_fstatfs,
-    libc::SYS_flock,
     libc::SYS_pread64,
 ];
 

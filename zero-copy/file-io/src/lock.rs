@@ -1,0 +1,170 @@
+//! Keeping others away from a disk's file, QEMU and its tools among them.
+//!
+//! QEMU has two bytes of an image for each permission (block/file-posix.c, `raw_apply_lock_bytes`, `raw_check_lock_bytes`):
+//! who has a permission holds a shared lock of the one, and who lets nobody else have it holds a shared lock of the other. Then
+//! each asks whether anybody has what it does not share, or does not share what it has. All are locks of open files (fcntl(2),
+//! `F_OFD_SETLK`): they are let go of with the last descriptor of the open file, and with its last transfer.
+
+use rustix::io::Errno;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+/// Locks of who has a permission: this, and the permission's number.
+const HAS: libc::off_t = 100;
+/// Locks of who does not share one.
+const KEEPS: libc::off_t = 200;
+
+/// `BLK_PERM_CONSISTENT_READ`, `BLK_PERM_WRITE` and `BLK_PERM_RESIZE`, as the numbers of their bits.
+const READ: libc::off_t = 0;
+const WRITE: libc::off_t = 1;
+const RESIZE: libc::off_t = 3;
+
+/// Nobody else writes a disk or changes its size, whoever reads it.
+const KEPT: [libc::off_t; 2] = [WRITE, RESIZE];
+
+/// Locks a file that is going to be read, or also written.
+///
+/// # Errors
+/// `EAGAIN` when somebody else has it in a way that does not fit.
+pub fn lock(file: &OwnedFd, read_only: bool) -> Result<(), Errno> {
+    let has: &[libc::off_t] = if read_only { &[READ] } else { &[READ, WRITE] };
+    let result = take(file, has);
+    if result.is_err() {
+        // Who tries at the same time must not find what has not become ours.
+        for byte in has.iter().map(|n| HAS + n).chain(KEPT.map(|n| KEEPS + n)) {
+            let _ = change(file, byte, libc::F_UNLCK);
+        }
+    }
+    result
+}
+
+fn take(file: &OwnedFd, has: &[libc::off_t]) -> Result<(), Errno> {
+    for byte in has.iter().map(|n| HAS + n).chain(KEPT.map(|n| KEEPS + n)) {
+        change(file, byte, libc::F_RDLCK)?;
+    }
+    for byte in has.iter().map(|n| KEEPS + n).chain(KEPT.map(|n| HAS + n)) {
+        if is_locked_by_others(file, byte)? {
+            return Err(Errno::AGAIN);
+        }
+    }
+    Ok(())
+}
+
+fn request(byte: libc::off_t, kind: libc::c_int) -> Result<libc::flock, Errno> {
+    let short = |n: libc::c_int| libc::c_short::try_from(n).map_err(|_| Errno::INVAL);
+    Ok(libc::flock {
+        l_type: short(kind)?,
+        l_whence: short(libc::SEEK_SET)?,
+        l_start: byte,
+        l_len: 1,
+        // To be zero for locks of open files.
+        l_pid: 0,
+    })
+}
+
+fn change(file: &OwnedFd, byte: libc::off_t, kind: libc::c_int) -> Result<(), Errno> {
+    let request = request(byte, kind)?;
+    // SAFETY: the kernel reads the structure.
+    let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const request) };
+    if rc == 0 { Ok(()) } else { Err(last_error()) }
+}
+
+/// Whether another open file has a lock of a byte.
+fn is_locked_by_others(file: &OwnedFd, byte: libc::off_t) -> Result<bool, Errno> {
+    let mut answer = request(byte, libc::F_WRLCK)?;
+    // SAFETY: the kernel reads and writes the structure.
+    let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut answer) };
+    if rc != 0 {
+        return Err(last_error());
+    }
+    Ok(libc::c_int::from(answer.l_type) != libc::F_UNLCK)
+}
+
+fn last_error() -> Errno {
+    let error = std::io::Error::last_os_error();
+    match Errno::from_io_error(&error) {
+        // What fcntl(2) says on some systems.
+        Some(Errno::ACCESS) | None => Errno::AGAIN,
+        Some(error) => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::path::Path;
+
+    fn open(path: &Path) -> OwnedFd {
+        File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .unwrap()
+            .into()
+    }
+
+    /// Somebody who has and keeps permissions as QEMU does. Returns whether there is nobody whom that does not suit.
+    fn qemu(file: &OwnedFd, has: &[libc::off_t], keeps: &[libc::off_t]) -> bool {
+        for byte in has
+            .iter()
+            .map(|n| 100 + n)
+            .chain(keeps.iter().map(|n| 200 + n))
+        {
+            change(file, byte, libc::F_RDLCK).unwrap();
+        }
+        let mut asked = has
+            .iter()
+            .map(|n| 200 + n)
+            .chain(keeps.iter().map(|n| 100 + n));
+        asked.all(|byte| !is_locked_by_others(file, byte).unwrap())
+    }
+
+    #[test]
+    fn a_file_is_not_qemus_while_it_is_ours_and_not_ours_while_it_is_qemus() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // What a virtio disk of QEMU has and does not share, `qemu-img resize`, and a disk that is only read.
+        let disk: (&[_], &[_]) = (&[0, 1], &[1, 3]);
+        let resize: (&[_], &[_]) = (&[0, 1, 3], &[]);
+        let reader: (&[_], &[_]) = (&[0], &[1, 3]);
+        for (theirs, beside_writer, beside_reader) in [
+            (disk, false, false),
+            (resize, false, false),
+            (reader, false, true),
+        ] {
+            for (read_only, fits) in [(false, beside_writer), (true, beside_reader)] {
+                let ours = open(file.path());
+                lock(&ours, read_only).unwrap();
+                assert_eq!(qemu(&open(file.path()), theirs.0, theirs.1), fits);
+                drop(ours);
+                let qemus = open(file.path());
+                assert!(qemu(&qemus, theirs.0, theirs.1));
+                let ours = open(file.path());
+                assert_eq!(lock(&ours, read_only).is_ok(), fits);
+                if !fits {
+                    assert_eq!(lock(&ours, read_only), Err(Errno::AGAIN));
+                    // Nothing of ours is left in the way.
+                    assert!(qemu(&open(file.path()), &[0, 2], &[]));
+                    drop(qemus);
+                    lock(&ours, read_only).unwrap();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_lock_of_the_whole_file_counts_too() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (other, ours) = (open(file.path()), open(file.path()));
+        // As Cloud Hypervisor locks its disks.
+        let whole = libc::flock {
+            l_len: 0,
+            ..request(0, libc::F_WRLCK).unwrap()
+        };
+        // SAFETY: the kernel reads the structure.
+        let rc = unsafe { libc::fcntl(other.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) };
+        assert_eq!(rc, 0);
+        assert_eq!(lock(&ours, true), Err(Errno::AGAIN));
+        drop(other);
+        lock(&ours, true).unwrap();
+    }
+}
