@@ -11,7 +11,7 @@ use farlane_daemon::lifecycle::{Ending, Lifecycle};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::{limb, metrics, privileges, seccomp};
 use farlane_guest_device::control::RequestCounters;
-use farlane_vhost::serve::serve;
+use farlane_vhost::serve::{Closing, serve_until};
 use farlane_zero_copy::broker;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -73,16 +73,18 @@ fn run() -> anyhow::Result<ExitCode> {
         }
         None => None,
     };
+    let closing = Closing::default();
     for ((disk, listener), given) in disks.iter().zip(&listeners).zip(&given) {
         let (disk, socket) = (Arc::clone(disk), listener.try_clone()?);
+        let closing = closing.clone();
         log::info!("Disk {}: waiting at {}", disk.serial(), given.socket);
         std::thread::Builder::new()
             .name(disk.serial().to_owned())
             .spawn(move || {
                 let name = format!("Disk {}", disk.serial());
-                serve(&name, socket, |channel| {
+                serve_until(&name, socket, &closing, |channel| {
                     Ok(DiskDevice::new(Arc::clone(&disk), channel))
-                })
+                });
             })?;
     }
     let fails_over = disks.iter().any(|disk| disk.paths().fails_over());
@@ -99,9 +101,20 @@ fn run() -> anyhow::Result<ExitCode> {
     seccomp::confine(options.daemon.seccomp, &calls)?;
     log::info!("Ready");
 
-    let ending = lifecycle.wait();
-    // Their files go. Requests under way are for whoever comes next.
+    let mut ending = lifecycle.wait();
+    // Their files go.
     drop((listeners, tunnel_socket, metrics_socket));
+    if ending == Ending::Asked {
+        // Requests that were taken are answered; after a second signal they are for whoever comes next.
+        let stopper = lifecycle.stopper();
+        std::thread::Builder::new()
+            .name("ending".to_owned())
+            .spawn(move || {
+                closing.close();
+                stopper.end();
+            })?;
+        ending = lifecycle.wait();
+    }
     drop(tunnel);
     std::process::exit(match ending {
         Ending::Asked => 0,

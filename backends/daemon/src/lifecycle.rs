@@ -32,6 +32,11 @@ impl Stopper {
     pub fn fail(&self, why: &dyn std::fmt::Display) {
         log::error!("{why}");
         self.failed.store(true, Ordering::Release);
+        self.end();
+    }
+
+    /// Ends the daemon, as a signal does.
+    pub fn end(&self) {
         let _ =
             rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM);
     }

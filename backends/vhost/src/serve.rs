@@ -6,11 +6,13 @@ use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::{log_limited, warn_limited};
 use log::Level;
 use rustix::io::DupFlags;
+use std::collections::HashMap;
 use std::io::{self, Write as _};
 use std::mem::ManuallyDrop;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use vhost::vhost_user::message::VhostUserVirtioFeatures;
 use vhost::vhost_user::{BackendReqHandler, Error};
@@ -18,21 +20,117 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 /// Pause after a connection could not be taken, so that the next failure does not come at once.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Serves VMMs on `socket`, one at a time and each with a device of its own that `make` makes, for ever. A second one
-/// waits until the first has gone.
-///
-/// Whatever a VM or its VMM does ends its own connection at most.
+/// Ends the service of sockets that are served [until](serve_until) then.
+#[derive(Clone, Debug, Default)]
+pub struct Closing(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<Connected>,
+    left: Condvar,
+}
+
+/// The VMMs that are served.
+#[derive(Debug, Default)]
+struct Connected {
+    closed: bool,
+    next: u64,
+    streams: HashMap<u64, UnixStream>,
+}
+
+/// A VMM that is served.
+struct Served<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, Connected> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        self.shared.state().streams.remove(&self.number);
+        self.shared.left.notify_all();
+    }
+}
+
+impl Closing {
+    /// Serves nobody any more. VMMs that are connected are not heard again. Returns when all requests that were taken from their
+    /// queues are answered, and their connections closed.
+    pub fn close(&self) {
+        let mut state = self.0.state();
+        state.closed = true;
+        for stream in state.streams.values() {
+            // The VMM notices when its connection is closed, which is after the last request is answered.
+            let _ = stream.shutdown(Shutdown::Read);
+        }
+        while !state.streams.is_empty() {
+            let waited = self.0.left.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.0.state().closed
+    }
+
+    /// A VMM is going to be served; none if nobody is any more.
+    fn enter(&self, stream: &UnixStream) -> io::Result<Option<Served<'_>>> {
+        let stream = stream.try_clone()?;
+        let mut state = self.0.state();
+        if state.closed {
+            return Ok(None);
+        }
+        let number = state.next;
+        state.next += 1;
+        state.streams.insert(number, stream);
+        Ok(Some(Served {
+            shared: &self.0,
+            number,
+        }))
+    }
+}
+
+/// As [`serve_until`], for ever.
 pub fn serve<D: Device>(
     name: &str,
     socket: OwnedFd,
     make: impl Fn(&Arc<Channel>) -> io::Result<D>,
 ) -> ! {
     let listener = UnixListener::from(socket);
-    let limit = LogLimit::new();
+    let closing = Closing::default();
     loop {
+        accept_all(name, &listener, &closing, &make);
+    }
+}
+
+/// Serves VMMs on `socket`, one at a time and each with a device of its own that `make` makes, until `closing`. A second one
+/// waits until the first has gone.
+///
+/// Whatever a VM or its VMM does ends its own connection at most.
+pub fn serve_until<D: Device>(
+    name: &str,
+    socket: OwnedFd,
+    closing: &Closing,
+    make: impl Fn(&Arc<Channel>) -> io::Result<D>,
+) {
+    accept_all(name, &UnixListener::from(socket), closing, &make);
+}
+
+fn accept_all<D: Device>(
+    name: &str,
+    listener: &UnixListener,
+    closing: &Closing,
+    make: &impl Fn(&Arc<Channel>) -> io::Result<D>,
+) {
+    let limit = LogLimit::new();
+    while !closing.is_closed() {
         match listener.accept() {
             Ok((stream, _)) => {
-                if let Err(e) = serve_one(name, stream, &make, &limit) {
+                if let Err(e) = serve_one(name, stream, closing, make, &limit) {
                     log::error!("{name}: {e}");
                     std::thread::sleep(PAUSE);
                 }
@@ -135,9 +233,14 @@ impl<D: Device> Drop for Connection<D> {
 fn serve_one<D: Device>(
     name: &str,
     stream: UnixStream,
+    closing: &Closing,
     make: &impl Fn(&Arc<Channel>) -> io::Result<D>,
     limit: &LogLimit,
 ) -> io::Result<()> {
+    // Dropped after the connection.
+    let Some(_served) = closing.enter(&stream)? else {
+        return Ok(());
+    };
     let mut connection = Connection::new(stream, make)?;
     log_limited!(Level::Info, limit, "{name}: a VM has connected");
     let ending = loop {
