@@ -23,6 +23,7 @@ farlane_daemon::counters! {
     rehomed: "Times that a queue's worker followed its data to another node.",
     redone: "Requests and parts that were done again over another path.",
     waited: "Requests and parts that waited for a path.",
+    awaited: "Times that the last reads of a backend that had ended were waited for.",
     kicks: "Notifications of drivers.",
     interrupts: "Notifications to drivers.",
 }

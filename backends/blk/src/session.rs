@@ -5,6 +5,7 @@ use crate::counters::count;
 use crate::disk::{Disk, Watcher};
 use crate::worker::Worker;
 use farlane_vhost::channel::Channel;
+use farlane_vhost::inflight::Note;
 use farlane_vhost::session::{Device, Setup};
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Placement, Watch};
@@ -108,6 +109,20 @@ impl DiskDevice {
     }
 }
 
+impl Drop for DiskDevice {
+    fn drop(&mut self) {
+        // Its queues have been stopped.
+        self.disk.paths().leave();
+    }
+}
+
+/// A number that is not zero and that nobody else has.
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes).max(1))
+}
+
 impl Device for DiskDevice {
     type Worker = Worker;
 
@@ -161,15 +176,24 @@ impl Device for DiskDevice {
         worker.stop()
     }
 
-    /// The note is the secret of the VM's tokens.
-    fn note(&mut self, found: Option<[u64; 2]>) -> Option<[u64; 2]> {
-        let tokens = self.disk.tokens()?;
-        match tokens.hand_over(found.map(Secret::from)) {
-            Ok(secret) => Some(secret.into()),
-            Err(e) => {
-                log::error!("Disk {}: no random numbers: {e}", self.disk.serial());
-                None
-            }
+    /// The note is the secret of the VM's tokens, zeroes without one, and a number for the VM's memory that no other disk of
+    /// another VM has.
+    fn note(&mut self, found: Option<Note>) -> io::Result<Option<Note>> {
+        let [mut secret @ .., mut user] = found.unwrap_or_default();
+        if user == 0 {
+            user = random()?;
         }
+        let disk = &self.disk;
+        disk.paths().enter(user, || {
+            count(&disk.counters().awaited, 1);
+            let serial = disk.serial();
+            log::info!("Disk {serial}: a backend that has ended still reads for this VM");
+        })?;
+        if let Some(tokens) = disk.tokens() {
+            let told = (secret != [0; 2]).then(|| Secret::from(secret));
+            secret = tokens.hand_over(told)?.into();
+        }
+        let [one, other] = secret;
+        Ok(Some([one, other, user]))
     }
 }

@@ -4,8 +4,10 @@
 
 mod common;
 
+use common::loops::Loop;
 use common::vmm::{DATA, STATUSES, Vm};
-use common::{Daemon, make_disk};
+use common::{Daemon, make_disk, wait_until};
+use farlane_volatile_disk::{Caches, VolatileDisk};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
@@ -103,6 +105,46 @@ fn what_a_predecessor_had_begun_is_done_in_its_order() {
     file.read_exact_at(&mut sector, 7 * 512).unwrap();
     assert!((1..=3).contains(&sector[0]) && sector.iter().all(|&b| b == sector[0]));
     assert_eq!(vm.get::<1>(STATUSES + 3), [0]);
+}
+
+#[test]
+fn reads_of_a_killed_backend_end_before_the_next_one_answers_them() {
+    // Many may read such a disk, so nothing keeps the next backend from opening it.
+    let disk = VolatileDisk::with(vec![3; 1 << 20], Caches::Shared).unwrap();
+    let device = Loop::attach(&disk.path());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let words = [
+        "--socket-path",
+        socket.to_str().unwrap(),
+        "--read-only",
+        "--path",
+        device.device().to_str().unwrap(),
+    ];
+    let mut daemon = Daemon::with(folder.path(), &words);
+    let mut vm = Vm::new();
+    let frontend = vm.boot(&socket);
+    disk.hold_reads();
+    vm.request(0, 0, 0, DATA, 4096);
+    vm.publish(&[0], true);
+    disk.await_held_read().unwrap();
+    daemon.kill();
+    drop(frontend);
+    let daemon = Daemon::with(folder.path(), &words);
+    let next = std::thread::spawn(move || {
+        let frontend = vm.boot(&socket);
+        (vm, frontend)
+    });
+    wait_until(|| next.is_finished() || daemon.metric("awaited") > 0);
+    // A guest that had its read answered would use the page for something else.
+    assert!(
+        !next.is_finished(),
+        "A read of the killed backend is under way"
+    );
+    disk.release_reads();
+    let (mut vm, _frontend) = next.join().unwrap();
+    assert_eq!(vm.wait_used(1), [(0, 4097, 0)]);
+    assert!(vm.get::<4096>(DATA) == [3; 4096]);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! is killed right after it loses no request and completes none twice. The front-end may write
 //! it: whatever stands there is checked, and can at most name heads that are in the queue.
 //!
-//! Behind the queues is a *note*: two words of the device for its next backend. The guest does not see them.
+//! Behind the queues is a [`Note`]: words of the device for its next backend. The guest does not see them.
 
 use farlane_zero_copy::{Mapping, MappingError};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -30,8 +30,11 @@ const NEXT_AT: usize = 6;
 const COUNTER_AT: usize = 8;
 /// Alignment of queues, and bytes of the note.
 const QUEUE_ALIGN: usize = 64;
-/// First word of a note, "FARLNOTE"; the device's two follow.
+/// Before the words of a note: "FARLNOTE".
 const NOTE: u64 = 0x4554_4f4e_4c52_4146;
+
+/// What a device leaves for its next backend.
+pub type Note = [u64; 3];
 
 /// Why there is no such memory.
 #[derive(Debug, Error)]
@@ -132,7 +135,7 @@ impl Inflight {
     }
 
     /// The words of the note.
-    fn note_words(&self) -> Option<&[AtomicU64; 3]> {
+    fn note_words(&self) -> Option<&[AtomicU64; 4]> {
         if !self.has_note {
             return None;
         }
@@ -144,7 +147,7 @@ impl Inflight {
 
     /// What the last backend has left for the next one.
     #[must_use]
-    pub fn note(&self) -> Option<[u64; 2]> {
+    pub fn note(&self) -> Option<Note> {
         let [mark, words @ ..] = self.note_words()?;
         if mark.load(Ordering::Acquire) != NOTE {
             return None;
@@ -153,7 +156,7 @@ impl Inflight {
     }
 
     /// Leaves this for the next backend, where there is room for it.
-    pub fn set_note(&self, note: [u64; 2]) {
+    pub fn set_note(&self, note: Note) {
         if self.note() == Some(note) {
             return;
         }
@@ -356,20 +359,20 @@ mod tests {
         let (file, map) = pair();
         let again = |bytes| Inflight::map(file.as_fd(), 0, bytes, 2, 8).unwrap();
         assert_eq!(map.note(), None);
-        map.set_note([7, u64::MAX]);
-        map.set_note([8, 9]);
-        assert_eq!(again(region_bytes(2, 8)).note(), Some([8, 9]));
+        map.set_note([7, u64::MAX, 1]);
+        map.set_note([8, 9, 2]);
+        assert_eq!(again(region_bytes(2, 8)).note(), Some([8, 9, 2]));
         // The queues are beside it.
         let mut queue = map.queue(1, 8).unwrap();
         assert!(queue.recover(0).is_empty());
         queue.begin(7);
         assert_eq!(successor(&file).recover(0), [7]);
-        assert_eq!(map.note(), Some([8, 9]));
+        assert_eq!(map.note(), Some([8, 9, 2]));
         // Memory that has no room for one.
         let small = again(region_bytes(2, 8) - 64);
-        small.set_note([1, 2]);
+        small.set_note([1, 2, 3]);
         assert_eq!(small.note(), None);
-        assert_eq!(map.note(), Some([8, 9]));
+        assert_eq!(map.note(), Some([8, 9, 2]));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::bits::feature;
 use crate::call::Call;
 use crate::channel::Channel;
-use crate::inflight::{self, Inflight, QueueInflight};
+use crate::inflight::{self, Inflight, Note, QueueInflight};
 use crate::memory::{MAX_SLOTS, Memory};
 use crate::vring::{Layout, MAX_SIZE};
 use farlane_daemon::log_limit::LogLimit;
@@ -95,8 +95,11 @@ pub trait Device: Send + 'static {
 
     /// The VMM tells of the memory that tracks requests, which outlives backends. `found` is the note that the last one has left
     /// there, which may have been this one. Returns the one that is to be there from now on.
-    fn note(&mut self, _found: Option<[u64; 2]>) -> Option<[u64; 2]> {
-        None
+    ///
+    /// # Errors
+    /// The device cannot go on where the last backend has left it: the VMM has to come again.
+    fn note(&mut self, _found: Option<Note>) -> io::Result<Option<Note>> {
+        Ok(None)
     }
 }
 
@@ -460,7 +463,8 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         let (offset, bytes) = (inflight.mmap_offset, inflight.mmap_size);
         let map = Inflight::map(file.as_fd(), offset, bytes, queues, entries);
         let map = map.map_err(|e| self.refuse(&e))?;
-        if let Some(note) = self.device.note(map.note()) {
+        let note = self.device.note(map.note());
+        if let Some(note) = note.map_err(Error::ReqHandlerError)? {
             map.set_note(note);
         }
         self.inflight = Some(map);

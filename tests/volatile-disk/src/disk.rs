@@ -2,7 +2,7 @@
 
 use crate::log::{Caches, Log, PowerLoss};
 use crate::namespace;
-use crate::server::{FILE, Operation, Server, Shared};
+use crate::server::{FILE, Operation, Server, Shared, State};
 use fuser::{BackgroundSession, Config, MountOption};
 use rustix::mount::UnmountFlags;
 use std::io;
@@ -142,19 +142,39 @@ impl VolatileDisk {
     /// # Errors
     /// None came.
     pub fn await_held_flush(&self) -> io::Result<()> {
+        self.await_held("flush", |state| !state.held.is_empty())
+    }
+
+    fn await_held(&self, what: &str, is_held: impl Fn(&State) -> bool) -> io::Result<()> {
         let end = Instant::now() + PATIENCE;
         let mut state = self.shared.state();
-        while state.held.is_empty() {
+        while !is_held(&state) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "No flush was requested",
-                ));
+                let why = format!("No {what} was requested");
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why));
             }
             state = self.shared.wait(state, left);
         }
         Ok(())
+    }
+
+    /// Has reads that are requested from now on wait for [`release_reads`](Self::release_reads).
+    pub fn hold_reads(&self) {
+        self.shared.state().holds_reads = true;
+    }
+
+    /// Waits until a read is held.
+    ///
+    /// # Errors
+    /// None came.
+    pub fn await_held_read(&self) -> io::Result<()> {
+        self.await_held("read", |state| !state.held_reads.is_empty())
+    }
+
+    /// Answers the reads that are held; others are held no longer.
+    pub fn release_reads(&self) {
+        self.shared.state().release_reads();
     }
 
     /// Completes the flushes that are held; others are held no longer.
@@ -168,6 +188,7 @@ impl Drop for VolatileDisk {
         // Whoever still waits for an answer would not end.
         self.heal();
         self.release_flushes();
+        self.release_reads();
         // Whoever still has the file open keeps it; it is served until the last has closed it.
         if let Err(e) = rustix::mount::unmount(self.folder.path(), UnmountFlags::DETACH) {
             eprintln!("Cannot unmount {}: {e}", self.folder.path().display());

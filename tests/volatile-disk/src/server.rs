@@ -32,6 +32,14 @@ pub enum Operation {
     Flush,
 }
 
+/// A read that waits.
+#[derive(Debug)]
+pub struct HeldRead {
+    offset: u64,
+    size: u32,
+    reply: ReplyData,
+}
+
 /// A flush that waits.
 #[derive(Debug)]
 pub struct Held {
@@ -52,6 +60,8 @@ pub struct State {
     pub most_written: usize,
     pub holds_flushes: bool,
     pub held: Vec<Held>,
+    pub holds_reads: bool,
+    pub held_reads: Vec<HeldRead>,
     handles: u64,
 }
 
@@ -132,6 +142,22 @@ impl State {
         }
     }
 
+    /// Answers the reads that are held with what stands there now, and holds none any more.
+    pub fn release_reads(&mut self) {
+        self.holds_reads = false;
+        for HeldRead {
+            offset,
+            size,
+            reply,
+        } in std::mem::take(&mut self.held_reads)
+        {
+            match self.read(offset, size) {
+                Ok(bytes) => reply.data(bytes),
+                Err(errno) => reply.error(errno),
+            }
+        }
+    }
+
     fn flushed(&mut self, held: Held) {
         let Held {
             handle,
@@ -160,6 +186,8 @@ impl Shared {
             most_written: usize::MAX,
             holds_flushes: false,
             held: Vec::new(),
+            holds_reads: false,
+            held_reads: Vec::new(),
             handles: 0,
         };
         Self {
@@ -172,7 +200,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a flush is held, or so long.
+    /// Waits until a request is held, or so long.
     pub fn wait<'a>(&self, state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
         let waited = self.held.wait_timeout(state, limit);
         waited.unwrap_or_else(PoisonError::into_inner).0
@@ -258,7 +286,17 @@ impl Filesystem for Server {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        match self.0.state().read(offset, size) {
+        let mut state = self.0.state();
+        if state.holds_reads {
+            state.held_reads.push(HeldRead {
+                offset,
+                size,
+                reply,
+            });
+            self.0.held.notify_all();
+            return;
+        }
+        match state.read(offset, size) {
             Ok(bytes) => reply.data(bytes),
             Err(errno) => reply.error(errno),
         }

@@ -18,6 +18,11 @@ const READ: libc::off_t = 0;
 const WRITE: libc::off_t = 1;
 const RESIZE: libc::off_t = 3;
 
+/// Locks of who moves bytes between the file and the memory of a user: this, and a number below `USERS`. They are far behind
+/// all files.
+const USES: libc::off_t = 1 << 61;
+const USERS: u64 = 1 << 61;
+
 /// Nobody else writes a disk or changes its size, whoever reads it.
 const KEPT: [libc::off_t; 2] = [WRITE, RESIZE];
 
@@ -35,6 +40,33 @@ pub fn lock(file: &OwnedFd, read_only: bool) -> Result<(), Errno> {
         }
     }
     result
+}
+
+/// Says that bytes are going to be moved between a file and the memory of `user`, which is a number that others do not have.
+///
+/// A backend that was killed lets go of a file when its last transfer has ended. Until then the memory must not be given to
+/// anybody, and a file that is only read can be had by many.
+///
+/// # Errors
+/// `EAGAIN` when somebody else has said so.
+pub fn enter(file: &OwnedFd, user: u64) -> Result<(), Errno> {
+    let byte = use_of(user);
+    change(file, byte, libc::F_RDLCK)?;
+    // Somebody else's lock of a whole file is none of these.
+    if others(file, byte)?.is_some_and(|lock| (lock.l_start, lock.l_len) == (byte, 1)) {
+        leave(file, user);
+        return Err(Errno::AGAIN);
+    }
+    Ok(())
+}
+
+/// The memory of `user` is not touched any more.
+pub fn leave(file: &OwnedFd, user: u64) {
+    let _ = change(file, use_of(user), libc::F_UNLCK);
+}
+
+fn use_of(user: u64) -> libc::off_t {
+    USES + libc::off_t::try_from(user % USERS).unwrap_or(0)
 }
 
 fn take(file: &OwnedFd, has: &[libc::off_t]) -> Result<(), Errno> {
@@ -70,13 +102,18 @@ fn change(file: &OwnedFd, byte: libc::off_t, kind: libc::c_int) -> Result<(), Er
 
 /// Whether another open file has a lock of a byte.
 fn is_locked_by_others(file: &OwnedFd, byte: libc::off_t) -> Result<bool, Errno> {
+    others(file, byte).map(|lock| lock.is_some())
+}
+
+/// A lock of a byte that another open file has.
+fn others(file: &OwnedFd, byte: libc::off_t) -> Result<Option<libc::flock>, Errno> {
     let mut answer = request(byte, libc::F_WRLCK)?;
     // SAFETY: the kernel reads and writes the structure.
     let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut answer) };
     if rc != 0 {
         return Err(last_error());
     }
-    Ok(libc::c_int::from(answer.l_type) != libc::F_UNLCK)
+    Ok((libc::c_int::from(answer.l_type) != libc::F_UNLCK).then_some(answer))
 }
 
 fn last_error() -> Errno {
@@ -149,6 +186,39 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn whose_memory_is_used_is_known_until_the_open_file_is_gone() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let [first, next, other] = [0; 3].map(|_| open(file.path()));
+        for ours in [&first, &next, &other] {
+            lock(ours, true).unwrap();
+        }
+        let user = u64::MAX;
+        enter(&first, user).unwrap();
+        enter(&first, user).unwrap();
+        enter(&other, user - 1).unwrap();
+        assert_eq!(enter(&next, user), Err(Errno::AGAIN));
+        // As a transfer under way keeps it.
+        let kept = first.try_clone().unwrap();
+        drop(first);
+        assert_eq!(enter(&next, user), Err(Errno::AGAIN));
+        drop(kept);
+        enter(&next, user).unwrap();
+        leave(&next, user);
+        enter(&other, user).unwrap();
+        leave(&other, user);
+        // As Cloud Hypervisor locks a disk that it only reads.
+        let reader = open(file.path());
+        let whole = libc::flock {
+            l_len: 0,
+            ..request(0, libc::F_RDLCK).unwrap()
+        };
+        // SAFETY: the kernel reads the structure.
+        let rc = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) };
+        assert_eq!(rc, 0);
+        enter(&next, user).unwrap();
     }
 
     #[test]

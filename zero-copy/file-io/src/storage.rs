@@ -1,6 +1,6 @@
 //! What holds the bytes of a disk: a file or block device, opened once and for all.
 
-use crate::lock::lock;
+use crate::lock::{enter, leave, lock};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -164,6 +164,30 @@ impl Storage {
             file: self.file.try_clone()?,
             ..*self
         })
+    }
+
+    /// Says that bytes are going to be moved between this and the memory of `user`, for which somebody else may be doing so who has
+    /// just ended: see [`enter`](crate::lock::enter). `waits` is called once if there is somebody.
+    ///
+    /// # Errors
+    /// Somebody else has not ended, or what the system says.
+    pub fn enter(&self, user: u64, waits: impl FnOnce()) -> std::io::Result<()> {
+        let mut waits = Some(waits);
+        let entered = patiently(PATIENCE, || {
+            let result = enter(&self.file, user);
+            if result.is_err()
+                && let Some(waits) = waits.take()
+            {
+                waits();
+            }
+            result
+        });
+        Ok(entered?)
+    }
+
+    /// The memory of `user` is not touched any more.
+    pub fn leave(&self, user: u64) {
+        leave(&self.file, user);
     }
 
     /// Has the page cache not take part from now on. `None` where the file system cannot do that,

@@ -178,6 +178,8 @@ pub struct Paths {
     /// Bytes that a path has to have.
     bytes: AtomicU64,
     ending: std::sync::atomic::AtomicBool,
+    /// Whose memory transfers touch, where that is said to others who read the disk. Held while a path is replaced.
+    user: Mutex<Option<u64>>,
     limit: LogLimit,
 }
 
@@ -320,6 +322,38 @@ impl Paths {
     #[must_use]
     pub fn fails_over(&self) -> bool {
         self.fails_over
+    }
+
+    /// Says that transfers are going to touch the memory of `user`, a number that no other VM's disk has. A disk that is written
+    /// is nobody else's until the last transfer of who had it is over; one that is only read may still be read into this memory by
+    /// a backend that was killed, which is waited for. `waits` is called then.
+    ///
+    /// # Errors
+    /// It has not ended.
+    pub fn enter(&self, user: u64, waits: impl Fn()) -> std::io::Result<()> {
+        let mut current = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.read_only || *current == Some(user) {
+            return Ok(());
+        }
+        for (number, path) in self.all.iter().enumerate() {
+            if let Err(e) = path.storage().enter(user, &waits) {
+                let entered = self.all.iter().take(number);
+                entered.for_each(|path| path.storage().leave(user));
+                return Err(e);
+            }
+        }
+        if let Some(before) = current.replace(user) {
+            self.all.iter().for_each(|p| p.storage().leave(before));
+        }
+        Ok(())
+    }
+
+    /// Nothing touches that memory any more.
+    pub fn leave(&self) {
+        let mut current = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(user) = current.take() {
+            self.all.iter().for_each(|path| path.storage().leave(user));
+        }
     }
 
     /// The size of the disk, if all paths that are up agree in it.

@@ -243,6 +243,7 @@ impl Paths {
             blocks,
             bytes: AtomicU64::new(bytes),
             ending: AtomicBool::new(false),
+            user: Mutex::default(),
             limit: LogLimit::new(),
         })
     }

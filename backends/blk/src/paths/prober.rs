@@ -125,6 +125,13 @@ impl Paths {
         for device in self.candidates(path) {
             match self.reopen(&device, path) {
                 Ok(storage) => {
+                    let user = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+                    if let Some(user) = *user
+                        && let Err(e) = storage.enter(user, || ())
+                    {
+                        log::debug!("Path {} is in use: {e}", path.name);
+                        return false;
+                    }
                     path.replace(storage);
                     return true;
                 }
