@@ -1,42 +1,16 @@
-//! What is lent, and to whom: the configuration file, and the same from the command line.
+//! What is lent, and to whom, as the configuration file and the command line say it.
 
 use farlane_vfio_remote::link::Address;
 use serde::Deserialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
-use thiserror::Error;
 
-/// Why there is no configuration.
-#[derive(Debug, Error)]
-pub enum ConfigError {
-    /// The file cannot be read.
-    #[error("Cannot read {}", path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: std::io::Error,
-    },
-    /// It says something that is not understood.
-    #[error("{} is not a configuration of a lender", path.display())]
-    Parse {
-        /// Which.
-        path: PathBuf,
-        /// Where and why.
-        #[source]
-        source: Box<toml::de::Error>,
-    },
-}
-
-/// A configuration file.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// What a lender is configured with; [`file`](crate::file) reads it.
+#[derive(Clone, Debug, Default)]
 pub struct Config {
     /// What this host calls itself.
     pub name: Option<String>,
     /// Where borrowers connect.
-    #[serde(default)]
     pub listen: Vec<AddressText>,
     /// A lease ends when it has not been renewed for so many seconds (3).
     pub term_seconds: Option<u16>,
@@ -45,28 +19,9 @@ pub struct Config {
     /// Certificates, for `tls:` addresses.
     pub tls: Option<TlsFiles>,
     /// What is lent.
-    #[serde(default, rename = "device")]
     pub devices: Vec<DeviceConfig>,
     /// Bridges to other hosts.
-    #[serde(default, rename = "window")]
     pub windows: Vec<WindowConfig>,
-}
-
-impl Config {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// See [`ConfigError`].
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        toml::from_str(&text).map_err(|e| ConfigError::Parse {
-            path: path.to_owned(),
-            source: Box::new(e),
-        })
-    }
 }
 
 /// An address in a file.
@@ -95,21 +50,18 @@ pub struct TlsFiles {
 }
 
 /// A device.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug)]
 pub struct DeviceConfig {
     /// Its name.
     pub name: String,
     /// Who may borrow it: names of hosts; everybody who can connect where it is empty.
-    #[serde(default)]
     pub borrowers: Vec<String>,
     /// Where it comes from.
-    #[serde(flatten)]
     pub source: SourceConfig,
 }
 
 /// Where a device comes from.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(tag = "source", rename_all = "lowercase")]
+#[derive(Clone, Debug)]
 pub enum SourceConfig {
     /// A software NVMe controller.
     Nvme(NvmeOptions),
@@ -120,19 +72,16 @@ pub enum SourceConfig {
 }
 
 /// A software GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GpuOptions {
     /// Its video memory: a power of two.
     pub memory: Option<Size>,
 }
 
 /// A software NVMe controller.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default)]
 pub struct NvmeOptions {
     /// Its namespaces, at least one.
-    #[serde(rename = "namespace")]
     pub namespaces: Vec<Backing>,
     /// Serial number; made of the device's name where it is not given.
     pub serial: Option<String>,
@@ -271,7 +220,7 @@ impl FromStr for BlockBytes {
 }
 
 /// A function of this host, bound to vfio-pci.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     /// Its address.
     pub function: FunctionAddress,
@@ -312,20 +261,18 @@ impl TryFrom<String> for FunctionAddress {
 }
 
 /// A bridge to other hosts.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug)]
 pub struct WindowConfig {
     /// What both ends call it.
     pub name: String,
     /// Whose memory is seen through it: names of hosts. Nobody else's devices reach it.
     pub borrowers: Vec<String>,
     /// What it is.
-    #[serde(flatten)]
     pub bridge: BridgeConfig,
 }
 
 /// Kinds of bridges.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(tag = "ntb", rename_all = "lowercase")]
+#[derive(Clone, Debug)]
 pub enum BridgeConfig {
     /// An ivshmem function of this (virtual) host.
     Ivshmem {
@@ -339,81 +286,8 @@ pub enum BridgeConfig {
         /// Which BAR.
         bar: u8,
         /// Where in the BAR the window begins, in bytes.
-        #[serde(default)]
         offset: u64,
         /// Its size.
         size: Size,
     },
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_file_says_what_is_lent_and_to_whom() {
-        let config: Config = toml::from_str(
-            r#"
-            name = "rack1"
-            listen = ["unix:/run/farlane/lend.sock", "tls:0.0.0.0:7411"]
-            term_seconds = 2
-
-            [tls]
-            certificate = "rack1.pem"
-            key = "rack1.key"
-            authorities = "ca.pem"
-
-            [[device]]
-            name = "scratch"
-            source = "nvme"
-            namespace = [{ file = "/srv/scratch.img" }, { null = "1T" }]
-            doorbells = "shared"
-            block = 4096
-
-            [[device]]
-            name = "gpu0"
-            source = "gpu"
-            memory = "64M"
-
-            [[device]]
-            name = "nvme0"
-            source = "vfio"
-            function = "0000:01:00.0"
-            borrowers = ["rack2", "rack3"]
-
-            [[window]]
-            name = "ram"
-            borrowers = ["rack2"]
-            ntb = "ivshmem"
-            function = "0000:00:05.0"
-            "#,
-        )
-        .unwrap();
-        assert_eq!(config.listen.len(), 2);
-        assert_eq!(config.devices[2].borrowers, ["rack2", "rack3"]);
-        let SourceConfig::Gpu(gpu) = &config.devices[1].source else {
-            panic!("not a GPU");
-        };
-        assert_eq!(gpu.memory, Some(Size(64 << 20)));
-        let SourceConfig::Nvme(nvme) = &config.devices[0].source else {
-            panic!("not an NVMe controller");
-        };
-        assert_eq!(nvme.namespaces[1], Backing::Null(Size(1 << 40)));
-        assert_eq!(nvme.block, BlockBytes::B4096);
-    }
-
-    #[test]
-    fn mistakes_in_a_file_are_told() {
-        for text in [
-            "listen = [\"tcp:0.0.0.0:1\"]",
-            "lisden = []",
-            "[[device]]\nname = \"a\"\nsource = \"floppy\"",
-            "[[device]]\nname = \"a\"\nsource = \"vfio\"\nfunction = \"01:00.0\"",
-            "[[device]]\nname = \"a\"\nsource = \"nvme\"\nblock = 513",
-            "[[device]]\nname = \"a\"\nsource = \"gpu\"\nmemory = \"much\"",
-            "[[window]]\nname = \"a\"\nntb = \"ivshmem\"\nfunction = \"0000:01:00.0\"",
-        ] {
-            assert!(toml::from_str::<Config>(text).is_err(), "{text}");
-        }
-    }
 }

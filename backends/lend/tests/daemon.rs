@@ -124,6 +124,22 @@ fn what_cannot_work_ends_it_with_a_message() {
 }
 
 #[test]
+fn a_key_that_is_not_known_ends_it_with_file_line_and_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lend.toml");
+    // Nobody can connect: it would end with that, were the key not seen.
+    let device = "[[device]]\nname = \"gpu0\"\nsource = \"gpu\"\nborrower = [\"rack2\"]\n";
+    std::fs::write(&path, device).unwrap();
+    let path = path.display().to_string();
+    let output = run(&[&format!("--config={path}")]);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    for said in [path.as_str(), "line 4, ", "`borrower`"] {
+        assert!(text.contains(said), "{text}");
+    }
+}
+
+#[test]
 fn sigterm_ends_it_at_once_and_its_sockets_go() {
     let mut daemon = Daemon::start();
     let pid = rustix::process::Pid::from_child(&daemon.child);
