@@ -4,12 +4,14 @@
 
 mod common;
 mod peers;
+mod unreliable;
 
 use common::{
     AREA, LENGTH, MSI, Rig, SOURCE, STATUS, TARGET, lender, memfd, serve_borrowed, until,
 };
 use farlane_pci::InterruptKind;
 use farlane_vfio_remote::borrower;
+use farlane_vfio_remote::lender::{Lender, LenderConfig, LenderError};
 use farlane_vfio_remote::link::message::{
     Fence, Place, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
 };
@@ -17,6 +19,7 @@ use farlane_vfio_remote::link::{
     Acceptor, Connector, LinkError, Received, Receiver, Sender, TlsIdentity,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
@@ -306,6 +309,23 @@ fn a_lease_that_is_not_renewed_ends_and_what_comes_late_is_refused() {
     assert!(second > fence);
     assert_eq!(raw.ask(map(fence)).unwrap_err(), Refusal::Ended(fence));
     raw.ask(map(second)).unwrap();
+}
+
+#[test]
+fn a_term_is_no_longer_than_a_minute() {
+    let lender = |seconds| {
+        Lender::new(LenderConfig {
+            name: "lender".into(),
+            offers: Vec::new(),
+            bridges: BTreeMap::new(),
+            term: Duration::from_secs(seconds),
+            grace: Duration::ZERO,
+        })
+    };
+    assert!(lender(1).is_ok() && lender(60).is_ok());
+    for seconds in [0, 61, 3600] {
+        assert!(matches!(lender(seconds), Err(LenderError::Term(_))));
+    }
 }
 
 #[test]

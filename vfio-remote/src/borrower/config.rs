@@ -5,6 +5,7 @@ use super::device::{Borrowed, Presence, RETRY};
 use super::layout::User;
 use crate::link::message::Request;
 use farlane_pci::{ConfigSpace, Effects, Region};
+use farlane_zero_copy::chain;
 use std::sync::Arc;
 
 /// No smaller stretch of a BAR can be mapped.
@@ -16,14 +17,23 @@ impl Borrowed {
         let Presence::Held(session, fence) = &self.presence else {
             return;
         };
+        let (session, fence) = (Arc::clone(session), *fence);
         let is_master = self.space.as_ref().is_some_and(ConfigSpace::is_bus_master);
-        let user = self.client.as_ref().filter(|_| is_master);
-        let user = user.map(|client| User {
-            session: Arc::clone(session),
-            fence: *fence,
-            client: client.clone(),
-        });
-        self.layout().set_user(user);
+        match self.client.clone().filter(|_| is_master) {
+            None => self.layout().remove_user(),
+            Some(client) => {
+                let user = User {
+                    session: Arc::clone(&session),
+                    fence,
+                    client,
+                };
+                let shown = self.layout().set_user(user);
+                if let Err(e) = shown {
+                    log::error!("{}: given up: {}", self.config.device, chain(&e));
+                    session.give_up(fence);
+                }
+            }
+        }
         self.notice_loss();
     }
 

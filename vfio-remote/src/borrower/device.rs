@@ -1,7 +1,7 @@
 //! A lent function as a device of a VM.
 
 use super::bars::Bars;
-use super::layout::Layout;
+use super::layout::{Layout, LayoutError};
 use super::peers::Peers;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
@@ -157,6 +157,10 @@ impl Borrowed {
 
     /// Makes a link.
     fn attach(&mut self) -> Result<(), SessionError> {
+        // The memory of this VM may be the file that the one before had.
+        if let Err(LayoutError::InDoubt(left)) = self.layout().check_doubt() {
+            return Err(SessionError::InDoubt(left));
+        }
         let bars = self.bars.clone();
         let memory = self.layout().messages();
         let mut session = Session::open(
@@ -303,6 +307,11 @@ impl Borrowed {
         self.notice_loss();
     }
 
+    fn memory_error(&self, what: &str, error: &LayoutError) -> Errno {
+        log::error!("{}: cannot {what}: {}", self.config.device, chain(error));
+        Errno::IO
+    }
+
     fn region_of(index: u32) -> Result<Region, Errno> {
         Region::from_index(index).ok_or(Errno::INVAL)
     }
@@ -435,18 +444,22 @@ impl Device for Borrowed {
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
         let is_ram = map.file.is_some();
-        self.layout().add(map);
+        let added = self.layout().add(map);
         if is_ram {
             self.follow_bars();
         }
         self.notice_loss();
-        Ok(())
+        match added {
+            // A device that is gone needs no memory, of which its next user is shown all.
+            Ok(()) | Err(LayoutError::Session(_)) => Ok(()),
+            Err(e) => Err(self.memory_error("map", &e)),
+        }
     }
 
     fn dma_unmap(&mut self, address: u64, _size: u64) -> Result<(), Errno> {
-        self.layout().remove(address);
+        let removed = self.layout().remove(address);
         self.notice_loss();
-        Ok(())
+        removed.map_err(|e| self.memory_error("unmap", &e))
     }
 
     fn reset(&mut self) -> Result<(), Errno> {

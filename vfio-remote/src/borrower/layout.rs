@@ -13,6 +13,29 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// Why memory is not as the VM asks for it.
+#[derive(Debug, Error)]
+pub(crate) enum LayoutError {
+    /// The lender refuses memory of the VM.
+    #[error("The device does not reach {length:#x} bytes at {address:#x}: {why}")]
+    Unreachable {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        length: u64,
+        /// What the ways to it say.
+        why: String,
+    },
+    /// A lender fell silent before it said that its device had stopped.
+    #[error("The device may still reach what it has reached, for up to {0:?}")]
+    InDoubt(Duration),
+    /// The link has failed, or the lender: the device is given up.
+    #[error("The device is given up")]
+    Session(#[from] SessionError),
+}
 
 /// Who reaches the memory: the device while it is held and a bus master.
 #[derive(Clone)]
@@ -51,8 +74,8 @@ pub(super) enum Placed {
     Messages,
     /// The lender knows how.
     There,
-    /// Not at all.
-    Nowhere,
+    /// Not at all: why.
+    Nowhere(String),
 }
 
 /// A stretch that has been dealt with.
@@ -88,6 +111,8 @@ pub(crate) struct Layout {
     /// What is reached by messages now.
     pub(super) messages: Arc<DmaSpace>,
     pub(super) user: Option<User>,
+    /// Whose device may still reach memory: see [`Session::reaches_until`].
+    pub(super) doubt: Option<Arc<Session>>,
 }
 
 impl Layout {
@@ -101,6 +126,7 @@ impl Layout {
             peer_windows,
             messages: DmaSpace::new(),
             user: None,
+            doubt: None,
         }
     }
 
@@ -111,7 +137,7 @@ impl Layout {
 
     /// The monitor is gone, and with it all of the VM's own memory. Nobody uses it.
     pub fn clear(&mut self) {
-        self.set_user(None);
+        self.remove_user();
         self.ranges.clear();
         self.ways.clear();
         self.messages = DmaSpace::new();
@@ -158,51 +184,83 @@ impl Layout {
         Ok(())
     }
 
-    /// The VM has memory there.
-    pub fn add(&mut self, map: DmaMap) {
+    /// The VM has memory there. Where the device cannot reach it, the VM has none there.
+    pub fn add(&mut self, map: DmaMap) -> Result<(), LayoutError> {
+        let address = map.address;
         let range = Range {
             size: map.size,
             writable: map.writable,
             file: map.file.map(|(file, offset)| (Arc::new(file), offset)),
         };
-        self.ranges.insert(map.address, range);
-        self.settle();
+        self.ranges.insert(address, range);
+        let settled = self.settle();
+        if let Err(LayoutError::Unreachable { .. }) = &settled {
+            self.ranges.remove(&address);
+            self.follow_publications();
+        }
+        settled
     }
 
-    /// The VM has no memory there any more. The device does not reach it when this returns.
-    pub fn remove(&mut self, address: u64) {
+    /// The VM has no memory there any more. The device does not reach it when this has succeeded.
+    pub fn remove(&mut self, address: u64) -> Result<(), LayoutError> {
         self.ranges.remove(&address);
-        self.settle();
+        self.follow_publications();
+        self.check_doubt()
+    }
+
+    /// Whether the device reaches nothing but what it is shown, as far as this end knows.
+    pub fn check_doubt(&mut self) -> Result<(), LayoutError> {
+        let until = self.doubt.as_ref().and_then(|s| s.reaches_until());
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        match left.filter(|left| !left.is_zero()) {
+            Some(left) => Err(LayoutError::InDoubt(left)),
+            None => {
+                self.doubt = None;
+                Ok(())
+            }
+        }
     }
 
     /// Another device of the VM has memory there.
     pub fn add_target(&mut self, id: u64, target: Arc<Target>) {
         self.targets.insert(id, target);
-        self.settle();
+        self.follow_publications();
     }
 
     /// It has it no more. This device does not reach it when this returns.
     pub fn remove_target(&mut self, id: u64) {
         self.targets.remove(&id);
-        self.settle();
+        self.follow_publications();
     }
 
-    /// Has the device reach all memory; or none, of which the lender is told.
-    pub fn set_user(&mut self, user: Option<User>) {
-        if user.is_none() {
-            let addresses: Vec<u64> = self.pieces.keys().copied().collect();
-            for address in addresses {
-                self.hide(address);
-            }
+    /// Has the device reach all memory.
+    pub fn set_user(&mut self, user: User) -> Result<(), LayoutError> {
+        self.user = Some(user);
+        self.settle()
+    }
+
+    /// Has the device reach nothing, of which the lender is told.
+    pub fn remove_user(&mut self) {
+        let addresses: Vec<u64> = self.pieces.keys().copied().collect();
+        for address in addresses {
+            self.hide(address);
         }
-        self.user = user;
-        self.settle();
+        self.user = None;
     }
 
-    /// The device is gone: it reaches nothing, and there is nobody to be told.
+    /// The device is gone: it is shown nothing any more, and there is nobody to be told.
     pub fn lose_user(&mut self) {
-        self.user = None;
-        self.set_user(None);
+        self.forget_user();
+        self.remove_user();
+    }
+
+    /// Nobody is asked any more to keep the device from memory.
+    pub(super) fn forget_user(&mut self) {
+        if let Some(user) = self.user.take()
+            && user.session.reaches_until().is_some()
+        {
+            self.doubt = Some(user.session);
+        }
     }
 
     /// Whether the VM has memory of its own at one of `length` bytes at `address`.
@@ -273,8 +331,16 @@ impl Layout {
         wanted
     }
 
-    /// Has the device reach what it is to reach, and nothing else.
-    fn settle(&mut self) {
+    /// As [`settle`](Self::settle), where nothing of the VM's own memory is new.
+    fn follow_publications(&mut self) {
+        if let Err(e) = self.settle() {
+            log::warn!("{}: {}", self.name, chain(&e));
+        }
+    }
+
+    /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be reached, and some of its
+    /// memory: a VM has ranges, such as its firmware, that no device needs.
+    fn settle(&mut self) -> Result<(), LayoutError> {
         let wanted = self.wanted();
         let stale = self.pieces.iter().filter(|(address, piece)| {
             wanted
@@ -285,10 +351,10 @@ impl Layout {
         for address in stale {
             self.hide(address);
         }
-        let Some(user) = self.user.clone() else {
-            return;
-        };
         for (address, stretch) in wanted {
+            let Some(user) = self.user.clone() else {
+                return Ok(());
+            };
             if self.pieces.contains_key(&address) {
                 continue;
             }
@@ -302,10 +368,35 @@ impl Layout {
                     self.pieces.insert(address, piece);
                 }
                 Err(e) => {
-                    log::warn!("{}: memory cannot be shown: {}", self.name, chain(&e));
-                    return;
+                    user.session.give_up(user.fence);
+                    self.lose_user();
+                    return Err(e.into());
                 }
             }
+        }
+        self.check_own_memory()
+    }
+
+    /// See [`settle`](Self::settle).
+    fn check_own_memory(&self) -> Result<(), LayoutError> {
+        let pieces = self.pieces.values();
+        let own = pieces.filter(|piece| !matches!(piece.stretch.backing, Backing::Peer(_)));
+        let missing = |piece: &&Piece| matches!(piece.placed, Placed::Nowhere(_));
+        let mut reached = own.clone().filter(|piece| !missing(piece));
+        // Of what it reaches some of, only what is in files must not be missing.
+        let needed = reached.next().map(|_| Backing::Ram);
+        let is_needed = |piece: &&Piece| needed.is_none_or(|kind| piece.stretch.backing == kind);
+        match own.filter(missing).find(is_needed) {
+            Some(Piece {
+                stretch,
+                placed: Placed::Nowhere(why),
+                ..
+            }) => Err(LayoutError::Unreachable {
+                address: stretch.address,
+                length: stretch.length,
+                why: why.clone(),
+            }),
+            _ => Ok(()),
         }
     }
 }

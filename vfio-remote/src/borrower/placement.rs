@@ -50,8 +50,7 @@ pub(super) fn ask(
 
 impl Layout {
     /// Has the device reach one stretch: through a window where there is one for it, else by
-    /// messages. A stretch that it cannot reach at all is said to the log, not to the VM: a VM has
-    /// ranges, such as its firmware, that no device needs.
+    /// messages.
     pub(super) fn show(
         &self,
         stretch: &Stretch,
@@ -77,14 +76,14 @@ impl Layout {
             }
         };
         Ok(placed.unwrap_or_else(|| {
+            let why = reasons.join("; ");
             log::warn!(
-                "{} does not reach {:#x} bytes at {:#x}: {}",
+                "{} does not reach {:#x} bytes at {:#x}: {why}",
                 self.name,
                 stretch.length,
                 stretch.address,
-                reasons.join("; ")
             );
-            (Placed::Nowhere, None)
+            (Placed::Nowhere(why), None)
         }))
     }
 
@@ -194,7 +193,8 @@ impl Layout {
         Ok(None)
     }
 
-    /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked.
+    /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked. A device that cannot be kept
+    /// from it is given up.
     pub(super) fn hide(&mut self, address: u64) {
         let Some(Piece {
             stretch, placed, ..
@@ -203,16 +203,16 @@ impl Layout {
             return;
         };
         if let Some(user) = &self.user
-            && !matches!(placed, Placed::Nowhere)
+            && !matches!(placed, Placed::Nowhere(_))
+            && let Err(e) = user.session.unmap(user.fence, address, stretch.length)
         {
-            let request = Request::Unmap {
-                fence: user.fence,
-                address,
-                length: stretch.length,
-            };
-            if let Err(e) = user.session.ask(request, &[]) {
-                log::debug!("Memory at {address:#x} cannot be taken away: {}", chain(&e));
-            }
+            log::error!(
+                "{}: given up, because {:#x} bytes at {address:#x} are not taken away from it: {}",
+                self.name,
+                stretch.length,
+                chain(&e)
+            );
+            self.forget_user();
         }
         match placed {
             Placed::Window { way, slice } => {
@@ -225,7 +225,7 @@ impl Layout {
                     log::debug!("Memory at {address:#x} was not mapped: {}", chain(&e));
                 }
             }
-            Placed::There | Placed::Nowhere => {}
+            Placed::There | Placed::Nowhere(_) => {}
         }
     }
 }

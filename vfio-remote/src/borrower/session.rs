@@ -21,6 +21,9 @@ use thiserror::Error;
 const PATIENCE: Duration = Duration::from_millis(4500);
 /// Accesses to memory that wait to be done; a lender that asks for more waits.
 const MEMORY_QUEUE: usize = 64;
+/// How much longer than by its term a lease may last at a lender that has fallen silent: until it has looked at the time
+/// (once a second) and stopped the device.
+const STOPPING: Duration = Duration::from_secs(2);
 
 /// Why something could not be done at the lender.
 #[derive(Debug, Error)]
@@ -40,6 +43,9 @@ pub enum SessionError {
     /// The link has ended, or the lender does not answer.
     #[error("The lender is gone")]
     Lost,
+    /// A lender fell silent, and nothing says that its device has stopped.
+    #[error("The device may still reach memory of the VM that had it, for up to {0:?}")]
+    InDoubt(Duration),
     /// The system failed.
     #[error("The link cannot be served")]
     Io(#[from] std::io::Error),
@@ -56,13 +62,26 @@ struct Answers {
     closed: bool,
 }
 
+/// What is known of the lease.
+#[derive(Clone, Copy, Debug)]
+struct Tenure {
+    fence: Fence,
+    term: Duration,
+    /// When a renewal was last answered.
+    renewed: Instant,
+}
+
 /// What the threads of a session share.
 struct Shared {
     sender: Sender,
     answers: Mutex<Answers>,
     changed: Condvar,
+    /// None where there is no lease, and as soon as the lender has said that the device reaches nothing any more.
+    tenure: Mutex<Option<Tenure>>,
     /// The lease has ended without our doing, or the link has.
     lost: AtomicBool,
+    /// `on_loss` has been called, or is being called.
+    told: AtomicBool,
     signals: Arc<Signals>,
     on_loss: Box<dyn Fn() + Send + Sync>,
 }
@@ -72,10 +91,30 @@ impl Shared {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn tenure(&self) -> MutexGuard<'_, Option<Tenure>> {
+        self.tenure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether what comes under `fence` belongs to the lease that the VM has.
+    fn is_current(&self, fence: Fence) -> bool {
+        !self.is_lost() && self.tenure().is_some_and(|tenure| tenure.fence == fence)
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
     /// The device is gone for the VM.
     fn lose(&self) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             self.signals.want_back();
+        }
+    }
+
+    /// The same, and says so to whom it concerns. Not by a thread that holds locks: that may wait for other devices.
+    fn lose_and_tell(&self) {
+        self.lose();
+        if !self.told.swap(true, Ordering::AcqRel) {
             (self.on_loss)();
         }
     }
@@ -136,17 +175,17 @@ impl Shared {
 }
 
 /// A lender's access to memory, to be done by a thread that may wait for the monitor.
-enum Access {
-    Read {
-        id: u32,
-        address: u64,
-        length: usize,
-    },
-    Write {
-        id: u32,
-        address: u64,
-        data: Vec<u8>,
-    },
+struct Access {
+    id: u32,
+    fence: Fence,
+    address: u64,
+    kind: AccessKind,
+}
+
+enum AccessKind {
+    /// So many bytes.
+    Read(usize),
+    Write(Vec<u8>),
 }
 
 /// A link that is attached to a device.
@@ -228,7 +267,9 @@ impl Session {
             sender,
             answers: Mutex::default(),
             changed: Condvar::new(),
+            tenure: Mutex::default(),
             lost: AtomicBool::new(false),
+            told: AtomicBool::new(false),
             signals: Arc::clone(signals),
             on_loss,
         });
@@ -245,16 +286,18 @@ impl Session {
         std::thread::Builder::new()
             .name("lender".to_owned())
             .spawn(move || {
-                let result = receive(&for_receiver, receiver, &queue);
-                // Whoever ended it first says so.
-                if !for_receiver.answers().closed {
-                    match result {
-                        Ok(()) | Err(LinkError::Closed) => log::warn!("The lender has hung up"),
-                        Err(e) => log::warn!("The link has failed: {}", chain(&e)),
+                match receive(&for_receiver, receiver, &queue) {
+                    // A lender stops its device before it hangs up, or it has ended, and its device with it.
+                    LinkError::Closed => {
+                        *for_receiver.tenure() = None;
+                        log::warn!("The lender has hung up");
                     }
+                    // Whoever ended it has said why.
+                    LinkError::Ended => {}
+                    e => log::warn!("The link has failed: {}", chain(&e)),
                 }
                 for_receiver.close();
-                for_receiver.lose();
+                for_receiver.lose_and_tell();
             })?;
         let request = Request::Attach {
             device: device.to_owned(),
@@ -328,18 +371,57 @@ impl Session {
         else {
             return Err(SessionError::Nonsense);
         };
-        *self.heart() = Some(Heart::start(
-            Arc::clone(&self.shared),
+        let term = Duration::from_millis(u64::from(term_ms).max(100));
+        *self.shared.tenure() = Some(Tenure {
             fence,
-            Duration::from_millis(u64::from(term_ms).max(100)),
-        )?);
+            term,
+            renewed: Instant::now(),
+        });
+        *self.heart() = Some(Heart::start(Arc::clone(&self.shared), fence, term)?);
         Ok((fence, key))
     }
 
-    /// Gives the device back.
+    /// Gives the device back. It reaches nothing any more when this has succeeded.
     pub fn give_back(&self, fence: Fence) -> Result<(), SessionError> {
         self.rest();
-        self.ask(Request::Return { fence }, &[])
+        self.ask(Request::Return { fence }, &[])?;
+        *self.shared.tenure() = None;
+        Ok(())
+    }
+
+    /// Has the device reach a range no more. A device that is not kept from it by this is given up, as by
+    /// [`give_up`](Self::give_up).
+    pub fn unmap(&self, fence: Fence, address: u64, length: u64) -> Result<(), SessionError> {
+        let request = Request::Unmap {
+            fence,
+            address,
+            length,
+        };
+        let unmapped = self.ask(request, &[]);
+        if unmapped.is_err() {
+            self.give_up(fence);
+        }
+        unmapped
+    }
+
+    /// Gives back a device that does not do what it must, and ends the link: the VM loses it. Whether it reaches memory after
+    /// this, [`reaches_until`](Self::reaches_until) says.
+    pub fn give_up(&self, fence: Fence) {
+        if !self.is_lost()
+            && let Err(e) = self.give_back(fence)
+        {
+            log::error!("The device cannot be given back: {}", chain(&e));
+        }
+        self.shared.lose();
+        self.shared.close();
+    }
+
+    /// Until when the device may reach memory that it has been shown, where the lender does not say anything any more. None
+    /// where it is known to reach nothing.
+    pub fn reaches_until(&self) -> Option<Instant> {
+        let tenure = (*self.shared.tenure())?;
+        // A renewal that nobody has heard of may have reached the lender in the last moment of the term.
+        Some(tenure.renewed + 2 * tenure.term + STOPPING)
     }
 
     /// Reads registers.
@@ -421,7 +503,7 @@ impl Session {
 
     /// Whether the device, or the lender, is gone.
     pub fn is_lost(&self) -> bool {
-        self.shared.lost.load(Ordering::Acquire)
+        self.shared.is_lost()
     }
 }
 
@@ -455,24 +537,25 @@ fn beat(shared: &Shared, fence: Fence, term: Duration, stop: &(Mutex<bool>, Cond
         // Without an answer the lease is over when the term is: two intervals are left of it.
         if let Err(e) = shared.ask(Request::Renew { fence }, &[], interval * 2) {
             log::warn!("The lease cannot be renewed: {}", chain(&e));
-            shared.lose();
+            shared.lose_and_tell();
             return;
+        }
+        if let Some(tenure) = &mut *shared.tenure() {
+            tenure.renewed = Instant::now();
         }
     }
 }
 
-fn receive(
-    shared: &Shared,
-    mut receiver: Receiver,
-    queue: &SyncSender<Access>,
-) -> Result<(), LinkError> {
+/// Takes what comes, until the link ends: why.
+fn receive(shared: &Shared, mut receiver: Receiver, queue: &SyncSender<Access>) -> LinkError {
     loop {
-        let Some(Received {
+        let Received {
             message,
             descriptors,
-        }) = receiver.receive::<ToBorrower>(None)?
-        else {
-            continue;
+        } = match receiver.receive::<ToBorrower>(None) {
+            Ok(Some(received)) => received,
+            Ok(None) => continue,
+            Err(e) => return e,
         };
         match message {
             ToBorrower::Reply { id, result } => {
@@ -483,58 +566,89 @@ fn receive(
                     shared.changed.notify_all();
                 }
             }
-            ToBorrower::Interrupt { kind, vector, .. } => {
-                shared.signals.raise_from_lender(kind, vector)
+            ToBorrower::Interrupt {
+                fence,
+                kind,
+                vector,
+            } => {
+                if shared.is_current(fence) {
+                    shared.signals.raise_from_lender(kind, vector);
+                }
             }
-            ToBorrower::Revoking { grace_ms, .. } => {
-                log::info!("The lender wants the device back within {grace_ms} ms");
-                shared.signals.want_back();
+            ToBorrower::Revoking { fence, grace_ms } => {
+                if shared.is_current(fence) {
+                    log::info!("The lender wants the device back within {grace_ms} ms");
+                    shared.signals.want_back();
+                }
             }
             ToBorrower::Ended { fence } => {
-                log::warn!("The lender has ended lease {fence}");
-                shared.lose();
+                let mut tenure = shared.tenure();
+                if tenure.is_some_and(|tenure| tenure.fence == fence) {
+                    *tenure = None;
+                    drop(tenure);
+                    log::warn!("The lender has ended lease {fence}");
+                    shared.lose_and_tell();
+                }
             }
             ToBorrower::MemoryRead {
                 id,
+                fence,
                 address,
                 length,
             } => {
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
                 if length > MAX_DATA_BYTES {
-                    return Err(LinkError::Unexpected("a read that is too long"));
+                    return LinkError::Unexpected("a read that is too long");
                 }
-                let access = Access::Read {
+                let kind = AccessKind::Read(length);
+                let _ = queue.send(Access {
                     id,
+                    fence,
                     address,
-                    length,
-                };
-                let _ = queue.send(access);
+                    kind,
+                });
             }
-            ToBorrower::MemoryWrite { id, address, data } => {
-                let _ = queue.send(Access::Write { id, address, data });
+            ToBorrower::MemoryWrite {
+                id,
+                fence,
+                address,
+                data,
+            } => {
+                let kind = AccessKind::Write(data);
+                let _ = queue.send(Access {
+                    id,
+                    fence,
+                    address,
+                    kind,
+                });
             }
-            ToBorrower::Welcome { .. } => return Err(LinkError::Unexpected("a second welcome")),
+            ToBorrower::Welcome { .. } => return LinkError::Unexpected("a second welcome"),
         }
     }
 }
 
-/// Does an access to memory and answers.
+/// Does an access to memory, if it belongs to the lease, and answers.
 fn reach(shared: &Shared, memory: &DmaSpace, access: Access) {
-    let (id, result) = match access {
-        Access::Read {
-            id,
-            address,
-            length,
-        } => {
+    let Access {
+        id,
+        fence,
+        address,
+        kind,
+    } = access;
+    let done = match kind {
+        _ if !shared.is_current(fence) => Err(format!("lease {fence} has ended")),
+        AccessKind::Read(length) => {
             let mut data = vec![0; length];
-            (id, memory.read(address, &mut data).map(|()| data))
+            let read = memory.read(address, &mut data);
+            read.map(|()| data).map_err(|e| chain(&e))
         }
-        Access::Write { id, address, data } => {
-            (id, memory.write(address, &data).map(|()| Vec::new()))
+        AccessKind::Write(data) => {
+            let written = memory.write(address, &data);
+            written.map(|()| Vec::new()).map_err(|e| chain(&e))
         }
     };
-    let result = result.map_err(|e| {
-        log::debug!("The device cannot reach memory: {}", chain(&e));
+    let result = done.map_err(|why| {
+        log::debug!("The device cannot reach memory: {why}");
         Errno::FAULT.raw_os_error()
     });
     let _ = shared.sender.send(&ToLender::Memory { id, result }, &[]);

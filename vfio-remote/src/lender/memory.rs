@@ -1,11 +1,11 @@
 //! Memory of a VM that a device reaches by messages.
 
 use crate::link::Sender;
-use crate::link::message::{MAX_DATA_BYTES, ToBorrower};
+use crate::link::message::{Fence, MAX_DATA_BYTES, ToBorrower};
 use farlane_pci::RemoteMemory;
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a borrower may take to answer.
@@ -135,13 +135,27 @@ impl LinkMemory {
     }
 }
 
-impl RemoteMemory for LinkMemory {
+/// The memory behind a link, for the device that is held under one lease.
+#[derive(Debug)]
+pub(crate) struct LeaseMemory {
+    link: Arc<LinkMemory>,
+    fence: Fence,
+}
+
+impl LeaseMemory {
+    pub fn new(link: Arc<LinkMemory>, fence: Fence) -> Self {
+        Self { link, fence }
+    }
+}
+
+impl RemoteMemory for LeaseMemory {
     fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
-        self.each_part(
+        self.link.each_part(
             address,
             data.len(),
             |id, address, range| ToBorrower::MemoryRead {
                 id,
+                fence: self.fence,
                 address,
                 length: u32::try_from(range.len()).unwrap_or(0),
             },
@@ -156,11 +170,12 @@ impl RemoteMemory for LinkMemory {
     }
 
     fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
-        self.each_part(
+        self.link.each_part(
             address,
             data.len(),
             |id, address, range| ToBorrower::MemoryWrite {
                 id,
+                fence: self.fence,
                 address,
                 data: data[range].to_vec(),
             },

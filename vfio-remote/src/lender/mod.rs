@@ -18,6 +18,7 @@ use farlane_ntb::Ntb;
 use farlane_pci::Counter;
 use farlane_zero_copy::chain;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -27,6 +28,8 @@ use thiserror::Error;
 const MAX_LINKS: usize = 256;
 /// Connections that have not said who they are.
 const MAX_HANDSHAKES: usize = 64;
+/// Shortest and longest term of a lease. For as long as a term a device may go on after its borrower has been cut off.
+const TERMS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
 /// How long nothing is accepted when the system has no more descriptors.
 const RECOVERY: Duration = Duration::from_millis(100);
 
@@ -63,7 +66,7 @@ pub enum LenderError {
     #[error("{0:?} is not a name: 1 to 64 letters, digits, '-', '_' and '.'")]
     Name(String),
     /// Times that make no sense.
-    #[error("A term of {0:?} is not between 1 s and 1 h")]
+    #[error("A term of {0:?} is not between {least:?} and {most:?}", least = TERMS.start(), most = TERMS.end())]
     Term(Duration),
 }
 
@@ -103,7 +106,7 @@ impl Lender {
         if !is_name(&name) {
             return Err(LenderError::Name(name));
         }
-        if !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&term) {
+        if !TERMS.contains(&term) {
             return Err(LenderError::Term(term));
         }
         let mut devices = BTreeMap::new();
@@ -169,7 +172,7 @@ impl Lender {
             return;
         };
         match session::serve(self, sender, receiver) {
-            Ok(()) | Err(LinkError::Closed) => {}
+            Ok(()) | Err(LinkError::Closed | LinkError::Ended | LinkError::Reset) => {}
             Err(e) => log::warn!("A link has ended: {}", chain(&e)),
         }
     }

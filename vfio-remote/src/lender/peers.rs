@@ -26,14 +26,15 @@ pub(crate) struct PeerUse {
 }
 
 impl PeerUse {
-    /// Takes the range away, unless that has been done. When this returns, the source does not touch
-    /// it.
+    /// Takes the range away, unless that has been done. When this has succeeded, the source does not
+    /// touch it; else it may, and this can be tried again.
     pub fn end(&self) -> Result<(), AccessError> {
         let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
-        match source.take() {
-            Some(function) => function.unmap(self.address, self.length),
-            None => Ok(()),
+        if let Some(function) = &*source {
+            function.unmap(self.address, self.length)?;
         }
+        *source = None;
+        Ok(())
     }
 
     /// The range ends with the source. Nobody else has its function when this returns.

@@ -2,6 +2,7 @@
 
 use super::device::{Device, Reach};
 use super::is_name;
+use super::memory::LeaseMemory;
 use super::peers::PeerUse;
 use super::registers::device_error;
 use super::worker::{Answer, Held, Session, Worker};
@@ -60,7 +61,8 @@ impl Worker {
         place: Place,
         peer: Option<PeerName>,
     ) -> Answer {
-        let memory: Arc<dyn RemoteMemory> = Arc::clone(&self.control.memory) as _;
+        let link = Arc::clone(&self.control.memory);
+        let memory: Arc<dyn RemoteMemory> = Arc::new(LeaseMemory::new(link, fence));
         let lender = Arc::clone(&self.lender);
         let borrower = self.borrower.clone();
         let (session, held) = self.held(fence)?;
@@ -142,8 +144,8 @@ impl Worker {
         match &mapped.used {
             // It may have gone already, with the other device's lease.
             Some((device, used)) => {
-                device.forget(used);
                 used.end().map_err(device_error)?;
+                device.forget(used);
             }
             None => held.function.unmap(address, length).map_err(device_error)?,
         }

@@ -37,6 +37,8 @@ pub(crate) enum Ending {
 
 #[derive(Default)]
 struct State {
+    /// The link has ended: nothing of what waits is done any more.
+    over: bool,
     lease: Option<(Arc<Device>, Fence)>,
     revoke_at: Option<Instant>,
     ending: Option<Ending>,
@@ -87,6 +89,18 @@ impl Control {
         if let Err(e) = self.sender.send(&message, &[]) {
             log::debug!("A borrower cannot be asked to return: {e}");
         }
+    }
+
+    /// Nothing that the borrower has asked for is done any more.
+    fn end(&self) {
+        self.state().over = true;
+        // Nobody who waits for memory waits any longer.
+        self.memory.close();
+    }
+
+    /// Whether the link has ended.
+    pub fn is_over(&self) -> bool {
+        self.state().over
     }
 
     /// Why the worker has to end the lease.
@@ -197,11 +211,11 @@ pub(crate) fn serve(
         .name("link worker".to_owned())
         .spawn(move || worker.run(&work))?;
     let result = receive(&control, &mut receiver, &queue);
-    // Nobody who waits for memory waits any longer: the worker comes to the end of its queue.
-    control.sender.close();
-    control.memory.close();
+    control.end();
     let _ = queue.send(Work::End);
     let _ = thread.join();
+    // Not before: for the borrower, the end of the link says that the device has stopped.
+    control.sender.close();
     result
 }
 

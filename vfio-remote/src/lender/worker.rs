@@ -96,6 +96,9 @@ impl Worker {
 
     pub fn run(mut self, queue: &Queue<Work>) {
         while let Ok(work) = queue.recv() {
+            if self.control.is_over() {
+                break;
+            }
             if let Some(ending) = self.control.ending() {
                 self.end_lease(Some(ending));
             }
@@ -125,8 +128,8 @@ impl Worker {
                     .sender
                     .send(&ToBorrower::Reply { id, result }, &fds)
                 {
-                    log::debug!("{}: cannot answer: {e}", self.borrower);
-                    self.control.sender.close();
+                    log::warn!("{}: cannot be answered: {e}", self.borrower);
+                    self.control.sender.stop();
                 }
             }
             ToLender::Post {

@@ -23,6 +23,12 @@ pub enum LinkError {
     /// The other end has hung up.
     #[error("The link is closed")]
     Closed,
+    /// This end has hung up, or given the other one up.
+    #[error("The link was closed here")]
+    Ended,
+    /// The connection was broken off, by the other end or by something in between.
+    #[error("The connection was reset")]
+    Reset,
     /// The other end takes nothing, or does not finish a handshake.
     #[error("The other end does not respond")]
     Stuck,
@@ -169,6 +175,14 @@ impl Sender {
         match &*self.0 {
             Inner::Packet(_) => true,
             Inner::Stream(socket) => socket.peer_certificate().is_none(),
+        }
+    }
+
+    /// Ends receiving at this end: its receiver fails from now on. The other end notices nothing.
+    pub(crate) fn stop(&self) {
+        match &*self.0 {
+            Inner::Packet(socket) => socket.stop(),
+            Inner::Stream(socket) => socket.stop(),
         }
     }
 

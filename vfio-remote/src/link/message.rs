@@ -10,7 +10,7 @@ use std::fmt;
 use thiserror::Error;
 
 /// Version of the protocol; both ends must have the same.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Largest number of bytes that one message reads or writes.
 pub const MAX_DATA_BYTES: usize = 32 << 10;
 /// Largest message in bytes, see [`MAX_DATA_BYTES`].
@@ -118,7 +118,7 @@ pub enum ToBorrower {
         /// How long, in milliseconds.
         grace_ms: u32,
     },
-    /// The lease has ended without the borrower's doing.
+    /// The lease has ended without the borrower's doing. The device touches nothing of the borrower any more.
     Ended {
         /// The lease.
         fence: Fence,
@@ -127,6 +127,8 @@ pub enum ToBorrower {
     MemoryRead {
         /// Number of the answer.
         id: u32,
+        /// The lease.
+        fence: Fence,
         /// Guest-physical address.
         address: u64,
         /// Bytes, at most [`MAX_DATA_BYTES`].
@@ -136,6 +138,8 @@ pub enum ToBorrower {
     MemoryWrite {
         /// Number of the answer.
         id: u32,
+        /// The lease.
+        fence: Fence,
         /// Guest-physical address.
         address: u64,
         /// The bytes.

@@ -12,6 +12,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A peer that takes no frame for this long is given up.
@@ -23,6 +24,8 @@ pub(crate) struct PacketSocket {
     socket: OwnedFd,
     /// Guards the sequence of a wait for room and the send.
     sending: Mutex<()>,
+    /// This end has hung up.
+    ended: AtomicBool,
 }
 
 impl PacketSocket {
@@ -33,6 +36,7 @@ impl PacketSocket {
         Ok(Self {
             socket,
             sending: Mutex::new(()),
+            ended: AtomicBool::new(false),
         })
     }
 
@@ -57,7 +61,7 @@ impl PacketSocket {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     if !wait(self.socket.as_fd(), PollFlags::OUT, Some(until))? {
-                        self.close();
+                        self.stop();
                         return Err(LinkError::Stuck);
                     }
                 }
@@ -76,6 +80,9 @@ impl PacketSocket {
         loop {
             if !wait(self.socket.as_fd(), PollFlags::IN, until)? {
                 return Ok(None);
+            }
+            if self.ended.load(Ordering::Acquire) {
+                return Err(LinkError::Ended);
             }
             // One byte more than a frame has shows that one is too long.
             buffer.resize(MAX_FRAME_BYTES + 1, 0);
@@ -100,6 +107,9 @@ impl PacketSocket {
                     descriptors.extend(fds);
                 }
             }
+            if got.bytes == 0 && self.ended.load(Ordering::Acquire) {
+                return Err(LinkError::Ended);
+            }
             if got.bytes == 0 {
                 return Err(LinkError::Closed);
             }
@@ -114,7 +124,13 @@ impl PacketSocket {
         }
     }
 
+    pub fn stop(&self) {
+        self.ended.store(true, Ordering::Release);
+        let _ = shutdown(&self.socket, Shutdown::Read);
+    }
+
     pub fn close(&self) {
+        self.ended.store(true, Ordering::Release);
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 }

@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +41,8 @@ pub(crate) struct StreamSocket {
     state: Mutex<State>,
     /// Wakes the receiver, who sends what is pending.
     wake: OwnedFd,
+    /// This end has hung up.
+    ended: AtomicBool,
 }
 
 impl StreamSocket {
@@ -76,6 +79,7 @@ impl StreamSocket {
                 ended: false,
             }),
             wake,
+            ended: AtomicBool::new(false),
         })
     }
 
@@ -104,7 +108,7 @@ impl StreamSocket {
         }
         if state.pending.len() > MAX_PENDING_BYTES {
             drop(state);
-            self.close();
+            self.stop();
             return Err(LinkError::Stuck);
         }
         let State { tls, pending, .. } = &mut *state;
@@ -195,7 +199,24 @@ impl StreamSocket {
 
     /// The next frame into `buffer`; false when the time is over.
     pub fn receive(&self, buffer: &mut Vec<u8>, until: Option<Instant>) -> Result<bool, LinkError> {
+        self.receive_frame(buffer, until).map_err(|e| {
+            // What follows from this end's hanging up says nothing of the other one.
+            match self.ended.load(Ordering::Acquire) {
+                true => LinkError::Ended,
+                false => e,
+            }
+        })
+    }
+
+    fn receive_frame(
+        &self,
+        buffer: &mut Vec<u8>,
+        until: Option<Instant>,
+    ) -> Result<bool, LinkError> {
         loop {
+            if self.ended.load(Ordering::Acquire) {
+                return Err(LinkError::Ended);
+            }
             let wants_out = {
                 let mut state = self.state();
                 if take_frame(&mut state.arrived, buffer)? {
@@ -233,7 +254,13 @@ impl StreamSocket {
         }
     }
 
+    pub fn stop(&self) {
+        self.ended.store(true, Ordering::Release);
+        let _ = self.socket.shutdown(Shutdown::Read);
+    }
+
     pub fn close(&self) {
+        self.ended.store(true, Ordering::Release);
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }
@@ -248,9 +275,8 @@ fn handshake_error(error: io::Error) -> LinkError {
 
 fn closed_or(error: io::Error) -> LinkError {
     match error.kind() {
-        io::ErrorKind::ConnectionReset
-        | io::ErrorKind::BrokenPipe
-        | io::ErrorKind::UnexpectedEof => LinkError::Closed,
+        io::ErrorKind::UnexpectedEof => LinkError::Closed,
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => LinkError::Reset,
         _ => LinkError::Io(error),
     }
 }

@@ -39,9 +39,9 @@ const DISK: &str = "disk";
 const NEAR: &str = "near";
 const OTHER: &str = "other";
 
-/// How long a lease lasts that is not renewed: longer than anything here is waited for. A disk whose user has died is on
-/// offer again without that.
-const TERM: Duration = Duration::from_secs(600);
+/// How long a lease lasts that is not renewed: the longest there is. A disk whose user has died is on offer again without
+/// that.
+const TERM: Duration = Duration::from_secs(60);
 
 /// What the lender calls a holder whose lease has ended and whose device is not yet as new.
 const RETURNING: &str = "victim (returning)";

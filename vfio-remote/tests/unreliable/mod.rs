@@ -1,0 +1,352 @@
+//! A lender that does not do what it is asked, or that does what it must not.
+
+use super::common::{Copier, STATUS, listener, memfd, serve_borrowed, until};
+use super::is_signalled;
+use farlane_pci::{InterruptKind, Source as _};
+use farlane_vfio_client::{ClientError, RawClient};
+use farlane_vfio_remote::link::message::{
+    Attached, Fence, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
+};
+use farlane_vfio_remote::link::{Acceptor, Connector, Receiver, Sender};
+use farlane_vfio_user::wire::Command;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+
+const CONFIG: u32 = 7;
+const REQUEST: u32 = 4;
+/// `VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER`.
+const BIND: u32 = 0x24;
+/// Where the VM has its memory, and as much again.
+const RAM: u64 = 1 << 20;
+const MORE: u64 = 1 << 32;
+/// The only lease that is given.
+const LEASE: Fence = Fence(77);
+const MASTER: [u8; 2] = [0x06, 0];
+
+/// What becomes of a request.
+enum Fate {
+    Done,
+    Refused,
+    /// Nothing is said any more.
+    Silence,
+}
+
+/// The number of an access to memory, and its answer.
+type Accessed = (u32, Result<Vec<u8>, i32>);
+
+/// What a lender was asked, and what else it has heard.
+#[derive(Default)]
+struct Heard {
+    requests: Mutex<Vec<Request>>,
+    memory: Mutex<Vec<Accessed>>,
+}
+
+impl Heard {
+    fn has(&self, is: impl Fn(&Request) -> bool) -> bool {
+        self.requests.lock().unwrap().iter().any(is)
+    }
+}
+
+struct Rig {
+    folder: tempfile::TempDir,
+    heard: Arc<Heard>,
+    /// The lender's end of each link.
+    links: mpsc::Receiver<Sender>,
+    path: PathBuf,
+}
+
+/// What the lender answers.
+fn answer(request: &Request, fate: &dyn Fn(&Request) -> Fate) -> Option<Result<Reply, Refusal>> {
+    let attached = || Attached {
+        description: Copier::new(false).description().clone(),
+        bridges: Vec::new(),
+        areas: Vec::new(),
+    };
+    let right = match request {
+        Request::Attach { .. } => Reply::Attached(Box::new(attached())),
+        Request::Take => Reply::Taken {
+            fence: LEASE,
+            term_ms: 1000,
+            key: PeerKey([7; 16]),
+        },
+        Request::Read { length, .. } => Reply::Data(vec![0; usize::try_from(*length).unwrap()]),
+        _ => Reply::Done,
+    };
+    match fate(request) {
+        Fate::Done => Some(Ok(right)),
+        Fate::Refused => Some(Err(Refusal::Device("it does not like that".to_owned()))),
+        Fate::Silence => None,
+    }
+}
+
+fn serve(sender: &Sender, mut receiver: Receiver, heard: &Heard, fate: &dyn Fn(&Request) -> Fate) {
+    let mut is_silent = false;
+    while let Ok(Some(received)) = receiver.receive::<ToLender>(None) {
+        match received.message {
+            ToLender::Hello { .. } => {
+                let welcome = ToBorrower::Welcome {
+                    version: VERSION,
+                    name: "unreliable".into(),
+                };
+                sender.send(&welcome, &[]).unwrap();
+            }
+            ToLender::Request { id, request } => {
+                let result = answer(&request, fate);
+                heard.requests.lock().unwrap().push(request);
+                match result {
+                    Some(result) if !is_silent => {
+                        let _ = sender.send(&ToBorrower::Reply { id, result }, &[]);
+                    }
+                    _ => is_silent = true,
+                }
+            }
+            ToLender::Memory { id, result } => heard.memory.lock().unwrap().push((id, result)),
+            ToLender::Post { .. } => {}
+        }
+    }
+}
+
+impl Rig {
+    fn new(fate: impl Fn(&Request) -> Fate + Send + 'static) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().join("lender");
+        let acceptor = Acceptor::Unix(listener(&at));
+        let heard = Arc::<Heard>::default();
+        let (sent, links) = mpsc::channel();
+        std::thread::spawn({
+            let heard = Arc::clone(&heard);
+            move || {
+                while let Ok(incoming) = acceptor.accept() {
+                    let (sender, receiver) = incoming.finish().unwrap();
+                    let _ = sent.send(sender.clone());
+                    serve(&sender, receiver, &heard, &fate);
+                }
+            }
+        });
+        let address = format!("unix:{}", at.display());
+        let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+        let path = serve_borrowed(folder.path(), "a", "plain", connector);
+        Self {
+            folder,
+            heard,
+            links,
+            path,
+        }
+    }
+}
+
+/// A VMM whose device has been taken and is a bus master.
+struct Vmm {
+    client: RawClient,
+    memory: OwnedFd,
+    request: OwnedFd,
+}
+
+impl Vmm {
+    /// Connects, with memory, and has the device taken.
+    fn connect(rig: &Rig) -> Self {
+        let mut client = RawClient::negotiated(&rig.path).unwrap();
+        let memory = memfd(RAM);
+        client.map(RAM, RAM, Some((memory.as_fd(), 0))).unwrap();
+        let request = event();
+        client
+            .set_irqs(BIND, (REQUEST, 0, 1), &[], &[request.as_fd()])
+            .unwrap();
+        let mut vmm = Self {
+            client,
+            memory,
+            request,
+        };
+        vmm.client.call(Command::DeviceReset, &[], &[]).unwrap();
+        assert_eq!(vmm.vendor(), 0x1b36);
+        vmm
+    }
+
+    fn master(rig: &Rig) -> Self {
+        let mut vmm = Self::connect(rig);
+        vmm.client.write(CONFIG, 4, &MASTER).unwrap();
+        vmm
+    }
+
+    fn vendor(&mut self) -> u16 {
+        let bytes = self.client.read(CONFIG, 0, 2).unwrap();
+        u16::from_le_bytes(bytes.try_into().unwrap())
+    }
+
+    fn unmap(&mut self) -> Result<(), ClientError> {
+        self.client.unmap(0, RAM, RAM)
+    }
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn is_unmap(request: &Request) -> bool {
+    matches!(request, Request::Unmap { .. })
+}
+
+fn is_refused(result: &Result<(), ClientError>) -> bool {
+    matches!(result, Err(ClientError::Refused(Errno::IO)))
+}
+
+#[test]
+fn a_device_that_memory_cannot_be_taken_away_from_is_given_back_and_lost() {
+    let rig = Rig::new(|request| match request {
+        Request::Unmap { .. } => Fate::Refused,
+        _ => Fate::Done,
+    });
+    let mut vmm = Vmm::master(&rig);
+    // It is given back: nothing reaches the memory when the VMM has its answer.
+    vmm.unmap().unwrap();
+    assert!(rig.heard.has(is_unmap));
+    assert!(rig.heard.has(|r| *r == Request::Return { fence: LEASE }));
+    assert!(is_signalled(&vmm.request));
+    assert_eq!(vmm.vendor(), 0xffff);
+}
+
+#[test]
+fn an_unmap_that_nothing_proves_is_an_error() {
+    let rig = Rig::new(|request| match request {
+        Request::Unmap { .. } | Request::Return { .. } => Fate::Refused,
+        _ => Fate::Done,
+    });
+    let mut vmm = Vmm::master(&rig);
+    let unmapped = vmm.unmap();
+    assert!(is_refused(&unmapped), "{unmapped:?}");
+    assert!(is_signalled(&vmm.request));
+    assert_eq!(vmm.vendor(), 0xffff);
+    // Nor does the next VMM get a device while the last one's memory, which may be its own, is reached.
+    drop(vmm);
+    let mut next = RawClient::negotiated(&rig.path).unwrap();
+    assert_eq!(next.read(CONFIG, 0, 2).ok(), None);
+    drop(rig.folder);
+}
+
+#[test]
+fn a_lender_that_falls_silent_does_not_let_memory_go_unnoticed() {
+    let rig = Rig::new(|request| match request {
+        Request::Unmap { .. } => Fate::Silence,
+        _ => Fate::Done,
+    });
+    let mut vmm = Vmm::master(&rig);
+    let unmapped = vmm.unmap();
+    assert!(is_refused(&unmapped), "{unmapped:?}");
+    assert_eq!(vmm.vendor(), 0xffff);
+}
+
+#[test]
+fn a_lender_that_hangs_up_has_stopped_its_device() {
+    let rig = Rig::new(|_| Fate::Done);
+    let mut vmm = Vmm::master(&rig);
+    rig.links.recv().unwrap().close();
+    until("the request to unplug", || is_signalled(&vmm.request));
+    vmm.unmap().unwrap();
+}
+
+#[test]
+fn memory_that_the_lender_refuses_is_refused_to_the_vm() {
+    let rig = Rig::new(|request| match request {
+        Request::Map { address: MORE, .. } => Fate::Refused,
+        _ => Fate::Done,
+    });
+    let mut vmm = Vmm::master(&rig);
+    let more = memfd(RAM);
+    let mapped = vmm.client.map(MORE, RAM, Some((more.as_fd(), 0)));
+    assert!(is_refused(&mapped), "{mapped:?}");
+    // What was there before is there still, and the device too.
+    assert_eq!(vmm.vendor(), 0x1b36);
+    assert!(!rig.heard.has(is_unmap));
+    vmm.unmap().unwrap();
+    assert!(rig.heard.has(is_unmap));
+}
+
+#[test]
+fn a_device_that_does_not_reach_the_memory_of_its_vm_is_given_back_when_it_is_to() {
+    let rig = Rig::new(|request| match request {
+        Request::Map { .. } => Fate::Refused,
+        _ => Fate::Done,
+    });
+    let mut vmm = Vmm::connect(&rig);
+    vmm.client.write(CONFIG, 4, &MASTER).unwrap();
+    assert!(rig.heard.has(|r| *r == Request::Return { fence: LEASE }));
+    assert!(is_signalled(&vmm.request));
+    assert_eq!(vmm.vendor(), 0xffff);
+}
+
+#[test]
+fn what_belongs_to_another_lease_does_nothing() {
+    let rig = Rig::new(|_| Fate::Done);
+    let mut vmm = Vmm::master(&rig);
+    let interrupt = event();
+    vmm.client
+        .set_irqs(BIND, (1, 0, 1), &[], &[interrupt.as_fd()])
+        .unwrap();
+    let link = rig.links.recv().unwrap();
+    let send = |message: &ToBorrower| link.send(message, &[]).unwrap();
+    let touch = |id, fence| {
+        send(&ToBorrower::MemoryWrite {
+            id,
+            fence,
+            address: RAM,
+            data: vec![u8::try_from(id).unwrap(); 4],
+        });
+        send(&ToBorrower::MemoryRead {
+            id: id + 100,
+            fence,
+            address: RAM,
+            length: 4,
+        });
+    };
+    let ring = |fence| {
+        send(&ToBorrower::Interrupt {
+            fence,
+            kind: InterruptKind::Msix,
+            vector: 0,
+        });
+    };
+    let old = Fence(LEASE.0 - 1);
+    ring(old);
+    send(&ToBorrower::Revoking {
+        fence: old,
+        grace_ms: 0,
+    });
+    send(&ToBorrower::Ended { fence: old });
+    touch(1, old);
+    // In order: what came before has been dealt with.
+    touch(2, LEASE);
+    until("the answers", || {
+        rig.heard.memory.lock().unwrap().len() == 4
+    });
+    let answers: Vec<_> = rig.heard.memory.lock().unwrap().clone();
+    let fault = Err(Errno::FAULT.raw_os_error());
+    assert_eq!(
+        answers,
+        [
+            (1, fault.clone()),
+            (101, fault.clone()),
+            (2, Ok(Vec::new())),
+            (102, Ok(vec![2; 4]))
+        ]
+    );
+    assert!(!is_signalled(&interrupt) && !is_signalled(&vmm.request));
+    ring(LEASE);
+    until("the interrupt", || is_signalled(&interrupt));
+    let mut bytes = [0; 4];
+    rustix::io::pread(&vmm.memory, &mut bytes, 0).unwrap();
+    assert_eq!(bytes, [2; 4]);
+
+    // A lease that has ended is another one.
+    send(&ToBorrower::Ended { fence: LEASE });
+    touch(3, LEASE);
+    until("the answers", || {
+        rig.heard.memory.lock().unwrap().len() == 6
+    });
+    assert_eq!(rig.heard.memory.lock().unwrap()[4], (3, fault));
+    vmm.unmap().unwrap();
+    assert_eq!(vmm.client.read(0, STATUS, 8).unwrap(), [0xff; 8]);
+}
