@@ -7,7 +7,7 @@ mod peers;
 mod unreliable;
 
 use common::{
-    AREA, LENGTH, MSI, Rig, SOURCE, STATUS, TARGET, lender, memfd, serve_borrowed, until,
+    AREA, LENGTH, MSI, Rig, SOURCE, STALL, STATUS, TARGET, lender, memfd, serve_borrowed, until,
 };
 use farlane_pci::InterruptKind;
 use farlane_vfio_remote::borrower;
@@ -24,6 +24,7 @@ use std::net::TcpListener;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use vfio_user::Client;
 
@@ -309,6 +310,69 @@ fn a_lease_that_is_not_renewed_ends_and_what_comes_late_is_refused() {
     assert!(second > fence);
     assert_eq!(raw.ask(map(fence)).unwrap_err(), Refusal::Ended(fence));
     raw.ask(map(second)).unwrap();
+}
+
+#[test]
+fn a_device_that_is_slow_to_be_ready_is_the_holders_for_a_whole_term() {
+    let (rig, hooks) = Rig::with_hooks();
+    // Longer than the term.
+    *hooks.slow.lock().unwrap() = Duration::from_millis(1200);
+    let mut raw = Raw::connect(&rig.connector(), "patient");
+    let fence = raw.take("plain");
+    raw.ask(Request::Renew { fence }).unwrap();
+    assert_eq!(rig.holder("plain").as_deref(), Some("patient"));
+    *hooks.slow.lock().unwrap() = Duration::ZERO;
+    // And its lease ends as any other.
+    until("the end of the lease", || rig.holder("plain").is_none());
+    let Reply::Taken { fence: second, .. } = raw.ask(Request::Take).unwrap() else {
+        panic!("not taken");
+    };
+    assert!(second > fence);
+}
+
+#[test]
+fn a_lease_ends_while_the_lender_waits_for_the_device() {
+    let (rig, hooks) = Rig::with_hooks();
+    let mut raw = Raw::connect(&rig.connector(), "stuck");
+    let fence = raw.take("plain");
+    let stall = Request::Write {
+        fence,
+        region: farlane_pci::Region::Bar0,
+        offset: STALL,
+        data: vec![0; 8],
+    };
+    let request = ToLender::Request {
+        id: 99,
+        request: stall,
+    };
+    raw.sender.send(&request, &[]).unwrap();
+    until("the device is waited for", || hooks.is_stalled());
+    until("the end of DMA", || hooks.is_cut_off.load(Ordering::SeqCst));
+    // What waits is not done when it could be.
+    let map = Request::Map {
+        fence,
+        address: 0,
+        length: 0x1000,
+        writable: true,
+        place: Place::Messages,
+        peer: None,
+    };
+    assert_eq!(rig.holder("plain").as_deref(), Some("stuck (returning)"));
+    assert!(hooks.is_stalled() && hooks.in_use.load(Ordering::SeqCst));
+    hooks.release();
+    assert_eq!(raw.ask(map).unwrap_err(), Refusal::Ended(fence));
+    until("the device", || rig.holder("plain").is_none());
+}
+
+#[test]
+fn the_end_of_a_link_says_that_the_device_has_stopped() {
+    let (rig, hooks) = Rig::with_hooks();
+    let mut raw = Raw::connect(&rig.connector(), "bad");
+    raw.take("plain");
+    *hooks.slow.lock().unwrap() = Duration::from_millis(100);
+    raw.sender.send_frame(&[0xff; 64]).unwrap();
+    while raw.receiver.receive::<ToBorrower>(None).is_ok() {}
+    assert!(!hooks.in_use.load(Ordering::SeqCst));
 }
 
 #[test]

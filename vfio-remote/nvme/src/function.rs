@@ -251,6 +251,11 @@ impl Function for NvmeFunction {
         Ok(())
     }
 
+    fn set_bus_master(&self, may: bool) -> Result<(), AccessError> {
+        self.shared.dma.set_bus_master(may);
+        Ok(())
+    }
+
     fn map(&self, mapping: DmaMapping) -> Result<(), AccessError> {
         self.shared.dma.map(&mapping)
     }

@@ -3,7 +3,7 @@
 use crate::{AccessError, DmaMapping, DmaTarget};
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, View, chain};
 use std::os::fd::AsFd as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use thiserror::Error;
 
@@ -80,6 +80,10 @@ pub type DmaView = View;
 #[derive(Debug, Default)]
 pub struct DmaSpace {
     mapped: Arc<AddressSpace>,
+    /// What there is for a function that is not a bus master.
+    nothing: Arc<AddressSpace>,
+    /// It may not access memory, whatever is mapped.
+    closed: AtomicBool,
     /// Sorted by nothing: there are few.
     remote: RwLock<Vec<RemoteRange>>,
     generation: AtomicU64,
@@ -175,6 +179,13 @@ impl DmaSpace {
         self.mapped.clear();
     }
 
+    /// Whether the function may access what is mapped, see
+    /// [`Function::set_bus_master`](crate::Function::set_bus_master). Waits for nobody: a view from before has what it had.
+    pub fn set_bus_master(&self, may: bool) {
+        self.closed.store(!may, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
     /// Ranges there are: (address, length in bytes), in order.
     #[must_use]
     pub fn ranges(&self) -> Vec<(u64, u64)> {
@@ -198,7 +209,10 @@ impl DmaSpace {
     /// none of its own.
     #[must_use]
     pub fn view(&self) -> DmaView {
-        self.mapped.view()
+        match self.closed.load(Ordering::Acquire) {
+            true => self.nothing.view(),
+            false => self.mapped.view(),
+        }
     }
 
     /// Whether all of `length` bytes at `address` are mapped memory.
@@ -264,6 +278,10 @@ impl DmaSpace {
         writable: bool,
     ) -> Result<(usize, Option<Arc<dyn RemoteMemory>>), DmaError> {
         let wanted = u64::try_from(length).unwrap_or(u64::MAX);
+        if self.closed.load(Ordering::Acquire) {
+            let length = wanted;
+            return Err(AddressSpaceError::Unmapped { address, length }.into());
+        }
         let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
         if let Some((range, bytes)) = remote
             .iter()
@@ -348,6 +366,26 @@ mod tests {
         assert_eq!(data, back);
         assert!(space.write(0x3fff, &[0, 0]).is_err());
         assert!(space.read(0xfff, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn who_is_no_bus_master_reaches_nothing_that_is_mapped() {
+        let space = space();
+        let (view, before) = (space.view(), space.generation());
+        space.set_bus_master(false);
+        assert_ne!(before, space.generation());
+        // Mapped, and by messages.
+        for address in [0x1000, 0x2000, 0x3000] {
+            assert!(space.read(address, &mut [0]).is_err());
+            assert!(space.write(address, &[0]).is_err());
+        }
+        assert!(!space.is_mapped(0x1000, 1, false));
+        assert_eq!(space.ranges().len(), 3);
+        drop(view);
+        space.unmap(0x3000, 0x1000).unwrap();
+        space.set_bus_master(true);
+        space.write(0x1fff, &[1, 2]).unwrap();
+        assert!(space.write(0x3000, &[0]).is_err());
     }
 
     #[test]

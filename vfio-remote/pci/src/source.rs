@@ -183,6 +183,14 @@ pub trait Function: Send + Sync {
     /// There is no INTx; or the system refuses.
     fn mask_intx(&self, masked: bool) -> Result<(), AccessError>;
 
+    /// Whether the function masters the bus: it accesses memory only while it may do that, and has some mapped. When it is taken
+    /// it may. What it has begun before it may not any more ends with an unmapping, or with the drop. Taking this right away
+    /// waits for nothing that other threads do with the function.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn set_bus_master(&self, may: bool) -> Result<(), AccessError>;
+
     /// Lets the function reach a range.
     ///
     /// # Errors

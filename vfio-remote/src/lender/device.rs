@@ -118,6 +118,16 @@ impl Device {
         }
     }
 
+    /// The device is ready for its holder, whose term begins.
+    pub fn begin(&self, fence: Fence) {
+        self.state().lease.begin(fence, Instant::now());
+    }
+
+    /// The lease is over: what comes under it is refused. The device is still to be given back.
+    pub fn expire(&self, fence: Fence) {
+        self.state().lease.begin_return(fence);
+    }
+
     pub fn renew(&self, fence: Fence) -> Result<(), Refusal> {
         self.state().lease.renew(fence, Instant::now())
     }

@@ -1,7 +1,8 @@
 //! Who holds a device: at most one, for as long as it renews.
 //!
 //! offered -> held -> returning -> offered. While a device is returning nobody can take it: its
-//! mappings go and it is reset. Times are handed in, so that all of it can be tested.
+//! mappings go and it is reset. The term of one that is held begins when it has been made ready for its holder. Times are
+//! handed in, so that all of it can be tested.
 
 use crate::link::message::{Fence, Refusal};
 use std::time::{Duration, Instant, SystemTime};
@@ -35,7 +36,8 @@ enum State {
         fence: Fence,
         holder: String,
         since: Instant,
-        until: Instant,
+        /// None before it is ready.
+        until: Option<Instant>,
     },
     Returning {
         fence: Fence,
@@ -70,6 +72,7 @@ impl Lease {
         }
     }
 
+    /// Makes `holder` the one who holds it. The term begins with [`begin`](Self::begin).
     pub fn take(&mut self, holder: &str, now: Instant) -> Result<Fence, NotNow> {
         match &self.state {
             State::Held { holder, .. } => Err(NotNow::Held(holder.clone())),
@@ -80,10 +83,20 @@ impl Lease {
                     fence,
                     holder: holder.to_owned(),
                     since: now,
-                    until: now + self.term,
+                    until: None,
                 };
                 Ok(fence)
             }
+        }
+    }
+
+    /// The device is ready: the time that this took is not the holder's.
+    pub fn begin(&mut self, named: Fence, now: Instant) {
+        let term = self.term;
+        if let State::Held { fence, until, .. } = &mut self.state
+            && *fence == named
+        {
+            *until = Some(now + term);
         }
     }
 
@@ -91,7 +104,11 @@ impl Lease {
     pub fn renew(&mut self, named: Fence, now: Instant) -> Result<(), Refusal> {
         let term = self.term;
         match &mut self.state {
-            State::Held { fence, until, .. } if *fence == named && now < *until => {
+            State::Held {
+                fence,
+                until: Some(until),
+                ..
+            } if *fence == named && now < *until => {
                 *until = now + term;
                 Ok(())
             }
@@ -102,7 +119,7 @@ impl Lease {
     /// When it ends unless it is renewed.
     pub fn until(&self, named: Fence) -> Option<Instant> {
         match &self.state {
-            State::Held { fence, until, .. } if *fence == named => Some(*until),
+            State::Held { fence, until, .. } if *fence == named => *until,
             _ => None,
         }
     }
@@ -165,6 +182,7 @@ mod tests {
         let start = Instant::now();
         let mut lease = Lease::new(TERM);
         let fence = lease.take("a", start).unwrap();
+        lease.begin(fence, start);
         assert_eq!(
             lease.take("b", start).unwrap_err(),
             NotNow::Held("a".into())
@@ -178,6 +196,23 @@ mod tests {
     }
 
     #[test]
+    fn the_term_begins_when_the_device_is_ready() {
+        let start = Instant::now();
+        let mut lease = Lease::new(TERM);
+        let fence = lease.take("a", start).unwrap();
+        assert_eq!(lease.until(fence), None);
+        assert_eq!(lease.renew(fence, start), Err(Refusal::Ended(fence)));
+        let ready = start + 10 * TERM;
+        assert_eq!(
+            lease.take("b", ready).unwrap_err(),
+            NotNow::Held("a".into())
+        );
+        lease.begin(fence, ready);
+        assert_eq!(lease.until(fence), Some(ready + TERM));
+        lease.renew(fence, ready).unwrap();
+    }
+
+    #[test]
     fn a_device_is_offered_again_only_when_it_is_as_new() {
         let now = Instant::now();
         let mut lease = Lease::new(TERM);
@@ -187,17 +222,19 @@ mod tests {
         assert_eq!(lease.renew(first, now), Err(Refusal::Ended(first)));
         lease.finish_return(first);
         let second = lease.take("b", now).unwrap();
+        lease.begin(second, now);
         assert!(second > first);
         // What belongs to the first lease does nothing to the second.
         assert!(!lease.begin_return(first));
         lease.finish_return(first);
+        lease.begin(first, now + TERM);
         assert_eq!(lease.until(second), Some(now + TERM));
     }
 
     proptest! {
         #[test]
         fn there_is_never_more_than_one_holder_and_fences_grow(
-            steps in prop::collection::vec((0..4_u8, 0..3_usize, 0..4000_u64), 0..60),
+            steps in prop::collection::vec((0..5_u8, 0..3_usize, 0..4000_u64), 0..60),
         ) {
             let mut now = Instant::now();
             let mut lease = Lease::new(TERM);
@@ -216,6 +253,7 @@ mod tests {
                     }
                     (2, Some(fence)) => prop_assert!(!lease.begin_return(fence) || fence == last),
                     (3, Some(fence)) => lease.finish_return(fence),
+                    (4, Some(fence)) => lease.begin(fence, now),
                     _ => {}
                 }
                 prop_assert!(lease.is_offered() == lease.holder(now).is_none());

@@ -1,7 +1,7 @@
 //! One link at the lender: the thread that receives.
 //!
-//! It answers what must not wait (renewals, answers about memory), watches the time of the lease,
-//! and hands everything else to the link's worker, in order. So a device that waits for memory of
+//! It answers what must not wait (renewals, answers about memory), watches the time of the lease, keeps the device from
+//! memory when that is over, and hands everything else to the link's worker, in order. So a device that waits for memory of
 //! the borrower never keeps the answer from arriving.
 
 use super::device::Device;
@@ -10,9 +10,10 @@ use super::worker::{Work, Worker};
 use super::{Lender, is_name};
 use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
 use crate::link::{LinkError, Received, Receiver, Sender};
-use farlane_pci::{InterruptKind, Signal};
+use farlane_pci::{Function, InterruptKind, Signal};
+use farlane_zero_copy::chain;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a borrower may take to say who it is.
@@ -35,11 +36,40 @@ pub(crate) enum Ending {
     Revoked,
 }
 
+/// A lease, for the thread that watches its time.
+pub(crate) struct Tenure {
+    device: Arc<Device>,
+    fence: Fence,
+    /// Never the last reference to it: the worker lets go of it after [`Control::set_lease`].
+    function: Weak<dyn Function>,
+}
+
+impl Tenure {
+    pub fn new(device: &Arc<Device>, fence: Fence, function: &Arc<dyn Function>) -> Self {
+        Self {
+            device: Arc::clone(device),
+            fence,
+            function: Arc::downgrade(function),
+        }
+    }
+
+    /// Ends it, whatever the worker is waiting for: the device accesses memory no more. The worker gives it back.
+    fn end(&self) {
+        self.device.expire(self.fence);
+        if let Some(function) = self.function.upgrade()
+            && let Err(e) = function.set_bus_master(false)
+        {
+            let name = &self.device.offer.name;
+            log::error!("{name}: cannot be kept from memory: {}", chain(&e));
+        }
+    }
+}
+
 #[derive(Default)]
 struct State {
     /// The link has ended: nothing of what waits is done any more.
     over: bool,
-    lease: Option<(Arc<Device>, Fence)>,
+    lease: Option<Tenure>,
     revoke_at: Option<Instant>,
     ending: Option<Ending>,
     /// Interrupts that are to be told, each once.
@@ -66,7 +96,7 @@ impl Control {
     }
 
     /// The link holds a lease, or none any more.
-    pub fn set_lease(&self, lease: Option<(Arc<Device>, Fence)>) {
+    pub fn set_lease(&self, lease: Option<Tenure>) {
         let mut state = self.state();
         state.lease = lease;
         state.revoke_at = None;
@@ -77,11 +107,11 @@ impl Control {
     /// Asks for the device and takes it when `grace` is over.
     pub fn revoke(&self, grace: Duration) {
         let mut state = self.state();
-        let Some((_, fence)) = &state.lease else {
+        let Some(tenure) = &state.lease else {
             return;
         };
         let message = ToBorrower::Revoking {
-            fence: *fence,
+            fence: tenure.fence,
             grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
         };
         state.revoke_at.get_or_insert(Instant::now() + grace);
@@ -112,10 +142,11 @@ impl Control {
     fn look_at_the_time(&self) {
         let now = Instant::now();
         let mut state = self.state();
-        let Some((device, fence)) = &state.lease else {
+        let Some(tenure) = &state.lease else {
             return;
         };
-        let ending = if device.until(*fence).is_none_or(|until| until <= now) {
+        let until = tenure.device.until(tenure.fence);
+        let ending = if until.is_none_or(|until| until <= now) {
             Ending::Expired
         } else if state.revoke_at.is_some_and(|at| at <= now) {
             Ending::Revoked
@@ -123,6 +154,7 @@ impl Control {
             return;
         };
         if state.ending.is_none() {
+            tenure.end();
             state.ending = Some(ending);
             // Where the queue is full, the worker looks soon anyway.
             let _ = self.queue.try_send(Work::Look);
@@ -136,7 +168,7 @@ impl Control {
             return now + RETRY;
         }
         let lease = state.lease.as_ref();
-        let until = lease.and_then(|(device, fence)| device.until(*fence));
+        let until = lease.and_then(|tenure| tenure.device.until(tenure.fence));
         [until, state.revoke_at]
             .into_iter()
             .flatten()
@@ -172,7 +204,7 @@ impl Control {
 /// Interrupts that are told by messages.
 #[derive(Debug)]
 pub(crate) struct MessageSignal {
-    pub control: std::sync::Weak<Control>,
+    pub control: Weak<Control>,
     pub fence: Fence,
     pub kind: InterruptKind,
     pub vector: u16,
@@ -292,7 +324,7 @@ fn receive(
 
 fn renew(control: &Control, fence: Fence) -> Result<(), Refusal> {
     let device = match &control.state().lease {
-        Some((device, held)) if *held == fence => Arc::clone(device),
+        Some(tenure) if tenure.fence == fence => Arc::clone(&tenure.device),
         _ => return Err(Refusal::Ended(fence)),
     };
     device.renew(fence)

@@ -7,7 +7,7 @@ use super::device::Device;
 use super::peers::Lent;
 use super::reach::Mapped;
 use super::registers::device_error;
-use super::session::{Control, Ending};
+use super::session::{Control, Ending, Tenure};
 use crate::bridge;
 use crate::link::message::{
     Attached, Bridge, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, PeerKey,
@@ -362,14 +362,14 @@ impl Worker {
             areas: session.attachment.areas.clone(),
             function: Arc::downgrade(&function),
         });
+        let tenure = Tenure::new(&device, fence, &function);
         session.held = Some(Held {
             fence,
             function,
             mappings: BTreeMap::new(),
         });
-        // The time that the device took to be reset is not the borrower's.
-        device.renew(fence)?;
-        self.control.set_lease(Some((device, fence)));
+        device.begin(fence);
+        self.control.set_lease(Some(tenure));
         Ok(Reply::Taken {
             fence,
             term_ms: u32::try_from(self.lender.term.as_millis()).unwrap_or(u32::MAX),

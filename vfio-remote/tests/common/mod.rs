@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// Where a copy comes from.
@@ -36,10 +36,51 @@ pub const AREA: Area = Area {
 /// How a monitor sees the copier's MSI-X.
 pub const MSI: u32 = 1;
 
+/// Writing it waits until [`Hooks::release`].
+pub const STALL: u64 = 0x20;
+
+/// What a test sees of a device, and does to it.
+#[derive(Default)]
+pub struct Hooks {
+    /// How slow the device is to be taken, and to be given back.
+    pub slow: Mutex<Duration>,
+    /// Whether somebody has it.
+    pub in_use: AtomicBool,
+    /// Whether it has been forbidden to access memory.
+    pub is_cut_off: AtomicBool,
+    stalled: Mutex<bool>,
+    released: Condvar,
+}
+
+impl Hooks {
+    /// Waits as long as the device takes for what it does.
+    fn be_slow(&self) {
+        let slow = *self.slow.lock().unwrap();
+        std::thread::sleep(slow);
+    }
+
+    fn stall(&self) {
+        let mut stalled = self.stalled.lock().unwrap();
+        *stalled = true;
+        while *stalled {
+            stalled = self.released.wait(stalled).unwrap();
+        }
+    }
+
+    pub fn is_stalled(&self) -> bool {
+        *self.stalled.lock().unwrap()
+    }
+
+    pub fn release(&self) {
+        *self.stalled.lock().unwrap() = false;
+        self.released.notify_all();
+    }
+}
+
 /// A device that copies.
 pub struct Copier {
     description: Description,
-    in_use: Arc<AtomicBool>,
+    pub hooks: Arc<Hooks>,
     pub copies: Arc<AtomicU64>,
     with_area: bool,
 }
@@ -56,7 +97,7 @@ impl Copier {
                 .memory_bar(0, 0x4000, false)
                 .msix(2, 0, 0x2000, 0x3000)
                 .describe("a copier".into()),
-            in_use: Arc::default(),
+            hooks: Arc::default(),
             copies: Arc::default(),
             with_area,
         }
@@ -85,11 +126,13 @@ impl Source for Copier {
     }
 
     fn take(&self, _attachment: &Attachment) -> Result<Box<dyn Function>, SourceError> {
-        if self.in_use.swap(true, Ordering::SeqCst) {
+        if self.hooks.in_use.swap(true, Ordering::SeqCst) {
             return Err(SourceError::Busy);
         }
+        self.hooks.be_slow();
+        self.hooks.is_cut_off.store(false, Ordering::SeqCst);
         Ok(Box::new(Copying {
-            in_use: Arc::clone(&self.in_use),
+            hooks: Arc::clone(&self.hooks),
             copies: Arc::clone(&self.copies),
             memory: DmaSpace::new(),
             registers: Mutex::default(),
@@ -107,7 +150,7 @@ impl Source for Copier {
 }
 
 struct Copying {
-    in_use: Arc<AtomicBool>,
+    hooks: Arc<Hooks>,
     copies: Arc<AtomicU64>,
     memory: Arc<DmaSpace>,
     registers: Mutex<HashMap<u64, u64>>,
@@ -116,8 +159,9 @@ struct Copying {
 
 impl Drop for Copying {
     fn drop(&mut self) {
+        self.hooks.be_slow();
         self.memory.clear();
-        self.in_use.store(false, Ordering::SeqCst);
+        self.hooks.in_use.store(false, Ordering::SeqCst);
     }
 }
 
@@ -156,8 +200,10 @@ impl Function for Copying {
         {
             let value = u64::from_le_bytes(bytes);
             self.registers.lock().unwrap().insert(offset, value);
-            if offset == LENGTH {
-                self.copy();
+            match offset {
+                LENGTH => self.copy(),
+                STALL => self.hooks.stall(),
+                _ => {}
             }
         }
         Ok(())
@@ -185,6 +231,12 @@ impl Function for Copying {
             kind: InterruptKind::Intx,
             vector: 0,
         })
+    }
+
+    fn set_bus_master(&self, may: bool) -> Result<(), AccessError> {
+        self.hooks.is_cut_off.store(!may, Ordering::SeqCst);
+        self.memory.set_bus_master(may);
+        Ok(())
     }
 
     fn map(&self, mapping: DmaMapping) -> Result<(), AccessError> {
@@ -237,14 +289,25 @@ fn lender_called(
     borrowers: &[&str],
     bridges: BTreeMap<String, BridgeOffer>,
 ) -> Arc<Lender> {
-    let offer = |name: &str, with_area| Offer {
+    let copiers = [("mapped", Copier::new(true)), ("plain", Copier::new(false))];
+    lender_of(name, copiers, borrowers, bridges)
+}
+
+/// A lender of these copiers, with leases of a second.
+pub fn lender_of(
+    name: &str,
+    copiers: impl IntoIterator<Item = (&'static str, Copier)>,
+    borrowers: &[&str],
+    bridges: BTreeMap<String, BridgeOffer>,
+) -> Arc<Lender> {
+    let offer = |(name, copier): (&str, Copier)| Offer {
         name: name.to_owned(),
-        source: Box::new(Copier::new(with_area)),
+        source: Box::new(copier),
         borrowers: borrowers.iter().map(|&b| b.to_owned()).collect(),
     };
     Lender::new(LenderConfig {
         name: name.into(),
-        offers: vec![offer("mapped", true), offer("plain", false)],
+        offers: copiers.into_iter().map(offer).collect(),
         bridges,
         term: Duration::from_secs(1),
         grace: Duration::from_millis(300),
@@ -268,8 +331,19 @@ impl Rig {
     }
 
     pub fn with_bridges(name: &str, bridges: BTreeMap<String, BridgeOffer>) -> Self {
+        Self::of(lender_called(name, &[], bridges))
+    }
+
+    /// A lender of one copier, which is called "plain"; and what a test sees of that.
+    pub fn with_hooks() -> (Self, Arc<Hooks>) {
+        let copier = Copier::new(false);
+        let hooks = Arc::clone(&copier.hooks);
+        let lender = lender_of("lender", [("plain", copier)], &[], BTreeMap::new());
+        (Self::of(lender), hooks)
+    }
+
+    fn of(lender: Arc<Lender>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let lender = lender_called(name, &[], bridges);
         let acceptor = unix_acceptor(&folder.path().join("lender"));
         std::thread::spawn({
             let lender = Arc::clone(&lender);

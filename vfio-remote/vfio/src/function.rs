@@ -15,13 +15,15 @@ const REGISTER_BYTES: usize = 8;
 
 /// A physical function in use.
 ///
-/// It may access memory exactly while there is some mapped for it: the command register is the
+/// It may access memory exactly while there is some mapped for it and nobody has forbidden it: the command register is the
 /// lender's, and the borrower intercepts the bit of its own driver's.
 #[derive(Debug)]
 pub(crate) struct VfioFunction {
     shared: Arc<Shared>,
     interrupts: Option<InterruptRouter>,
     mappings: Mutex<Mappings>,
+    /// Whether it may master the bus at all. Held while the command register changes; taken after `mappings`.
+    may_master: Mutex<bool>,
 }
 
 impl VfioFunction {
@@ -36,6 +38,7 @@ impl VfioFunction {
             shared,
             interrupts: Some(interrupts),
             mappings: Mutex::default(),
+            may_master: Mutex::new(true),
         })
     }
 
@@ -49,6 +52,18 @@ impl VfioFunction {
 
     fn mappings(&self) -> MutexGuard<'_, Mappings> {
         self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn may_master(&self) -> MutexGuard<'_, bool> {
+        self.may_master
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has it master the bus, if there is a reason and it may.
+    fn set_master(&self, wanted: bool) -> io::Result<()> {
+        let may = self.may_master();
+        set_command(self.kernel(), *may && wanted)
     }
 
     fn interrupts(&self) -> Result<&InterruptRouter, AccessError> {
@@ -125,8 +140,9 @@ impl Function for VfioFunction {
         }
         // Held so that the register does not change in between.
         let mappings = self.mappings();
+        let may = self.may_master();
         let mut data = data.to_vec();
-        let fixed = command(0, !mappings.is_empty()).to_le_bytes();
+        let fixed = command(0, *may && !mappings.is_empty()).to_le_bytes();
         let kept = (COMMAND_IO | COMMAND_MEMORY | COMMAND_MASTER).to_le_bytes();
         for (place, byte) in (offset..end).zip(&mut data) {
             let at = place
@@ -152,11 +168,21 @@ impl Function for VfioFunction {
         self.interrupts()?.mask_intx(masked)
     }
 
+    fn set_bus_master(&self, may: bool) -> Result<(), AccessError> {
+        *self.may_master() = may;
+        if may {
+            let mappings = self.mappings();
+            return Ok(self.set_master(!mappings.is_empty())?);
+        }
+        // Whoever has the mappings may be waiting for the device.
+        Ok(self.set_master(false)?)
+    }
+
     fn map(&self, mapping: DmaMapping) -> Result<(), AccessError> {
         let mut mappings = self.mappings();
         let first = mappings.is_empty();
         mappings.map(self.kernel(), &mapping)?;
-        if first && let Err(error) = set_command(self.kernel(), true) {
+        if first && let Err(error) = self.set_master(true) {
             mappings.clear(self.kernel());
             return Err(error.into());
         }
@@ -183,7 +209,7 @@ impl Function for VfioFunction {
             .mapped_bytes
             .store(mappings.bytes(), Ordering::Relaxed);
         if mappings.is_empty() {
-            set_command(self.kernel(), false)?;
+            self.set_master(false)?;
         }
         log::debug!(
             "{}: {length:#x} bytes at {address:#x} unmapped",
@@ -208,7 +234,7 @@ impl Function for VfioFunction {
     fn reset(&self) -> Result<(), AccessError> {
         let mappings = self.mappings();
         self.kernel().reset()?;
-        Ok(set_command(self.kernel(), !mappings.is_empty())?)
+        Ok(self.set_master(!mappings.is_empty())?)
     }
 }
 

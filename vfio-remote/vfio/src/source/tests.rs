@@ -327,6 +327,30 @@ fn it_masters_the_bus_only_while_memory_is_mapped() {
 }
 
 #[test]
+fn it_does_not_master_the_bus_while_that_is_forbidden() {
+    let (fake, source) = source();
+    let function = take(&source);
+    let file = memory(0x10000);
+    function.map(mapping(0, 0x8000, &file)).unwrap();
+    function.set_bus_master(false).unwrap();
+    assert!(!fake.device().is_master());
+    assert_eq!(fake.device().maps.len(), 1);
+    // Whatever happens.
+    function
+        .write(Region::Config, 4, &0x0407_u16.to_le_bytes())
+        .unwrap();
+    function.reset().unwrap();
+    function.unmap(0, 0x8000).unwrap();
+    function.map(mapping(0, 0x8000, &file)).unwrap();
+    assert!(!fake.device().is_master());
+    function.set_bus_master(true).unwrap();
+    assert!(fake.device().is_master());
+    function.unmap(0, 0x8000).unwrap();
+    function.set_bus_master(true).unwrap();
+    assert!(!fake.device().is_master());
+}
+
+#[test]
 fn what_cannot_be_mapped_is_refused_with_a_reason() {
     #[derive(Debug)]
     struct Far;
