@@ -376,6 +376,30 @@ fn the_end_of_a_link_says_that_the_device_has_stopped() {
 }
 
 #[test]
+fn a_device_that_cannot_be_made_as_new_is_quarantined() {
+    let (rig, hooks) = Rig::with_hooks();
+    let mut raw = Raw::connect(&rig.connector(), "last");
+    let fence = raw.take("plain");
+    hooks.is_broken.store(true, Ordering::SeqCst);
+    raw.ask(Request::Return { fence }).unwrap();
+    let quarantined = |answer: Result<Reply, Refusal>| {
+        let refusal = answer.unwrap_err();
+        assert!(refusal.to_string().contains("it is broken"), "{refusal}");
+    };
+    quarantined(raw.ask(Request::Take));
+    let mut other = Raw::connect(&rig.connector(), "next");
+    other
+        .ask(Request::Attach {
+            device: "plain".into(),
+        })
+        .unwrap();
+    quarantined(other.ask(Request::Take));
+    let status = &rig.lender.status(None)[0];
+    assert_eq!(status.quarantine.as_deref(), Some("it is broken"));
+    assert_eq!(status.holder, None);
+}
+
+#[test]
 fn a_term_is_no_longer_than_a_minute() {
     let lender = |seconds| {
         Lender::new(LenderConfig {

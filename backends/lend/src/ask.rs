@@ -80,7 +80,10 @@ fn table(devices: &[DeviceStatus]) -> String {
         let holder = device.holder.as_ref();
         rows.push([
             device.name.clone(),
-            holder.map_or_else(none, |h| h.name.clone()),
+            match (&device.quarantine, holder) {
+                (Some(_), _) => "(quarantined)".to_owned(),
+                (None, holder) => holder.map_or_else(none, |h| h.name.clone()),
+            },
             holder.map_or_else(none, |h| format!("{:x}", h.fence)),
             holder.map_or_else(none, |h| format!("{} s", h.held_seconds)),
             holder.map_or_else(none, |h| {
@@ -129,6 +132,7 @@ mod tests {
             holder,
             attached: 1,
             borrowers: Vec::new(),
+            quarantine: None,
         };
         let holder = Holder {
             name: "rack2".to_owned(),
@@ -153,12 +157,17 @@ mod tests {
                 hops: Some(0),
             }],
         };
-        let text = table(&[device("a", Some(holder)), device("nvme0", None)]);
+        let broken = DeviceStatus {
+            quarantine: Some("0x1000 bytes at 0x0 cannot be unmapped".to_owned()),
+            ..device("b", None)
+        };
+        let text = table(&[device("a", Some(holder)), broken, device("nvme0", None)]);
         assert_eq!(
             text,
-            "DEVICE  HOLDER  LEASE  HELD  MEMORY            HOPS  PEERS                                    WHAT IT IS\n\
-             a       rack2   1f     12 s  1024 MiB (shm 0)  0     rack1/gpu0 64 MiB (same lender, 0 hops)  NVMe controller\n\
-             nvme0   -       -      -     -                 -     -                                        NVMe controller\n"
+            "DEVICE  HOLDER         LEASE  HELD  MEMORY            HOPS  PEERS                                    WHAT IT IS\n\
+             a       rack2          1f     12 s  1024 MiB (shm 0)  0     rack1/gpu0 64 MiB (same lender, 0 hops)  NVMe controller\n\
+             b       (quarantined)  -      -     -                 -     -                                        NVMe controller\n\
+             nvme0   -              -      -     -                 -     -                                        NVMe controller\n"
         );
     }
 }

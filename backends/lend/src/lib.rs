@@ -48,6 +48,11 @@ pub fn metrics_text(lender: &Lender) -> String {
                 value,
             },
             Sample {
+                name: "quarantined",
+                help: "Whether it is not lent any more, because it could not be made as new: 0 or 1.",
+                value: u64::from(device.quarantine.is_some()),
+            },
+            Sample {
                 name: "mapped_bytes",
                 help: "Memory of its holder that it reaches now.",
                 value: mapped_bytes,

@@ -252,6 +252,7 @@ fn a_confined_daemon_lends_and_people_see_it() {
     let devices: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(devices[0]["holder"]["fence"], fence.0);
     assert_eq!(daemon.metric("farlane_lend_held{"), 1);
+    assert_eq!(daemon.metric("farlane_lend_quarantined{"), 0);
     assert_eq!(daemon.metric("farlane_lend_mapped_bytes{"), 0x2000);
 
     ask(&mut link, Request::Return { fence });

@@ -155,6 +155,7 @@ impl Messages {
             | Request::Read { fence, .. }
             | Request::SetInterrupts { fence, .. }
             | Request::MaskIntx { fence, .. }
+            | Request::SetBusMaster { fence, .. }
             | Request::Reset { fence }
             | Request::Write { fence, .. } => *fence,
         };
@@ -240,7 +241,7 @@ impl Messages {
         let kind =
             self.random
                 .pick(&[InterruptKind::Intx, InterruptKind::Msi, InterruptKind::Msix]);
-        let request = match self.random.below(13) {
+        let request = match self.random.below(14) {
             0 => Request::List {
                 first: self.number32(),
             },
@@ -280,6 +281,10 @@ impl Messages {
                 masked: self.random.below(2) == 0,
             },
             10 => Request::Reset { fence },
+            12 => Request::SetBusMaster {
+                fence,
+                may: self.random.below(2) == 0,
+            },
             11 => {
                 let length = self.random.pick(&[0, 1, 4, 8, 64, 4096]);
                 Request::Write {

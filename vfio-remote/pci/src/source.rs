@@ -143,6 +143,11 @@ pub trait Source: Send + Sync {
     /// [`SourceError::Busy`] while an earlier [`Function`] of it lives; or the device fails.
     fn take(&self, attachment: &Attachment) -> Result<Box<dyn Function>, SourceError>;
 
+    /// Why the function cannot be lent any more. None while it can, which is looked at whenever a use of it has ended.
+    fn quarantine(&self) -> Option<String> {
+        None
+    }
+
     /// Counters over all users since the start.
     fn counters(&self) -> Vec<Counter>;
 }

@@ -4,7 +4,7 @@ use super::peers::Target;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
 use crate::bridge;
-use crate::link::message::{Bridge, Fence};
+use crate::link::message::{Bridge, Fence, Request};
 use farlane_ntb::{Ntb, WindowSlice, WindowSpace};
 use farlane_pci::DmaSpace;
 use farlane_vfio_user::{Client, DmaMap};
@@ -233,19 +233,35 @@ impl Layout {
         self.follow_publications();
     }
 
-    /// Has the device reach all memory.
+    /// Has the device reach all memory, and then master the bus.
     pub fn set_user(&mut self, user: User) -> Result<(), LayoutError> {
         self.user = Some(user);
-        self.settle()
+        self.settle()?;
+        Ok(self.set_bus_master(true)?)
     }
 
-    /// Has the device reach nothing, of which the lender is told.
+    /// Has the device master the bus no more, and then reach nothing, of which the lender is told.
     pub fn remove_user(&mut self) {
+        if let Err(e) = self.set_bus_master(false) {
+            log::error!("{}: given up: {}", self.name, chain(&e));
+        }
         let addresses: Vec<u64> = self.pieces.keys().copied().collect();
         for address in addresses {
             self.hide(address);
         }
         self.user = None;
+    }
+
+    fn set_bus_master(&mut self, may: bool) -> Result<(), SessionError> {
+        let Some(User { session, fence, .. }) = self.user.clone() else {
+            return Ok(());
+        };
+        let set = session.ask(Request::SetBusMaster { fence, may }, &[]);
+        if set.is_err() {
+            session.give_up(fence);
+            self.forget_user();
+        }
+        set
     }
 
     /// The device is gone: it is shown nothing any more, and there is nobody to be told.

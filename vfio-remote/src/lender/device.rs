@@ -109,6 +109,7 @@ impl Device {
                         .unwrap_or_else(PoisonError::into_inner)
                         .0;
                 }
+                Err(NotNow::Quarantined(why)) => return Err(quarantined(&why)),
                 Err(NotNow::Returning) => {
                     return Err(Refusal::Busy {
                         holder: "somebody who is returning it".to_owned(),
@@ -142,25 +143,32 @@ impl Device {
         self.state().lent = Some(lent);
     }
 
-    /// Ends a lease; `reset` makes the device as new. Before, no other device reaches it any more.
+    /// Ends a lease; `reset` makes the device as new. Before, no other device reaches it any more. Where one of these is not
+    /// to be had, the device is quarantined.
     pub fn give_back(&self, fence: Fence, reset: impl FnOnce()) {
+        let name = &self.offer.name;
         let mut state = self.state();
         state.lease.begin_return(fence);
         state.lent = None;
         let users = std::mem::take(&mut state.users);
         drop(state);
+        let mut quarantine = None;
         for used in users {
             if let Err(e) = used.end() {
-                log::warn!(
-                    "{}: another device does not let go of it: {}",
-                    self.offer.name,
-                    chain(&e)
-                );
+                let why = format!("another device does not let go of it: {}", chain(&e));
+                quarantine.get_or_insert(why);
             }
         }
         reset();
+        let quarantine = quarantine.or_else(|| self.offer.source.quarantine());
         let mut state = self.state();
-        state.lease.finish_return(fence);
+        match quarantine {
+            None => state.lease.finish_return(fence),
+            Some(why) => {
+                log::error!("{name}: quarantined, and not lent any more: {why}");
+                state.lease.quarantine(fence, why);
+            }
+        }
         state.control = Weak::new();
         state.reach = Reach::default();
         self.changed.notify_all();
@@ -176,14 +184,18 @@ impl Device {
         self.state().control.upgrade()
     }
 
-    /// Waits until nobody holds it; false when the time is over.
-    pub fn wait_offered(&self, patience: Duration) -> bool {
+    /// Waits until nobody holds it, and it is on offer.
+    pub fn wait_offered(&self, patience: Duration) -> Result<(), Refusal> {
         let state = self.state();
         let (state, _) = self
             .changed
-            .wait_timeout_while(state, patience, |s| !s.lease.is_offered())
+            .wait_timeout_while(state, patience, |s| !s.lease.is_free())
             .unwrap_or_else(PoisonError::into_inner);
-        state.lease.is_offered()
+        match state.lease.quarantined() {
+            Some(why) => Err(quarantined(why)),
+            None if state.lease.is_free() => Ok(()),
+            None => Err(Refusal::Device("it does not come back".to_owned())),
+        }
     }
 
     pub fn status(&self) -> DeviceStatus {
@@ -207,6 +219,11 @@ impl Device {
             holder,
             attached: self.attached.load(Ordering::Relaxed),
             borrowers: self.offer.borrowers.clone(),
+            quarantine: state.lease.quarantined().map(str::to_owned),
         }
     }
+}
+
+fn quarantined(why: &str) -> Refusal {
+    Refusal::Device(format!("it is quarantined: {why}"))
 }

@@ -1,6 +1,6 @@
 //! Who holds a device: at most one, for as long as it renews.
 //!
-//! offered -> held -> returning -> offered. While a device is returning nobody can take it: its
+//! offered -> held -> returning -> offered, or quarantined for good. While a device is returning nobody can take it: its
 //! mappings go and it is reset. The term of one that is held begins when it has been made ready for its holder. Times are
 //! handed in, so that all of it can be tested.
 
@@ -43,6 +43,8 @@ enum State {
         fence: Fence,
         holder: String,
     },
+    /// It could not be made as new: why.
+    Quarantined(String),
 }
 
 /// The lease of one device.
@@ -60,6 +62,8 @@ pub(crate) enum NotNow {
     Held(String),
     /// It is being returned: a moment.
     Returning,
+    /// It never can: why.
+    Quarantined(String),
 }
 
 impl Lease {
@@ -76,6 +80,7 @@ impl Lease {
     pub fn take(&mut self, holder: &str, now: Instant) -> Result<Fence, NotNow> {
         match &self.state {
             State::Held { holder, .. } => Err(NotNow::Held(holder.clone())),
+            State::Quarantined(why) => Err(NotNow::Quarantined(why.clone())),
             State::Returning { .. } => Err(NotNow::Returning),
             State::Offered => {
                 let fence = self.fences.next();
@@ -145,14 +150,30 @@ impl Lease {
         }
     }
 
-    pub fn is_offered(&self) -> bool {
-        self.state == State::Offered
+    /// The device cannot be made as new: nobody can take it any more.
+    pub fn quarantine(&mut self, named: Fence, why: String) {
+        if matches!(&self.state, State::Returning { fence, .. } if *fence == named) {
+            self.state = State::Quarantined(why);
+        }
+    }
+
+    /// Why nobody can take it any more.
+    pub fn quarantined(&self) -> Option<&str> {
+        match &self.state {
+            State::Quarantined(why) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// Whether nobody has it, or is just returning it.
+    pub fn is_free(&self) -> bool {
+        matches!(self.state, State::Offered | State::Quarantined(_))
     }
 
     /// Holder, number of the lease, and for how long it has been held.
     pub fn holder(&self, now: Instant) -> Option<(String, Fence, Duration)> {
         match &self.state {
-            State::Offered => None,
+            State::Offered | State::Quarantined(_) => None,
             State::Held {
                 fence,
                 holder,
@@ -231,6 +252,22 @@ mod tests {
         assert_eq!(lease.until(second), Some(now + TERM));
     }
 
+    #[test]
+    fn a_device_that_is_not_as_new_is_never_taken_again() {
+        let now = Instant::now();
+        let mut lease = Lease::new(TERM);
+        let fence = lease.take("a", now).unwrap();
+        lease.quarantine(fence, "not while it is held".into());
+        assert_eq!(lease.quarantined(), None);
+        assert!(lease.begin_return(fence));
+        lease.quarantine(fence, "it is broken".into());
+        lease.finish_return(fence);
+        let broken = NotNow::Quarantined("it is broken".into());
+        assert_eq!(lease.take("b", now), Err(broken));
+        assert_eq!(lease.renew(fence, now), Err(Refusal::Ended(fence)));
+        assert!(lease.is_free() && lease.holder(now).is_none());
+    }
+
     proptest! {
         #[test]
         fn there_is_never_more_than_one_holder_and_fences_grow(
@@ -256,7 +293,7 @@ mod tests {
                     (4, Some(fence)) => lease.begin(fence, now),
                     _ => {}
                 }
-                prop_assert!(lease.is_offered() == lease.holder(now).is_none());
+                prop_assert!(lease.is_free() == lease.holder(now).is_none());
             }
         }
     }

@@ -202,6 +202,11 @@ impl Worker {
                 held.function.mask_intx(masked).map_err(device_error)?;
                 Ok(Reply::Done)
             }
+            Request::SetBusMaster { fence, may } => {
+                let (_, held) = self.held(fence)?;
+                held.function.set_bus_master(may).map_err(device_error)?;
+                Ok(Reply::Done)
+            }
             Request::Reset { fence } => {
                 let (_, held) = self.held(fence)?;
                 held.function.reset().map_err(device_error)?;
@@ -258,9 +263,7 @@ impl Worker {
             log::info!("{name}: revoked");
             holder.revoke(grace);
             drop(holder);
-            if !device.wait_offered(grace + RESET_PATIENCE) {
-                return Err(Refusal::Device("it does not come back".to_owned()));
-            }
+            device.wait_offered(grace + RESET_PATIENCE)?;
         }
         Ok(Reply::Done)
     }

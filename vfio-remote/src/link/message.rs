@@ -246,6 +246,13 @@ pub enum Request {
         /// The bytes, at most [`MAX_DATA_BYTES`].
         data: Vec<u8>,
     },
+    /// Whether the device accesses memory that is mapped. It does when it is taken. What is then unmapped it does not fault on.
+    SetBusMaster {
+        /// The lease.
+        fence: Fence,
+        /// Whether it may.
+        may: bool,
+    },
 }
 
 /// A device, for people: what a lender is told of another one's.
@@ -395,6 +402,8 @@ pub struct DeviceStatus {
     pub attached: u32,
     /// Who may borrow it; empty for everybody who can connect.
     pub borrowers: Vec<String>,
+    /// Why it is not lent any more, until the lender starts again.
+    pub quarantine: Option<String>,
 }
 
 /// Who holds a device, and how.

@@ -48,6 +48,10 @@ pub struct Hooks {
     pub in_use: AtomicBool,
     /// Whether it has been forbidden to access memory.
     pub is_cut_off: AtomicBool,
+    /// Whether no memory can be taken away from it.
+    pub keeps_memory: AtomicBool,
+    /// Whether it cannot be lent again.
+    pub is_broken: AtomicBool,
     stalled: Mutex<bool>,
     released: Condvar,
 }
@@ -138,6 +142,11 @@ impl Source for Copier {
             registers: Mutex::default(),
             signals: Mutex::default(),
         }))
+    }
+
+    fn quarantine(&self) -> Option<String> {
+        let is_broken = self.hooks.is_broken.load(Ordering::SeqCst);
+        is_broken.then(|| "it is broken".to_owned())
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -244,6 +253,9 @@ impl Function for Copying {
     }
 
     fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
+        if self.hooks.keeps_memory.load(Ordering::SeqCst) {
+            return Err(std::io::Error::other("it keeps what it has").into());
+        }
         self.memory.unmap(address, length)
     }
 
@@ -342,7 +354,7 @@ impl Rig {
         (Self::of(lender), hooks)
     }
 
-    fn of(lender: Arc<Lender>) -> Self {
+    pub fn of(lender: Arc<Lender>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let acceptor = unix_acceptor(&folder.path().join("lender"));
         std::thread::spawn({

@@ -1,6 +1,6 @@
 //! Devices of one VM reach each other.
 
-use super::common::{AREA, Rig, STATUS, TARGET, listener, memfd, until};
+use super::common::{AREA, Copier, Rig, STATUS, TARGET, lender_of, listener, memfd, until};
 use super::{Monitor, Raw};
 use farlane_ntb::{LinkState, Ntb as _, ShmNtb, WindowLimits};
 use farlane_pci::Region;
@@ -13,6 +13,7 @@ use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, subscribe};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Where the guest puts the BAR of the device that others reach.
@@ -254,6 +255,44 @@ fn taken(raw: &mut Raw, device: &str) -> (Fence, PeerKey) {
         Reply::Taken { fence, key, .. } => (fence, key),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_device_that_another_one_does_not_let_go_of_is_quarantined() {
+    let (target, source) = (Copier::new(true), Copier::new(false));
+    let hooks = Arc::clone(&source.hooks);
+    let copiers = [("mapped", target), ("plain", source)];
+    let rig = Rig::of(lender_of("lender", copiers, &[], BTreeMap::new()));
+    let mut holder = Raw::connect(&rig.connector(), "holder");
+    let mut other = Raw::connect(&rig.connector(), "other");
+    let (lease, key) = taken(&mut holder, "mapped");
+    let (fence, _) = taken(&mut other, "plain");
+    let map = Request::Map {
+        fence,
+        address: DATA,
+        length: AREA.size,
+        writable: true,
+        place: Place::Device {
+            device: "mapped".to_owned(),
+            region: Region::Bar0,
+            offset: AREA.offset,
+            key,
+        },
+        peer: None,
+    };
+    other.ask(map).unwrap();
+    hooks.keeps_memory.store(true, Ordering::SeqCst);
+    holder.ask(Request::Return { fence: lease }).unwrap();
+    let refusal = holder.ask(Request::Take).unwrap_err();
+    assert!(refusal.to_string().contains("quarantined"), "{refusal}");
+    // It is reached still, as long as it is not said otherwise.
+    let unmap = Request::Unmap {
+        fence,
+        address: DATA,
+        length: AREA.size,
+    };
+    assert!(other.ask(unmap.clone()).is_err());
+    assert!(other.ask(unmap).is_err());
 }
 
 #[test]

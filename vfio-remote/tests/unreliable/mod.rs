@@ -279,6 +279,27 @@ fn a_device_that_does_not_reach_the_memory_of_its_vm_is_given_back_when_it_is_to
 }
 
 #[test]
+fn a_device_masters_the_bus_after_all_memory_has_come_and_until_some_goes() {
+    let rig = Rig::new(|_| Fate::Done);
+    let mut vmm = Vmm::connect(&rig);
+    let more = memfd(RAM);
+    vmm.client.map(MORE, RAM, Some((more.as_fd(), 0))).unwrap();
+    rig.heard.requests.lock().unwrap().clear();
+    vmm.client.write(CONFIG, 4, &MASTER).unwrap();
+    vmm.client.write(CONFIG, 4, &[0x02, 0]).unwrap();
+    let requests = rig.heard.requests.lock().unwrap();
+    let kind = |request: &Request| match request {
+        Request::Map { .. } => Some("map"),
+        Request::Unmap { .. } => Some("unmap"),
+        Request::SetBusMaster { may: true, .. } => Some("on"),
+        Request::SetBusMaster { may: false, .. } => Some("off"),
+        _ => None,
+    };
+    let kinds: Vec<_> = requests.iter().filter_map(kind).collect();
+    assert_eq!(kinds, ["map", "map", "on", "off", "unmap", "unmap"]);
+}
+
+#[test]
 fn what_belongs_to_another_lease_does_nothing() {
     let rig = Rig::new(|_| Fate::Done);
     let mut vmm = Vmm::master(&rig);

@@ -202,15 +202,16 @@ impl Function for VfioFunction {
 
     fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
         let mut mappings = self.mappings();
+        // What it accesses after the last range has gone would be a fault of the IOMMU.
+        if mappings.is_only(address, length) {
+            self.set_master(false)?;
+        }
         mappings.unmap(self.kernel(), address, length)?;
         let counts = self.counts();
         counts.unmaps.fetch_add(1, Ordering::Relaxed);
         counts
             .mapped_bytes
             .store(mappings.bytes(), Ordering::Relaxed);
-        if mappings.is_empty() {
-            self.set_master(false)?;
-        }
         log::debug!(
             "{}: {length:#x} bytes at {address:#x} unmapped",
             self.shared.description.name
@@ -255,6 +256,9 @@ impl Drop for VfioFunction {
         let counts = &self.shared.counts;
         counts.unmaps.fetch_add(count, Ordering::Relaxed);
         counts.mapped_bytes.store(0, Ordering::Relaxed);
+        if let Some(why) = mappings.stuck() {
+            self.shared.set_quarantine(why);
+        }
         self.shared.taken.store(false, Ordering::Release);
     }
 }

@@ -17,11 +17,27 @@ struct Entry {
 #[derive(Debug, Default)]
 pub(crate) struct Mappings {
     entries: BTreeMap<u64, Entry>,
+    /// What could not be taken away from the function, and why.
+    stuck: Option<String>,
 }
 
 impl Mappings {
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Whether this range is mapped, and nothing else.
+    pub fn is_only(&self, address: u64, length: u64) -> bool {
+        self.entries.len() == 1 && self.has(address, length)
+    }
+
+    fn has(&self, address: u64, length: u64) -> bool {
+        self.entries.get(&address).map(|e| e.length) == Some(length)
+    }
+
+    /// What the function still reaches after [`clear`](Self::clear), and why.
+    pub fn stuck(&self) -> Option<&str> {
+        self.stuck.as_deref()
     }
 
     pub fn bytes(&self) -> u64 {
@@ -38,7 +54,7 @@ impl Mappings {
             why,
         };
         let refusal = kernel.limits().refusal(address, length, self.entries.len());
-        if let Some(why) = refusal {
+        if let Some(why) = self.stuck.clone().or(refusal) {
             return Err(refuse(why));
         }
         // The one that begins last before the end is the only one that can overlap.
@@ -86,7 +102,7 @@ impl Mappings {
         address: u64,
         length: u64,
     ) -> Result<(), AccessError> {
-        if self.entries.get(&address).map(|e| e.length) != Some(length) {
+        if !self.has(address, length) {
             return Err(AccessError::Map {
                 address,
                 length,
@@ -98,16 +114,18 @@ impl Mappings {
         Ok(())
     }
 
-    /// Takes everything away. Returns how many mappings there were.
+    /// Takes everything away. Returns how many mappings there were. What stays is [`stuck`](Self::stuck).
     pub fn clear(&mut self, kernel: &dyn Kernel) -> u64 {
         let mut count = 0;
         for (address, entry) in std::mem::take(&mut self.entries) {
             count += 1;
             if let Err(e) = kernel.unmap_dma(address, entry.length) {
-                log::error!(
-                    "Cannot unmap {:#x} bytes at {address:#x}: {e}",
+                let why = format!(
+                    "{:#x} bytes at {address:#x} cannot be unmapped: {e}",
                     entry.length
                 );
+                log::error!("{why}");
+                self.stuck.get_or_insert(why);
                 // The device may still reach these pages: they must not become others.
                 std::mem::forget(entry);
             }

@@ -5,9 +5,10 @@ use crate::kernel::{self, Kernel};
 use crate::{IommuLimits, OpenError, config};
 use farlane_pci::{Attachment, Counter, Description, Function, Source, SourceError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
@@ -26,6 +27,15 @@ pub(crate) struct Shared {
     pub description: Description,
     pub counts: Counts,
     pub taken: AtomicBool,
+    /// Why it is not lent any more: what one VM had mapped for it would be reached for the next one.
+    quarantine: OnceLock<String>,
+}
+
+impl Shared {
+    /// The function is never lent again. The first reason stays.
+    pub fn set_quarantine(&self, why: &str) {
+        let _ = self.quarantine.set(why.to_owned());
+    }
 }
 
 /// A physical function, or a virtual function of one (SR-IOV), that is bound to vfio-pci.
@@ -66,6 +76,7 @@ impl VfioSource {
                 description,
                 counts: Counts::default(),
                 taken: AtomicBool::new(false),
+                quarantine: OnceLock::new(),
             }),
         })
     }
@@ -106,6 +117,12 @@ impl Source for VfioSource {
     }
 
     fn take(&self, _attachment: &Attachment) -> Result<Box<dyn Function>, SourceError> {
+        if let Some(why) = self.quarantine() {
+            return Err(SourceError::Failed {
+                what: format!("lend {} any more", self.shared.description.name),
+                source: io::Error::other(why),
+            });
+        }
         if self.shared.taken.swap(true, Ordering::AcqRel) {
             return Err(SourceError::Busy);
         }
@@ -119,6 +136,10 @@ impl Source for VfioSource {
                 })
             }
         }
+    }
+
+    fn quarantine(&self) -> Option<String> {
+        self.shared.quarantine.get().cloned()
     }
 
     fn counters(&self) -> Vec<Counter> {

@@ -138,6 +138,7 @@ fn with_fence(frame: &[u8], given: Fence, other: PeerKey) -> Option<ToLender> {
                 | Request::Write { fence, .. }
                 | Request::SetInterrupts { fence, .. }
                 | Request::MaskIntx { fence, .. }
+                | Request::SetBusMaster { fence, .. }
                 | Request::Reset { fence },
             ..
         } => fence,

@@ -21,6 +21,7 @@ struct Device {
     /// In order: what happened.
     log: Vec<&'static str>,
     refuse_map: bool,
+    refuse_unmap: bool,
 }
 
 impl Device {
@@ -195,6 +196,9 @@ impl Kernel for Fake {
     fn unmap_dma(&self, address: u64, length: u64) -> io::Result<()> {
         let mut device = self.device();
         device.log.push("unmap");
+        if device.refuse_unmap {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         let gone = device.maps.remove(&address);
         assert_eq!(gone.map(|(l, _)| l), Some(length));
         Ok(())
@@ -435,6 +439,41 @@ fn the_end_of_the_use_leaves_nothing_behind() {
     assert_eq!(counter(&source, "dma_mapped_bytes"), 0);
     assert_eq!(counter(&source, "dma_maps"), 2);
     assert_eq!(counter(&source, "dma_unmaps"), 2);
+}
+
+#[test]
+fn it_masters_the_bus_no_more_before_its_last_memory_goes() {
+    let (fake, source) = source();
+    let function = take(&source);
+    let file = memory(0x10000);
+    function.map(mapping(0, 0x8000, &file)).unwrap();
+    function.map(mapping(0x8000, 0x8000, &file)).unwrap();
+    fake.device().log.clear();
+    function.unmap(0, 0x8000).unwrap();
+    function.unmap(0x8000, 0x4000).unwrap_err();
+    assert_eq!(fake.device().log, ["unmap"]);
+    function.unmap(0x8000, 0x8000).unwrap();
+    assert_eq!(fake.device().log, ["unmap", "master off", "unmap"]);
+}
+
+#[test]
+fn a_function_that_cannot_be_kept_from_memory_is_not_lent_again() {
+    let (fake, source) = source();
+    let function = take(&source);
+    let file = memory(0x10000);
+    function.map(mapping(0x8000, 0x8000, &file)).unwrap();
+    fake.device().refuse_unmap = true;
+    // It stays mapped, and is tried again at the end.
+    function.unmap(0x8000, 0x8000).unwrap_err();
+    assert_eq!(counter(&source, "dma_mapped_bytes"), 0x8000);
+    assert_eq!(source.quarantine(), None);
+    drop(function);
+    assert!(!fake.device().is_master());
+    let why = source.quarantine().unwrap();
+    assert!(why.contains("0x8000 bytes at 0x8000"), "{why}");
+    fake.device().refuse_unmap = false;
+    let again = source.take(&Attachment::default());
+    assert!(matches!(again, Err(SourceError::Failed { .. })));
 }
 
 #[test]
