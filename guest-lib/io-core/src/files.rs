@@ -34,6 +34,32 @@ pub struct FileId {
 /// The providers that calibrations are kept for.
 const PROVIDERS: [&str; 3] = ["soft", "p2pmem", "cuda"];
 
+/// What `statx` says of how a file is stored.
+#[derive(Clone, Copy, Debug, Default)]
+struct Attributes {
+    /// `STATX_ATTR_*` that are so.
+    set: u64,
+    /// Those that the file system would tell.
+    known: u64,
+}
+
+impl Attributes {
+    /// `STATX_ATTR_COMPRESSED`, `STATX_ATTR_ENCRYPTED`, `STATX_ATTR_VERITY` and `STATX_ATTR_DAX` (linux/stat.h).
+    const COMPRESSED: u64 = 0x4;
+    const ENCRYPTED: u64 = 0x800;
+    const VERITY: u64 = 0x0010_0000;
+    const DAX: u64 = 0x0020_0000;
+
+    /// Whether direct I/O hands the pages of a request to the disk as they are, and the disk's bytes to them. Encryption works on
+    /// the pages of a request, in place where the disk does not do it (block/blk-crypto-fallback.c); the others do not use the disk
+    /// alone. A file system that does not tell of encryption may have it; xfs has none.
+    fn pass_pages(self, magic: libc::c_long) -> bool {
+        let changing = Self::COMPRESSED | Self::ENCRYPTED | Self::VERITY | Self::DAX;
+        let tells = self.known & Self::ENCRYPTED != 0 || magic == libc::XFS_SUPER_MAGIC;
+        tells && self.set & changing == 0
+    }
+}
+
 /// The disk beneath a file system.
 #[derive(Debug)]
 pub struct DiskFacts {
@@ -58,7 +84,7 @@ pub struct File {
     pub writes_known: bool,
     /// The disk.
     pub disk: Arc<DiskFacts>,
-    /// Direct I/O through a tunnel went another way: it is not tried again.
+    /// No tunnels: pages of the file are not what is on the disk, or direct I/O through one went another way.
     pub tunnel_off: AtomicBool,
     /// How often direct I/O with device memory was refused for another reason than the memory, since it has worked last.
     refusals: AtomicU32,
@@ -166,6 +192,11 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
         answered.contains(StatxFlags::DIOALIGN) && statx.stx_dio_offset_align > 0
     });
     let magic = rustix::fs::fstatfs(fd).map_or(0, |statfs| statfs.f_type);
+    let attributes = statx.map(|statx| Attributes {
+        set: statx.stx_attributes.bits(),
+        known: statx.stx_attributes_mask.bits(),
+    });
+    let passes_pages = attributes.unwrap_or_default().pass_pages(magic);
     let mut files = FILES.lock();
     let disk = Arc::clone(files.disks.entry(id.device).or_insert(disk));
     let file = files.files.entry(id).or_insert_with(|| {
@@ -178,7 +209,7 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
                 .map_or(1, |align| align.max(1)),
             writes_known: magic == libc::EXT4_SUPER_MAGIC || magic == libc::XFS_SUPER_MAGIC,
             disk,
-            tunnel_off: AtomicBool::new(false),
+            tunnel_off: AtomicBool::new(!passes_pages),
             refusals: AtomicU32::new(0),
             stream: Lock::new(Stream::default()),
             own: Lock::new(Vec::new()),
@@ -489,4 +520,38 @@ pub fn advised(fd: RawFd, advice: c_int) {
         _ => return,
     };
     readahead::advise(fd, advice);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd as _;
+
+    #[test]
+    fn files_whose_pages_are_not_the_disks_are_not_tunnelled() {
+        let ext4 = libc::EXT4_SUPER_MAGIC;
+        // As ext4 tells it (ext4_getattr), and the kernel for all file systems.
+        let known = 0x4 | 0x10 | 0x20 | 0x40 | 0x800 | 0x0010_0000 | 0x0020_0000;
+        let passes = |set, known, magic| Attributes { set, known }.pass_pages(magic);
+        assert!(passes(0, known, ext4) && passes(0x10 | 0x40, known, ext4));
+        // Compressed, encrypted, with verity, in persistent memory.
+        for set in [0x4, 0x800, 0x0010_0000, 0x0020_0000] {
+            assert!(!passes(set, known, ext4), "{set:#x}");
+            assert!(
+                !passes(set, known & !0x800, libc::XFS_SUPER_MAGIC),
+                "{set:#x}"
+            );
+        }
+        // Nothing is known of encryption.
+        assert!(!passes(0, known & !0x800, ext4));
+        assert!(passes(0, known & !0x800, libc::XFS_SUPER_MAGIC));
+    }
+
+    #[test]
+    fn what_a_file_system_does_not_tell_is_not_taken_for_granted() {
+        // tmpfs says nothing of encryption.
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        let opened = open(file.as_raw_fd()).unwrap();
+        assert!(opened.file.tunnel_off.load(Ordering::Relaxed));
+    }
 }
