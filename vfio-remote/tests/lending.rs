@@ -7,11 +7,12 @@ mod peers;
 mod unreliable;
 
 use common::{
-    AREA, LENGTH, MSI, Rig, SOURCE, STALL, STATUS, TARGET, lender, memfd, serve_borrowed, until,
+    AREA, Copier, LENGTH, MSI, Rig, SOURCE, STALL, STATUS, TARGET, lender, memfd, serve_borrowed,
+    unix_acceptor, until,
 };
 use farlane_pci::InterruptKind;
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::lender::{Lender, LenderConfig, LenderError};
+use farlane_vfio_remote::lender::{Lender, LenderConfig, LenderError, Offer};
 use farlane_vfio_remote::link::message::{
     Fence, Place, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
 };
@@ -136,7 +137,7 @@ fn a_device_is_used_as_if_it_were_here_and_returned() {
     vm.write(0x100, &data);
     // It reaches nothing until it is a bus master.
     assert_eq!(vm.copy(0x10_0100, 0x14_0000, 100_000), 2);
-    let status = rig.lender.status(None);
+    let status = rig.lender.status();
     assert!(status[0].holder.as_ref().unwrap().mappings.is_empty());
     vm.command(0x06);
     assert_eq!(vm.copy(0x10_0100, 0x14_0000, 100_000), 1);
@@ -144,7 +145,7 @@ fn a_device_is_used_as_if_it_were_here_and_returned() {
     until("the interrupt", || is_signalled(&vm.interrupt));
     // Memory beyond the VM's is not there.
     assert_eq!(vm.copy(0x10_0000, 0x1f_ffff, 2), 2);
-    let status = rig.lender.status(None);
+    let status = rig.lender.status();
     let holder = status[0].holder.as_ref().unwrap();
     assert_eq!(holder.hops, Some(0));
     assert_eq!(
@@ -394,9 +395,88 @@ fn a_device_that_cannot_be_made_as_new_is_quarantined() {
         })
         .unwrap();
     quarantined(other.ask(Request::Take));
-    let status = &rig.lender.status(None)[0];
+    let status = &rig.lender.status()[0];
     assert_eq!(status.quarantine.as_deref(), Some("it is broken"));
     assert_eq!(status.holder, None);
+}
+
+#[test]
+fn who_connects_to_a_port_of_the_host_has_no_name() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp:{}", listener.local_addr().unwrap());
+    let lender = lender(&["a"]);
+    std::thread::spawn(move || lender.serve(&Acceptor::Tcp(listener, None)));
+    let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+    assert!(borrower::list(&connector, "a").unwrap().is_empty());
+    let mut raw = Raw::connect(&connector, "a");
+    let attach = Request::Attach {
+        device: "plain".into(),
+    };
+    assert!(matches!(raw.ask(attach), Err(Refusal::NoDevice(_))));
+    let revoke = Request::Revoke {
+        device: "plain".into(),
+    };
+    assert_eq!(raw.ask(revoke).unwrap_err(), Refusal::NotHere);
+}
+
+/// Does something as another user, for which it must run as root. Only one thread is that user.
+fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let there = scope.spawn(move || {
+            let user = rustix::process::Uid::from_raw(user);
+            rustix::thread::set_thread_res_uid(None, user, None).unwrap();
+            act()
+        });
+        there.join().unwrap()
+    })
+}
+
+#[test]
+fn a_user_of_the_host_has_the_names_that_are_configured() {
+    let open = |path: &Path| {
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(path, mode).unwrap();
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lender");
+    let offer = Offer {
+        name: "plain".into(),
+        source: Box::new(Copier::new(false)),
+        borrowers: vec!["rack2".into()],
+    };
+    let lender = Lender::new(LenderConfig {
+        name: "lender".into(),
+        offers: vec![offer],
+        bridges: BTreeMap::new(),
+        users: BTreeMap::from([(4001, vec!["rack2".to_owned(), "rack3".to_owned()])]),
+        term: Duration::from_secs(1),
+        grace: Duration::ZERO,
+    });
+    let lender = lender.unwrap();
+    let acceptor = unix_acceptor(&path);
+    open(folder.path());
+    open(&path);
+    std::thread::spawn(move || lender.serve(&acceptor));
+    let address = format!("unix:{}", path.display());
+    let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+
+    let sees = |user, name: &str| {
+        let list = || borrower::list(&connector, name);
+        let devices = as_user(user, list).ok()?;
+        Some(devices.len())
+    };
+    assert_eq!(sees(4001, "rack2"), Some(1));
+    assert_eq!(sees(4001, "rack3"), Some(0));
+    assert_eq!(sees(4001, "rack4"), None);
+    assert_eq!(sees(4002, "rack2"), None);
+    // The lender's own user administers it, under any name.
+    assert_eq!(borrower::list(&connector, "admin").unwrap().len(), 1);
+    let revoked = as_user(4001, || borrower::revoke(&connector, "rack2", "plain"));
+    assert!(matches!(
+        revoked,
+        Err(borrower::SessionError::Refused(Refusal::NotHere))
+    ));
+    borrower::revoke(&connector, "admin", "plain").unwrap();
 }
 
 #[test]
@@ -406,6 +486,7 @@ fn a_term_is_no_longer_than_a_minute() {
             name: "lender".into(),
             offers: Vec::new(),
             bridges: BTreeMap::new(),
+            users: BTreeMap::new(),
             term: Duration::from_secs(seconds),
             grace: Duration::ZERO,
         })

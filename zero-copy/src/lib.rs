@@ -35,7 +35,7 @@ pub use chain::chain;
 pub use copy::{CopyError, copy, copy_from_slice, copy_to_slice};
 pub use mapping::{Mapping, MappingError, punch_hole};
 pub use pool::{Pool, PoolBuffer, PoolError};
-pub use process::Process;
+pub use process::{Process, peer_user};
 pub use region::{Region, RegionError, Stitched};
 pub use shared::{OutOfBounds, SharedMemory};
 pub use view::View;

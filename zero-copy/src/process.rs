@@ -36,6 +36,35 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     (rc == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// The user as which the process at the other end of a UNIX socket ran when it connected, or began to listen (`SO_PEERCRED`).
+/// It may be one of another process namespace, where it has no number here.
+///
+/// # Errors
+/// No credentials.
+pub fn peer_user(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut cred = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let mut length = libc::socklen_t::try_from(size_of_val(&cred)).map_err(io::Error::other)?;
+    // SAFETY: the kernel writes at most `length` bytes, the size of `cred`, any of which make one.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut length,
+        )
+    };
+    // Nobody is who is not known (`overflowuid` is another one).
+    if rc != 0 || cred.uid == u32::MAX {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(cred.uid)
+}
+
 impl Process {
     /// The process at the other end of a connected UNIX socket (`SO_PEERCRED`).
     ///

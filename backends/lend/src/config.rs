@@ -22,6 +22,18 @@ pub struct Config {
     pub devices: Vec<DeviceConfig>,
     /// Bridges to other hosts.
     pub windows: Vec<WindowConfig>,
+    /// Users of this host, besides this one and root.
+    pub users: Vec<UserConfig>,
+}
+
+/// A user of this host.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UserConfig {
+    /// Its number.
+    pub uid: u32,
+    /// What it may call itself.
+    pub names: Vec<String>,
 }
 
 /// An address in a file.

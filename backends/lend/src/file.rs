@@ -3,7 +3,8 @@
 
 use crate::config::{
     AddressText, Backing, BlockBytes, BridgeConfig, CacheMode, Config, DeviceConfig, DoorbellMode,
-    Function, FunctionAddress, GpuOptions, NvmeOptions, Size, SourceConfig, TlsFiles, WindowConfig,
+    Function, FunctionAddress, GpuOptions, NvmeOptions, Size, SourceConfig, TlsFiles, UserConfig,
+    WindowConfig,
 };
 use serde::Deserialize;
 use std::ops;
@@ -94,6 +95,7 @@ impl Config {
             tls: keys.tls,
             devices: devices.collect::<Result<_, _>>()?,
             windows: windows.collect::<Result<_, _>>()?,
+            users: keys.user,
         })
     }
 }
@@ -114,6 +116,8 @@ struct TopKeys {
     device: Vec<Spanned<DeviceKeys>>,
     #[serde(default)]
     window: Vec<Spanned<WindowKeys>>,
+    #[serde(default)]
+    user: Vec<UserConfig>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -329,6 +333,10 @@ mod tests {
             borrowers = ["rack2"]
             ntb = "ivshmem"
             function = "0000:00:05.0"
+
+            [[user]]
+            uid = 1001
+            names = ["vm7"]
             "#,
         )
         .unwrap();
@@ -343,6 +351,10 @@ mod tests {
         };
         assert_eq!(nvme.namespaces[1], Backing::Null(Size(1 << 40)));
         assert_eq!(nvme.block, BlockBytes::B4096);
+        assert_eq!(
+            (config.users[0].uid, &*config.users[0].names),
+            (1001, &["vm7".to_owned()][..])
+        );
     }
 
     #[test]
@@ -378,6 +390,11 @@ mod tests {
         let window = "name = \"a\"\nborrowers = []\nfunction = \"0000:01:00.0\"";
         for (text, line, key) in [
             ("lisden = []".to_owned(), 1, "lisden"),
+            (
+                "[[user]]\nuid = 1\nnames = []\nname = \"a\"".to_owned(),
+                4,
+                "name",
+            ),
             (
                 "[tls]\ncertificate = \"a\"\nkey = \"b\"\nauthorities = \"c\"\ncrl = \"d\""
                     .to_owned(),

@@ -37,7 +37,7 @@ pub fn metrics_text(lender: &Lender) -> String {
             value: links,
         }],
     );
-    let held = lender.status(None).into_iter().map(|device| {
+    let held = lender.status().into_iter().map(|device| {
         let value = u64::from(device.holder.is_some());
         let help = "Whether somebody holds it: 0 or 1.";
         let mapped_bytes = device.holder.as_ref().map_or(0, |h| h.mapped_bytes);

@@ -87,6 +87,12 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
             bail!("There are two windows {}", window.name);
         }
     }
+    let mut users = BTreeMap::new();
+    for user in config.users {
+        if users.insert(user.uid, user.names).is_some() {
+            bail!("There are two users {}", user.uid);
+        }
+    }
     let name = options.name.clone().or(config.name);
     let seconds = |given: Option<u16>, default: Duration| {
         given.map_or(default, |s| Duration::from_secs(u64::from(s)))
@@ -95,6 +101,7 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
         name: name.unwrap_or_else(host_name),
         offers,
         bridges,
+        users,
         term: seconds(config.term_seconds, TERM),
         grace: seconds(config.grace_seconds, GRACE),
     })?;

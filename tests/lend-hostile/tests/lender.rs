@@ -29,6 +29,7 @@ fn serve(path: &Path) {
         name: "lender".into(),
         offers: vec![offer],
         bridges: BTreeMap::new(),
+        users: BTreeMap::new(),
         term: Duration::from_secs(60),
         grace: Duration::ZERO,
     });

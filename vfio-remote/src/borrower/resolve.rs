@@ -85,7 +85,10 @@ impl Layout {
         user: &User,
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placed>, SessionError> {
-        let Some(origin) = origin.filter(|o| o.lender == user.session.lender) else {
+        // The other device's key is for nobody but its own lender.
+        let session = &user.session;
+        let is_same = |o: &&Origin| session.is_proved && o.lender == session.lender;
+        let Some(origin) = origin.filter(is_same) else {
             return Ok(None);
         };
         let Some(region) = Region::from_index(u32::from(origin.region)) else {

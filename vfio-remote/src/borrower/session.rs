@@ -1,6 +1,7 @@
 //! The borrower's end of a link: asks the lender, keeps the lease, answers about memory.
 
 use super::signals::Signals;
+use crate::lender::is_name;
 use crate::link::message::{
     Attached, Fence, MAX_DATA_BYTES, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender,
     VERSION,
@@ -24,6 +25,9 @@ const MEMORY_QUEUE: usize = 64;
 /// How much longer than by its term a lease may last at a lender that has fallen silent: until it has looked at the time
 /// (once a second) and stopped the device.
 const STOPPING: Duration = Duration::from_secs(2);
+
+/// Precedes the name of a lender that has not proved it: nobody can prove such a name.
+const UNPROVED: &str = "unproved:";
 
 /// Why something could not be done at the lender.
 #[derive(Debug, Error)]
@@ -195,8 +199,10 @@ pub(crate) struct Session {
     pub attached: Attached,
     /// Its descriptors.
     pub descriptors: Vec<OwnedFd>,
-    /// What the lender calls itself.
+    /// What the lender calls itself: for people where it has not proved that.
     pub lender: String,
+    /// Whether the lender has proved that it is called so.
+    pub is_proved: bool,
     /// Taken alone.
     heart: Mutex<Option<Heart>>,
 }
@@ -242,11 +248,11 @@ pub(crate) fn greet(
         Some(Received {
             message: ToBorrower::Welcome { version, name },
             ..
-        }) if version == VERSION => Ok((sender, receiver, name)),
+        }) if version == VERSION && is_name(&name) => Ok((sender, receiver, name)),
         Some(Received {
             message: ToBorrower::Welcome { version, .. },
             ..
-        }) => Err(SessionError::Version(version)),
+        }) if version != VERSION => Err(SessionError::Version(version)),
         Some(_) => Err(SessionError::Nonsense),
         None => Err(SessionError::Lost),
     }
@@ -263,6 +269,7 @@ impl Session {
         on_loss: Box<dyn Fn() + Send + Sync>,
     ) -> Result<Self, SessionError> {
         let (sender, receiver, lender) = greet(connector, name)?;
+        let is_proved = sender.peer().is_called(&lender);
         let shared = Arc::new(Shared {
             sender,
             answers: Mutex::default(),
@@ -315,7 +322,11 @@ impl Session {
             },
             shared,
             descriptors: Vec::new(),
-            lender,
+            lender: match is_proved {
+                true => lender,
+                false => format!("{UNPROVED}{lender}"),
+            },
+            is_proved,
             heart: Mutex::default(),
         };
         let (Reply::Attached(attached), descriptors) =
@@ -325,6 +336,12 @@ impl Session {
         };
         if !attached.description.is_valid() {
             return Err(SessionError::Nonsense);
+        }
+        if !is_proved {
+            log::info!(
+                "The lender does not prove that it is called so: {}",
+                session.lender
+            );
         }
         log::info!(
             "Attached to {device} of {}: {}",

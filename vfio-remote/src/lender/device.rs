@@ -1,6 +1,7 @@
 //! A device on offer.
 
 use super::lease::{Lease, NotNow};
+use super::names::Borrower;
 use super::peers::{Lent, PeerUse};
 use super::session::Control;
 use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
@@ -78,8 +79,8 @@ impl Device {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn is_for(&self, borrower: &str) -> bool {
-        self.offer.borrowers.is_empty() || self.offer.borrowers.iter().any(|b| b == borrower)
+    pub fn is_for(&self, borrower: &Borrower) -> bool {
+        self.offer.borrowers.is_empty() || borrower.is_among(&self.offer.borrowers)
     }
 
     pub fn attach(&self) {

@@ -3,6 +3,7 @@
 mod device;
 mod lease;
 mod memory;
+mod names;
 mod peers;
 mod reach;
 mod registers;
@@ -17,6 +18,7 @@ use device::Device;
 use farlane_ntb::Ntb;
 use farlane_pci::Counter;
 use farlane_zero_copy::chain;
+use names::{Borrower, Standing};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -41,6 +43,9 @@ pub struct LenderConfig {
     pub offers: Vec<Offer>,
     /// Bridges that it is configured with, by name, besides memory shared on its own host.
     pub bridges: BTreeMap<String, BridgeOffer>,
+    /// Users of this host, besides the lender's own and root, and the names that they may say are theirs. Those two may say
+    /// any, and administer the lender; others may not connect.
+    pub users: BTreeMap<u32, Vec<String>>,
     /// A lease ends when it has not been renewed for so long.
     pub term: Duration,
     /// How long a borrower has to give a device back that is revoked.
@@ -84,6 +89,7 @@ pub struct Lender {
     name: String,
     devices: BTreeMap<String, Arc<Device>>,
     bridges: BTreeMap<String, BridgeOffer>,
+    users: BTreeMap<u32, Vec<String>>,
     term: Duration,
     grace: Duration,
     links: Arc<AtomicUsize>,
@@ -100,11 +106,15 @@ impl Lender {
             name,
             offers,
             bridges,
+            users,
             term,
             grace,
         } = config;
         if !is_name(&name) {
             return Err(LenderError::Name(name));
+        }
+        if let Some(name) = users.values().flatten().find(|name| !is_name(name)) {
+            return Err(LenderError::Name(name.clone()));
         }
         if !TERMS.contains(&term) {
             return Err(LenderError::Term(term));
@@ -124,6 +134,7 @@ impl Lender {
             name,
             devices,
             bridges,
+            users,
             term,
             grace,
             links: Arc::default(),
@@ -177,14 +188,18 @@ impl Lender {
         }
     }
 
-    /// All devices that `borrower` may see; everything for nobody in particular.
+    /// All devices.
     #[must_use]
-    pub fn status(&self, borrower: Option<&str>) -> Vec<DeviceStatus> {
-        self.devices
-            .values()
-            .filter(|d| borrower.is_none_or(|name| d.is_for(name)))
-            .map(|d| d.status())
-            .collect()
+    pub fn status(&self) -> Vec<DeviceStatus> {
+        self.devices.values().map(|d| d.status()).collect()
+    }
+
+    /// The devices that `borrower` may see.
+    fn status_for(&self, borrower: &Borrower) -> Vec<DeviceStatus> {
+        let is_seen =
+            |d: &&Arc<Device>| borrower.standing == Standing::Administrator || d.is_for(borrower);
+        let seen = self.devices.values().filter(is_seen);
+        seen.map(|d| d.status()).collect()
     }
 
     /// What all devices count: (name of the device, counters).

@@ -99,7 +99,7 @@ impl Worker {
                     .devices
                     .get(&device)
                     .filter(|d| d.is_for(&borrower) && !Arc::ptr_eq(d, &session.device))
-                    .ok_or_else(|| Refusal::NoDevice(borrower.clone()))?;
+                    .ok_or_else(|| Refusal::NoDevice(borrower.name.clone()))?;
                 let range = (address, length, writable);
                 let used = other.reach(key, (region, offset), &held.function, range)?;
                 let used = Some((Arc::clone(other), used));

@@ -4,12 +4,13 @@
 //! memory when that is over, and hands everything else to the link's worker, in order. So a device that waits for memory of
 //! the borrower never keeps the answer from arriving.
 
+use super::Lender;
 use super::device::Device;
 use super::memory::LinkMemory;
+use super::names::Borrower;
 use super::worker::{Work, Worker};
-use super::{Lender, is_name};
 use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
-use crate::link::{LinkError, Received, Receiver, Sender};
+use crate::link::{LinkError, Peer, Received, Receiver, Sender};
 use farlane_pci::{Function, InterruptKind, Signal};
 use farlane_zero_copy::chain;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -224,8 +225,8 @@ pub(crate) fn serve(
     sender: Sender,
     mut receiver: Receiver,
 ) -> Result<(), LinkError> {
-    let name = match greet(lender, &sender, &mut receiver)? {
-        Some(name) => name,
+    let borrower = match greet(lender, &sender, &mut receiver)? {
+        Some(borrower) => borrower,
         None => {
             sender.close();
             return Ok(());
@@ -238,7 +239,7 @@ pub(crate) fn serve(
         queue: queue.clone(),
         state: Mutex::default(),
     });
-    let worker = Worker::new(Arc::clone(lender), Arc::clone(&control), name);
+    let worker = Worker::new(Arc::clone(lender), Arc::clone(&control), borrower);
     let thread = std::thread::Builder::new()
         .name("link worker".to_owned())
         .spawn(move || worker.run(&work))?;
@@ -251,12 +252,12 @@ pub(crate) fn serve(
     result
 }
 
-/// The first messages. The borrower's name; nothing where it is not one to talk to.
+/// The first messages. The borrower; nothing where it is not one to talk to.
 fn greet(
     lender: &Lender,
     sender: &Sender,
     receiver: &mut Receiver,
-) -> Result<Option<String>, LinkError> {
+) -> Result<Option<Borrower>, LinkError> {
     let hello = receiver.receive::<ToLender>(Some(Instant::now() + HELLO))?;
     let Some(Received {
         message: ToLender::Hello { version, name },
@@ -275,11 +276,16 @@ fn greet(
         log::warn!("A borrower speaks version {version} of the protocol, not {VERSION}");
         return Ok(None);
     }
-    if !is_name(&name) || !sender.peer_is(&name) {
-        log::warn!("A borrower says that it is {name:?}, for which its certificate is not valid");
-        return Ok(None);
+    let peer = sender.peer();
+    let borrower = Borrower::new(&peer, &name, &lender.users);
+    if borrower.is_none() {
+        let shown = match peer {
+            Peer::User(user) => format!("user {user} may not call itself so"),
+            _ => "its certificate is not valid for that".to_owned(),
+        };
+        log::warn!("A borrower says that it is {name:?}, but {shown}");
     }
-    Ok(Some(name))
+    Ok(borrower)
 }
 
 fn receive(

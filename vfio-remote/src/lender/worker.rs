@@ -4,6 +4,7 @@
 
 use super::Lender;
 use super::device::Device;
+use super::names::{Borrower, Standing};
 use super::peers::Lent;
 use super::reach::Mapped;
 use super::registers::device_error;
@@ -78,14 +79,14 @@ impl Drop for Session {
 pub(crate) struct Worker {
     pub(super) lender: Arc<Lender>,
     pub(super) control: Arc<Control>,
-    pub(super) borrower: String,
+    pub(super) borrower: Borrower,
     pub(super) session: Option<Session>,
 }
 
 pub(super) type Answer = Result<Reply, Refusal>;
 
 impl Worker {
-    pub fn new(lender: Arc<Lender>, control: Arc<Control>, borrower: String) -> Self {
+    pub fn new(lender: Arc<Lender>, control: Arc<Control>, borrower: Borrower) -> Self {
         Self {
             lender,
             control,
@@ -120,7 +121,7 @@ impl Worker {
                 let mut attached = Vec::new();
                 let result = self.request(request, descriptors, &mut attached);
                 if let Err(refusal) = &result {
-                    log::debug!("{}: refused: {refusal}", self.borrower);
+                    log::debug!("{}: refused: {refusal}", self.borrower.name);
                 }
                 let fds: Vec<BorrowedFd<'_>> = attached.iter().map(|fd| fd.as_fd()).collect();
                 if let Err(e) = self
@@ -128,7 +129,7 @@ impl Worker {
                     .sender
                     .send(&ToBorrower::Reply { id, result }, &fds)
                 {
-                    log::warn!("{}: cannot be answered: {e}", self.borrower);
+                    log::warn!("{}: cannot be answered: {e}", self.borrower.name);
                     self.control.sender.stop();
                 }
             }
@@ -139,7 +140,7 @@ impl Worker {
                 data,
             } => {
                 if let Err(e) = self.write(fence, region, offset, &data) {
-                    log::debug!("{}: a write is refused: {e}", self.borrower);
+                    log::debug!("{}: a write is refused: {e}", self.borrower.name);
                 }
             }
             // The thread that receives takes these.
@@ -223,15 +224,14 @@ impl Worker {
             .get(name)
             .filter(|d| d.is_for(&self.borrower))
             .cloned()
-            .ok_or_else(|| Refusal::NoDevice(self.borrower.clone()))
+            .ok_or_else(|| Refusal::NoDevice(self.borrower.name.clone()))
     }
 
     /// Devices from one on, as many as fit into a message. Who administers the lender sees all.
     fn list(&self, first: u32) -> Reply {
-        let is_local = self.control.sender.is_local();
-        let borrower = (!is_local).then_some(self.borrower.as_str());
         let skip = usize::try_from(first).unwrap_or(usize::MAX);
-        let mut rest = self.lender.status(borrower).into_iter().skip(skip);
+        let seen = self.lender.status_for(&self.borrower);
+        let mut rest = seen.into_iter().skip(skip);
         let mut bytes = 0;
         let mut devices = Vec::new();
         let more = loop {
@@ -249,11 +249,11 @@ impl Worker {
 
     /// Takes a device from its holder, and waits until it is offered again.
     fn revoke(&mut self, name: &str) -> Answer {
-        if !self.control.sender.is_local() {
+        if self.borrower.standing != Standing::Administrator {
             return Err(Refusal::NotHere);
         }
         let Some(device) = self.lender.devices.get(name) else {
-            return Err(Refusal::NoDevice(self.borrower.clone()));
+            return Err(Refusal::NoDevice(self.borrower.name.clone()));
         };
         if let Some(holder) = device.holder() {
             if Arc::ptr_eq(&holder, &self.control) {
@@ -293,7 +293,7 @@ impl Worker {
             out.push(Arc::new(theirs));
         }
         for (name, bridge) in &self.lender.bridges {
-            if !bridge.borrowers.contains(&self.borrower) {
+            if !self.borrower.is_among(&bridge.borrowers) {
                 continue;
             }
             ways.push(Way {
@@ -320,7 +320,7 @@ impl Worker {
             bridges,
         };
         device.attach();
-        log::info!("{name}: {} is attached", self.borrower);
+        log::info!("{name}: {} is attached", self.borrower.name);
         self.session = Some(Session {
             device,
             attachment,
@@ -346,7 +346,7 @@ impl Worker {
         }
         let key = PeerKey(key);
         let device = Arc::clone(&session.device);
-        let fence = device.take(&self.borrower, &self.control)?;
+        let fence = device.take(&self.borrower.name, &self.control)?;
         let function: Arc<dyn Function> = match device.offer.source.take(&session.attachment) {
             Ok(function) => function.into(),
             Err(e) => {
@@ -358,7 +358,7 @@ impl Worker {
         log::info!(
             "{}: {} has taken it, lease {fence}",
             device.offer.name,
-            self.borrower
+            self.borrower.name
         );
         device.lend(Lent {
             key,
@@ -398,10 +398,10 @@ impl Worker {
         session.device.give_back(fence, || drop(held));
         let name = &session.device.offer.name;
         match ending {
-            None => log::info!("{name}: {} has returned it", self.borrower),
+            None => log::info!("{name}: {} has returned it", self.borrower.name),
             Some(ending) => {
                 session.spent = ending == Ending::Revoked;
-                log::warn!("{name}: taken from {}: {ending:?}", self.borrower);
+                log::warn!("{name}: taken from {}: {ending:?}", self.borrower.name);
                 let _ = self.control.sender.send(&ToBorrower::Ended { fence }, &[]);
             }
         }

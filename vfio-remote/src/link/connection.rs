@@ -6,6 +6,7 @@ use super::packet::PacketSocket;
 use super::stream::StreamSocket;
 use super::tls::{self, TlsError, TlsIdentity};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustls::pki_types::CertificateDer;
 use rustls::{ClientConnection, ServerConnection};
 use serde::{Serialize, de::DeserializeOwned};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -96,6 +97,36 @@ pub struct Received<M> {
     pub descriptors: Vec<OwnedFd>,
 }
 
+/// What the other end of a link has proved of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// It is a process of this host that ran as this user.
+    User(u32),
+    /// It has the key of a certificate that one of our authorities has signed.
+    Certificate(CertificateDer<'static>),
+    /// Nothing: it can reach a port of this host.
+    Unproved,
+}
+
+impl Peer {
+    /// Whether it is of this host, and root's or this process's own user's, who could do everything that this process does.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        matches!(self, Self::User(user) if *user == 0 || *user == own)
+    }
+
+    /// Whether it has proved that it may be called `name`.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        match self {
+            Self::User(_) => self.is_own(),
+            Self::Certificate(certificate) => tls::is_valid_for(certificate, name),
+            Self::Unproved => false,
+        }
+    }
+}
+
 fn halves(inner: Inner) -> (Sender, Receiver) {
     let inner = Arc::new(inner);
     let receiver = Receiver {
@@ -158,23 +189,15 @@ impl Sender {
         matches!(*self.0, Inner::Packet(_))
     }
 
-    /// Whether the other end has proved that its name is `name`. On this host it need not.
+    /// What the other end has proved of itself.
     #[must_use]
-    pub fn peer_is(&self, name: &str) -> bool {
+    pub fn peer(&self) -> Peer {
         match &*self.0 {
-            Inner::Packet(_) => true,
-            Inner::Stream(socket) => socket
-                .peer_certificate()
-                .is_none_or(|certificate| tls::is_valid_for(&certificate, name)),
-        }
-    }
-
-    /// Whether the other end is on this host.
-    #[must_use]
-    pub fn is_local(&self) -> bool {
-        match &*self.0 {
-            Inner::Packet(_) => true,
-            Inner::Stream(socket) => socket.peer_certificate().is_none(),
+            Inner::Packet(socket) => Peer::User(socket.peer()),
+            Inner::Stream(socket) => match socket.peer_certificate() {
+                Some(certificate) => Peer::Certificate(certificate),
+                None => Peer::Unproved,
+            },
         }
     }
 

@@ -55,7 +55,8 @@ pub enum ToLender {
     Hello {
         /// [`VERSION`].
         version: u32,
-        /// Who asks: where there is TLS, a name that the certificate is valid for.
+        /// Who asks: where there is TLS, a name that the certificate is valid for; on the lender's host, one that the user may
+        /// have.
         name: String,
     },
     /// Something to be answered.
@@ -385,7 +386,7 @@ pub enum Refusal {
     #[error("The device failed: {0}")]
     Device(String),
     /// Only the administrator of the lender's host may ask that.
-    #[error("Only a user of the lender's own host may ask that")]
+    #[error("Only the lender's own user and root may ask that, on its own host")]
     NotHere,
 }
 

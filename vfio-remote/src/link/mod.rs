@@ -12,5 +12,7 @@ mod stream;
 mod tls;
 
 pub use address::{Address, AddressError};
-pub use connection::{Acceptor, Connector, Incoming, LinkError, Received, Receiver, Sender, pair};
+pub use connection::{
+    Acceptor, Connector, Incoming, LinkError, Peer, Received, Receiver, Sender, pair,
+};
 pub use tls::{TlsError, TlsIdentity};

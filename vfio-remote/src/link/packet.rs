@@ -26,6 +26,8 @@ pub(crate) struct PacketSocket {
     sending: Mutex<()>,
     /// This end has hung up.
     ended: AtomicBool,
+    /// As which user the other end ran when it connected, or began to listen.
+    peer: u32,
 }
 
 impl PacketSocket {
@@ -33,11 +35,17 @@ impl PacketSocket {
         // A frame must fit; the kernel caps and doubles it.
         sockopt::set_socket_send_buffer_size(&socket, 8 * MAX_FRAME_BYTES)
             .map_err(|e| LinkError::Io(e.into()))?;
+        let peer = farlane_zero_copy::peer_user(socket.as_fd())?;
         Ok(Self {
             socket,
             sending: Mutex::new(()),
             ended: AtomicBool::new(false),
+            peer,
         })
+    }
+
+    pub fn peer(&self) -> u32 {
+        self.peer
     }
 
     /// Sends a frame. Waits a bounded time for room.

@@ -321,6 +321,7 @@ pub fn lender_of(
         name: name.into(),
         offers: copiers.into_iter().map(offer).collect(),
         bridges,
+        users: BTreeMap::new(),
         term: Duration::from_secs(1),
         grace: Duration::from_millis(300),
     })
@@ -387,12 +388,12 @@ impl Rig {
         windows: Vec<PeerWindow>,
     ) -> PathBuf {
         let peers = (Some(Arc::clone(peers)), windows);
-        serve(self.folder.path(), name, device, self.connector(), peers)
+        serve_with(self.folder.path(), name, device, self.connector(), peers)
     }
 
     /// The other devices that a device reaches: (lender/device, way, hops).
     pub fn peers(&self, device: &str) -> Vec<(String, String, Option<u32>)> {
-        let all = self.lender.status(None);
+        let all = self.lender.status();
         let device = all.iter().find(|d| d.name == device).unwrap();
         let peers = device.holder.iter().flat_map(|h| &h.peers);
         peers
@@ -404,17 +405,18 @@ impl Rig {
     }
 
     pub fn holder(&self, device: &str) -> Option<String> {
-        let all = self.lender.status(None);
+        let all = self.lender.status();
         let device = all.iter().find(|d| d.name == device).unwrap();
         device.holder.as_ref().map(|h| h.name.clone())
     }
 }
 
 pub fn serve_borrowed(folder: &Path, name: &str, device: &str, connector: Connector) -> PathBuf {
-    serve(folder, name, device, connector, (None, Vec::new()))
+    serve_with(folder, name, device, connector, (None, Vec::new()))
 }
 
-fn serve(
+/// The same for a device of a VM that has others.
+pub fn serve_with(
     folder: &Path,
     name: &str,
     device: &str,

@@ -1,16 +1,18 @@
 //! A lender that does not do what it is asked, or that does what it must not.
 
-use super::common::{Copier, STATUS, listener, memfd, serve_borrowed, until};
+use super::common::{self, Copier, STATUS, listener, memfd, serve_with, until};
 use super::is_signalled;
 use farlane_pci::{InterruptKind, Source as _};
 use farlane_vfio_client::{ClientError, RawClient};
+use farlane_vfio_remote::borrower::Peers;
 use farlane_vfio_remote::link::message::{
-    Attached, Fence, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
+    Attached, Fence, PeerKey, Place, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
 };
 use farlane_vfio_remote::link::{Acceptor, Connector, Receiver, Sender};
 use farlane_vfio_user::wire::Command;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
+use std::net::TcpListener;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -26,6 +28,9 @@ const MORE: u64 = 1 << 32;
 /// The only lease that is given.
 const LEASE: Fence = Fence(77);
 const MASTER: [u8; 2] = [0x06, 0];
+
+/// What the lender calls itself: as the other ones of these tests.
+const NAME: &str = "lender";
 
 /// What becomes of a request.
 enum Fate {
@@ -90,7 +95,7 @@ fn serve(sender: &Sender, mut receiver: Receiver, heard: &Heard, fate: &dyn Fn(&
             ToLender::Hello { .. } => {
                 let welcome = ToBorrower::Welcome {
                     version: VERSION,
-                    name: "unreliable".into(),
+                    name: NAME.into(),
                 };
                 sender.send(&welcome, &[]).unwrap();
             }
@@ -115,6 +120,26 @@ impl Rig {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().join("lender");
         let acceptor = Acceptor::Unix(listener(&at));
+        let address = format!("unix:{}", at.display());
+        Self::at(folder, acceptor, &address, None, fate)
+    }
+
+    /// A lender of this host that proves nothing, whose device reaches the other ones of its VM.
+    fn unproved(peers: &Arc<Peers>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("tcp:{}", listener.local_addr().unwrap());
+        let acceptor = Acceptor::Tcp(listener, None);
+        let folder = tempfile::tempdir().unwrap();
+        Self::at(folder, acceptor, &address, Some(peers), |_| Fate::Done)
+    }
+
+    fn at(
+        folder: tempfile::TempDir,
+        acceptor: Acceptor,
+        address: &str,
+        peers: Option<&Arc<Peers>>,
+        fate: impl Fn(&Request) -> Fate + Send + 'static,
+    ) -> Self {
         let heard = Arc::<Heard>::default();
         let (sent, links) = mpsc::channel();
         std::thread::spawn({
@@ -127,9 +152,9 @@ impl Rig {
                 }
             }
         });
-        let address = format!("unix:{}", at.display());
         let connector = Connector::new(address.parse().unwrap(), None).unwrap();
-        let path = serve_borrowed(folder.path(), "a", "plain", connector);
+        let peers = (peers.cloned(), Vec::new());
+        let path = serve_with(folder.path(), "a", "plain", connector, peers);
         Self {
             folder,
             heard,
@@ -297,6 +322,29 @@ fn a_device_masters_the_bus_after_all_memory_has_come_and_until_some_goes() {
     };
     let kinds: Vec<_> = requests.iter().filter_map(kind).collect();
     assert_eq!(kinds, ["map", "map", "on", "off", "unmap", "unmap"]);
+}
+
+#[test]
+fn a_lender_gets_no_key_of_another_one_whose_name_it_takes() {
+    let peers = Peers::new(None);
+    let honest = common::Rig::called(NAME);
+    let rig = Rig::unproved(&peers);
+    let mut source = Vmm::master(&rig);
+    let mut target = RawClient::negotiated(&honest.borrow_for(&peers, "t", "mapped")).unwrap();
+    target.call(Command::DeviceReset, &[], &[]).unwrap();
+    target.write(CONFIG, 0x10, &MORE.to_le_bytes()).unwrap();
+    target.write(CONFIG, 4, &[0x02, 0]).unwrap();
+    let of_peer = |request: &Request| matches!(request, Request::Map { peer: Some(_), .. });
+    until("the way", || rig.heard.has(of_peer));
+    let with_key = |request: &Request| {
+        let place = match request {
+            Request::Map { place, .. } => Some(place),
+            _ => None,
+        };
+        matches!(place, Some(Place::Device { .. }))
+    };
+    assert!(!rig.heard.has(with_key));
+    source.unmap().unwrap();
 }
 
 #[test]

@@ -39,6 +39,7 @@ fn lender() -> &'static Arc<Lender> {
             name: "lender".into(),
             offers: vec![offer, other],
             bridges: BTreeMap::new(),
+            users: BTreeMap::new(),
             term: Duration::from_secs(60),
             grace: Duration::ZERO,
         })
@@ -213,7 +214,7 @@ pub fn run(bytes: &[u8]) {
     ours.close();
     serving.join().expect("the link ends");
     assert!(
-        lender.status(None)[0].holder.is_none(),
+        lender.status()[0].holder.is_none(),
         "the device is still held"
     );
 }
