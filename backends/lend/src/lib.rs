@@ -2,7 +2,7 @@
 //!
 //! * [`options`]: the command line;
 //! * [`config`]: what is lent, and to whom;
-//! * [`file`]: the configuration file that says so;
+//! * [`mod@file`]: the configuration file that says so;
 //! * [`setup`]: from both, the lender of the library (`farlane-vfio-remote`) with its devices and
 //!   bridges;
 //! * [`ask`]: `list` and `revoke`.
