@@ -86,10 +86,12 @@ fn a_chain_that_makes_no_sense_stops_its_queue_and_no_other() {
     for (round, bad) in (1..).zip(bad) {
         bad(&mut vm);
         vm.wait_error(TX);
+        assert!(!vm.has_error(OTHER_TX));
         others += 1;
         sends(&mut vm, OTHER_TX, others, &socket);
         wait_until(|| backend.metric("broken_queues") == round);
         vm.restart(TX);
+        assert!(!vm.has_error(TX), "a queue that has just begun");
         sends(&mut vm, TX, 1, &socket);
         vm.restart(TX);
     }

@@ -382,7 +382,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
             Some(file) => Some(eventfd::check(file.into()).map_err(|e| self.refuse(&e))?),
             None => None,
         };
-        self.queue(index)?.error.set(fd);
+        self.queue(index)?.error.set_quietly(fd);
         Ok(())
     }
 

@@ -222,6 +222,11 @@ impl Vm {
         }
     }
 
+    /// Whether the backend says that a queue cannot go on.
+    pub fn has_error(&self, queue: usize) -> bool {
+        self.queues[queue].error.read().is_ok()
+    }
+
     /// Waits until the backend says that a queue cannot go on.
     pub fn wait_error(&self, queue: usize) {
         let error = &self.queues[queue].error;
