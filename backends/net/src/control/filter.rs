@@ -23,7 +23,7 @@ pub struct Filter {
     unicast: Option<Vec<Mac>>,
     /// Of groups.
     multicast: Option<Vec<Mac>>,
-    /// A bit a VLAN; `None`: all.
+    /// A bit a VLAN of IEEE 802.1Q; `None`: all.
     vlans: Option<Box<[u64; VLANS / 64]>>,
 }
 
@@ -54,8 +54,9 @@ impl Filter {
         if self.promiscuous {
             return true;
         }
+        // Tags of IEEE 802.1Q. A driver says nothing of those of 802.1ad (Linux: `NETIF_F_HW_VLAN_CTAG_FILTER`).
         if let Some(vlans) = &self.vlans
-            && matches!([header[12], header[13]], [0x81, 0x00] | [0x88, 0xa8])
+            && [header[12], header[13]] == [0x81, 0x00]
         {
             let Some(tag) = frame.get(14..16) else {
                 return false;

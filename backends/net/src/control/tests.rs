@@ -66,6 +66,11 @@ fn without_promiscuous_mode_addresses_and_vlans_decide() {
             .admits(&frame(MAC, &[0x81, 0, 0x20, 0, 8, 0]))
     );
     assert!(!control.filter().admits(&frame(MAC, &[0x81, 0])));
+    // A driver tells of the VLANs of IEEE 802.1Q: those of a provider (802.1ad) it cannot ask for.
+    for inside in [&[0x81, 0, 0, 9, 8, 0][..], &[8, 0]] {
+        let provider = [&[0x88, 0xa8, 0, 9][..], inside].concat();
+        assert!(control.filter().admits(&frame(MAC, &provider)));
+    }
 
     let address = [2, 9, 9, 9, 9, 9];
     set(&mut control, &[1, 1, 2, 9, 9, 9, 9, 9]);
