@@ -167,7 +167,7 @@ impl Storage {
     }
 
     /// Says that bytes are going to be moved between this and the memory of `user`, for which somebody else may be doing so who has
-    /// just ended: see [`enter`](crate::lock::enter). `waits` is called once if there is somebody.
+    /// just ended: see [`enter`]. `waits` is called once if there is somebody.
     ///
     /// # Errors
     /// Somebody else has not ended, or what the system says.
