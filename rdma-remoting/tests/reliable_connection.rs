@@ -66,6 +66,15 @@ const NORMAL: Setup = Setup {
 };
 
 fn end(engine: &SoftEngine, gid: u8, setup: &Setup) -> End {
+    end_with(
+        engine,
+        gid,
+        setup,
+        LocalCompletionQueue::new(setup.cq_entries),
+    )
+}
+
+fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalCompletionQueue>) -> End {
     let buffer = Pool::separate_files(BYTES).allocate(BYTES).unwrap();
     let region = Region::from_buffer(&buffer);
     let table = Arc::new(MemoryTable::new(16));
@@ -81,7 +90,6 @@ fn end(engine: &SoftEngine, gid: u8, setup: &Setup) -> End {
         })
         .unwrap();
     let (sends, recvs) = (LocalQueue::default(), LocalQueue::default());
-    let cq = LocalCompletionQueue::new(setup.cq_entries);
     let events = Arc::new(Mutex::new(Vec::new()));
     let qp = engine
         .create_qp(QpSpec {
@@ -303,6 +311,24 @@ fn a_send_fills_the_receive_request_and_says_so() {
     );
     assert!(p.b.contents(0, 10) == bytes[..10] && p.b.contents(100, 290) == bytes[10..300]);
     assert_eq!(p.a.next(), Some((8, WC_STATUS_SUCCESS)));
+}
+
+/// So the completion of a request is there before any answer to it.
+#[test]
+fn a_sender_is_told_before_its_receiver() {
+    let engine = SoftEngine::new();
+    let cq = LocalCompletionQueue::new(8);
+    let [a, b] = [1, 2].map(|gid| end_with(&engine, gid, &NORMAL, Arc::clone(&cq)));
+    connect(&a, &b, 2, [100, 200], &NORMAL);
+    connect(&b, &a, 1, [200, 100], &NORMAL);
+    b.post_recv(1, &[b.element(0, 4)]);
+    a.sends.post(a.request(Opcode::Send, 2, &[a.element(0, 4)]));
+    a.qp.progress(Instant::now());
+    let opcodes = std::iter::from_fn(|| cq.poll()).map(|completion| completion.opcode);
+    assert_eq!(
+        opcodes.collect::<Vec<_>>(),
+        [WC_OPCODE_SEND, WC_OPCODE_RECV]
+    );
 }
 
 #[test]

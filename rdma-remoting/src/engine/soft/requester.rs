@@ -29,7 +29,7 @@ const RNR_FOR_EVER: u8 = 7;
 
 /// What a step of the request at hand came to.
 enum Step {
-    /// Carried out.
+    /// Carried out and completed.
     Done,
     /// More of it in the next turn.
     More,
@@ -187,10 +187,7 @@ impl Requester {
                 }
             }
             match self.step(qp, &mut budget) {
-                Step::Done => {
-                    progress.worked = true;
-                    self.complete(qp);
-                }
+                Step::Done => progress.worked = true,
                 Step::More => {
                     progress.worked = true;
                     break;
@@ -330,6 +327,10 @@ impl Requester {
                 Step::More
             }
             Ok(true) => {
+                // The sender is told first: when the receiver's answer is there, the completion of what it answers is, as where an
+                // acknowledgement precedes the answer on the wire. Programs with a completion queue of one entry rely on it.
+                let length = active.length;
+                self.complete(qp);
                 if self.request.opcode.consumes_receive() {
                     let immediate = self
                         .request
@@ -339,7 +340,7 @@ impl Requester {
                     responder.complete_receive(
                         &peer,
                         qp.number,
-                        active.length,
+                        length,
                         immediate,
                         self.request.opcode == Opcode::WriteImm,
                         self.request.solicited,
@@ -441,6 +442,7 @@ impl Requester {
 
     /// Ends the request at hand with an error, and with it the connection.
     fn fail(&mut self, qp: &SoftQp, status: u8) {
+        log::debug!("QP {:#x}: a request fails with status {status}", qp.number);
         qp.enter_error();
         counters::add(&qp.counters.failures, 1);
         self.end(qp, status);
@@ -463,7 +465,8 @@ impl Requester {
     }
 
     fn push(&mut self, qp: &SoftQp, completion: &Completion) {
-        if qp.send_cq.push(completion, false).is_err() {
+        if let Err(e) = qp.send_cq.push(completion, false) {
+            log::debug!("QP {:#x}: {e}", qp.number);
             self.die(qp);
         }
     }

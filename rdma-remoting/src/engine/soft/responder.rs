@@ -137,6 +137,7 @@ impl Responder {
 
     /// Breaks the connection from this side and says why to both.
     pub fn refuse(&self, qp: &SoftQp, status: u8, event: u32) -> Nak {
+        log::debug!("QP {:#x}: its peer gets status {status}", qp.number);
         if qp.enter_error() {
             (qp.events)(event);
         }

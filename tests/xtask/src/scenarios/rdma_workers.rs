@@ -27,7 +27,7 @@ pub const CRASH: Scenario = Scenario {
 pub const HOST: Scenario = Scenario {
     name: "rdma-host-workers",
     about: "rdma-host with two worker threads",
-    is_test: false,
+    is_test: true,
     run: |run, report| {
         run.use_workers(2);
         rdma_host::run(run, report)
