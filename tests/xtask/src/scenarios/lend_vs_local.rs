@@ -117,24 +117,27 @@ fn long(run: &Run<'_>, report: &mut Report) -> Result<()> {
     rig.lender.stop()
 }
 
-/// A file, a lender of it, and a borrower.
+/// A file, a lender of it, and a borrower; and a file for QEMU's own device: one is for one of them only.
 struct Rig {
-    blocks: Blocks,
+    _lent: Blocks,
+    local: Blocks,
     lender: Lender,
     borrower: Borrower,
 }
 
 impl Rig {
     fn new(run: &Run<'_>, form: Form) -> Result<Self> {
-        let blocks = Blocks::random(form.disk_mib())?;
+        let lent = Blocks::random(form.disk_mib())?;
+        let local = Blocks::random(form.disk_mib())?;
         let lending = run.context.lending()?;
-        let lender = lending.lender(run, "lender", &[Nvme::new(LENT, &blocks)])?;
+        let lender = lending.lender(run, "lender", &[Nvme::new(LENT, &lent)])?;
         // As QEMU's own device and an NVMe of the host have it: an interrupt, and with it a queue, for each processor. It is
         // not the default because QEMU 11.1 cannot unplug such a device.
         let msix = ["--interrupts", "msix"].map(String::from);
         let borrower = lending.borrower_at(run, "borrower", &lender.address(), LENT, &msix)?;
         Ok(Self {
-            blocks,
+            _lent: lent,
+            local,
             lender,
             borrower,
         })
@@ -147,7 +150,7 @@ impl Rig {
         // Else the kernel would put a layer of its own before the one that may have several ways.
         let config = config.kernel_arguments(["nvme_core.multipath=N"]);
         config
-            .nvme(LOCAL, self.blocks.path())
+            .nvme(LOCAL, self.local.path())
             .vfio_user(LENT, self.borrower.socket())
     }
 }
