@@ -40,6 +40,15 @@ const TURN: Duration = Duration::from_micros(100);
 /// Queue pairs with nothing to do after which the clock is looked at.
 const IDLE_QPS: usize = 64;
 
+/// How many queue pairs of a context have a turn in one of its worker's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// As many as there is time for: others wait.
+    Bounded,
+    /// All: before the worker sleeps, which goes by what they say.
+    Whole,
+}
+
 /// Delivers events to a process.
 pub trait EventSink: Send + Sync {
     /// Event `index` has happened, once. Called from worker threads: must not wait for the
@@ -223,8 +232,7 @@ fn round<T>(
         if done < list.len() && (came.worked || idle == IDLE_QPS) {
             idle = 0;
             if is_over() {
-                // The others may have something to do.
-                progress.worked = true;
+                progress.cut = true;
                 break;
             }
         }
@@ -494,8 +502,8 @@ impl Context {
         self.header.get()?.memory.word(OFF_BACKEND_STATE).ok()
     }
 
-    /// One turn: answers its calls, and gives queue pairs turns, each one or as many as there is time for.
-    pub(crate) fn poll(self: &Arc<Self>, now: Instant) -> Progress {
+    /// One turn: answers its calls, and gives queue pairs turns: each one, or as many as there is time for.
+    pub(crate) fn poll(self: &Arc<Self>, now: Instant, pace: Pace) -> Progress {
         let mut progress = Progress::default();
         let Some(header) = self.header.get() else {
             return progress;
@@ -519,7 +527,7 @@ impl Context {
         }
         drop(calls);
         let qps = self.turn();
-        let began = (qps.len() > 1).then(Instant::now);
+        let began = (pace == Pace::Bounded && qps.len() > 1).then(Instant::now);
         let is_over = || began.is_some_and(|began| began.elapsed() >= TURN);
         progress.and(round(
             &qps,
@@ -544,7 +552,7 @@ impl Context {
     /// [`poll`](Self::poll), for a context of a server without workers.
     #[doc(hidden)]
     pub fn turn_now(self: &Arc<Self>, now: Instant) -> Progress {
-        self.poll(now)
+        self.poll(now, Pace::Whole)
     }
 
     /// [`is_ready`](Self::is_ready), for a context of a server without workers.
@@ -621,25 +629,26 @@ mod tests {
                 had.borrow_mut().push(*one);
                 Progress {
                     worked,
-                    deadline: None,
+                    ..Progress::default()
                 }
             };
             let progress = round(list, &next, turn, || is_over);
-            (had.borrow().clone(), progress.worked)
+            assert_eq!(progress.worked, worked && !list.is_empty());
+            (had.borrow().clone(), progress.cut)
         };
         let list = [0, 1, 2];
         for one in [0, 1, 2, 0, 1] {
             assert_eq!(give(&list, true, true), (vec![one], true));
         }
-        assert_eq!(give(&list, true, false), (vec![2, 0, 1], true));
+        assert_eq!(give(&list, true, false), (vec![2, 0, 1], false));
         assert_eq!(give(&list, false, false), (vec![2, 0, 1], false));
         // The list has become shorter, and empty.
-        assert_eq!(give(&[0], true, true), (vec![0], true));
+        assert_eq!(give(&[0], true, true), (vec![0], false));
         assert_eq!(give(&[], true, true), (vec![], false));
-        // Many who have nothing to do cost time as well, and what is behind them is not forgotten.
+        // Many who have nothing to do cost time as well, are no work, and what is behind them is not forgotten.
         let many: Vec<u32> = (0..100).collect();
-        let (first, worked) = give(&many, false, true);
-        assert_eq!((first.len(), worked), (IDLE_QPS, true));
+        let (first, cut) = give(&many, false, true);
+        assert_eq!((first.len(), cut), (IDLE_QPS, true));
         assert_eq!(give(&many, false, true).0.first(), Some(&64));
     }
 }

@@ -1,6 +1,6 @@
 //! A worker: a thread that gives contexts their turns, and sleeps when there is nothing to do.
 
-use crate::context::Context;
+use crate::context::{Context, Pace};
 use crate::counters::{self, Live};
 use crate::engine::{Progress, Waker};
 use crate::limbs::{self, Place};
@@ -215,11 +215,18 @@ impl Shared {
                 self.saw(generation);
                 sleep::awake(contexts.iter().filter_map(|c| c.state_word()));
             }
-            let progress = turn(&contexts);
+            let mut progress = turn(&contexts, Pace::Bounded);
             if progress.worked {
                 spin.worked();
             } else if spin.idle() {
-                self.sleep(&contexts, generation, progress.deadline, &mut spin);
+                if progress.cut {
+                    progress = turn(&contexts, Pace::Whole);
+                }
+                if progress.worked {
+                    spin.worked();
+                } else {
+                    self.sleep(&contexts, generation, progress.deadline, &mut spin);
+                }
             }
         }
         contexts.clear();
@@ -263,9 +270,9 @@ impl Shared {
     }
 }
 
-fn turn(contexts: &[Arc<Context>]) -> Progress {
+fn turn(contexts: &[Arc<Context>], pace: Pace) -> Progress {
     let now = Instant::now();
     contexts
         .iter()
-        .fold(Progress::default(), |p, c| p.and(c.poll(now)))
+        .fold(Progress::default(), |p, c| p.and(c.poll(now, pace)))
 }

@@ -4,12 +4,14 @@
 
 mod common;
 
-use common::{Backend, End, connect, context, pattern, until};
+use common::{Backend, End, connect, connect_to, context, pattern, until};
 use farlane_abi::queue::{
     OP_RDMA_READ, OP_RDMA_WRITE, OP_SEND, SEND_SIGNALED, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
 };
-use farlane_client::{Buffer, Payload, Placement, RecvRequest, SendRequest, Sge};
+use farlane_client::{
+    Buffer, Payload, Placement, Qp, QpCaps, QpInit, RecvRequest, SendRequest, Sge,
+};
 use farlane_harness::Vm;
 use std::sync::Arc;
 
@@ -102,6 +104,39 @@ fn a_host_process_and_a_vm_exchange_messages_with_events() {
     assert!(got.iter().copied().eq(pattern(9).take(1 << 20)));
     drop((guest, host));
     drop(local);
+}
+
+/// So many that a worker does not look at all of them in one turn.
+#[test]
+fn a_backend_of_many_idle_queue_pairs_sleeps_and_is_woken() {
+    const QUEUE_PAIRS: usize = 4000;
+    let backend = Backend::start();
+    let mut local = vec![7_u8; 4096];
+    let host = context(backend.host_link());
+    let (address, length) = (local.as_mut_ptr().expose_provenance(), local.len());
+    // SAFETY: `local` outlives the ends and is not touched meanwhile.
+    let [one, other] = [(); 2].map(|()| unsafe { End::new(&host, address, length) });
+    let gid = host.gid(1, 0).unwrap().raw;
+    let caps = QpCaps {
+        send_wr: 1,
+        send_sge: 1,
+        inline_bytes: 0,
+        recv_wr: 1,
+        recv_sge: 1,
+    };
+    let idle: Vec<_> = std::iter::repeat_with(|| {
+        let qp = Qp::create(&one.pd, &QpInit::reliable(&one.cq, caps)).unwrap();
+        connect_to(&qp, 1, gid);
+        qp
+    })
+    .take(QUEUE_PAIRS)
+    .collect();
+    connect(&one, &other);
+    until("the backend to sleep", || backend.sleeps());
+    // The queue pairs that were made first and last.
+    assert_eq!(transfer(&one, &other, OP_RDMA_WRITE, 8), WC_STATUS_SUCCESS);
+    until("the backend to sleep", || backend.sleeps());
+    drop(idle);
 }
 
 #[test]

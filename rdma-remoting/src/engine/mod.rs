@@ -55,6 +55,8 @@ pub struct Progress {
     pub worked: bool,
     /// When to come back though nothing new arrives: a retry timer.
     pub deadline: Option<Instant>,
+    /// There was no time for some queue pairs: of those it says nothing.
+    pub cut: bool,
 }
 
 impl Progress {
@@ -67,6 +69,7 @@ impl Progress {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             },
+            cut: self.cut || other.cut,
         }
     }
 }

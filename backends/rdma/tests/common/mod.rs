@@ -192,45 +192,7 @@ impl End {
 
     pub fn connect(&self, peer: &Self) {
         let gid = peer.context.gid(1, 0).unwrap();
-        let access = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
-        let init = QpAttr {
-            qp_state: QPS_INIT,
-            port_num: 1,
-            qp_access_flags: access.into(),
-            ..QpAttr::default()
-        };
-        let mask = QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
-        self.qp.modify(&init, mask).unwrap();
-        let rtr = QpAttr {
-            qp_state: QPS_RTR,
-            path_mtu: 3,
-            dest_qp_num: peer.qp.number().into(),
-            max_dest_rd_atomic: 1,
-            min_rnr_timer: 12,
-            is_global: 1,
-            dgid: gid.raw,
-            ah_port: 1,
-            ..QpAttr::default()
-        };
-        let mask = QP_STATE
-            | QP_AV
-            | QP_PATH_MTU
-            | QP_DEST_QPN
-            | QP_RQ_PSN
-            | QP_MAX_DEST_RD_ATOMIC
-            | QP_MIN_RNR_TIMER;
-        self.qp.modify(&rtr, mask).unwrap();
-        let rts = QpAttr {
-            qp_state: QPS_RTS,
-            timeout: 14,
-            retry_cnt: 2,
-            rnr_retry: 7,
-            max_rd_atomic: 1,
-            ..QpAttr::default()
-        };
-        let mask =
-            QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
-        self.qp.modify(&rts, mask).unwrap();
+        connect_to(&self.qp, peer.qp.number(), gid.raw);
     }
 
     /// The next completion.
@@ -239,6 +201,49 @@ impl End {
         until("a completion", || self.cq.poll(&mut taken).unwrap() == 1);
         taken[0]
     }
+}
+
+/// Makes a queue pair ready, connected to the one of a number.
+pub fn connect_to(qp: &Qp, number: u32, gid: [u8; 16]) {
+    let access = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+    let init = QpAttr {
+        qp_state: QPS_INIT,
+        port_num: 1,
+        qp_access_flags: access.into(),
+        ..QpAttr::default()
+    };
+    let mask = QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
+    qp.modify(&init, mask).unwrap();
+    let rtr = QpAttr {
+        qp_state: QPS_RTR,
+        path_mtu: 3,
+        dest_qp_num: number.into(),
+        max_dest_rd_atomic: 1,
+        min_rnr_timer: 12,
+        is_global: 1,
+        dgid: gid,
+        ah_port: 1,
+        ..QpAttr::default()
+    };
+    let mask = QP_STATE
+        | QP_AV
+        | QP_PATH_MTU
+        | QP_DEST_QPN
+        | QP_RQ_PSN
+        | QP_MAX_DEST_RD_ATOMIC
+        | QP_MIN_RNR_TIMER;
+    qp.modify(&rtr, mask).unwrap();
+    let rts = QpAttr {
+        qp_state: QPS_RTS,
+        timeout: 14,
+        retry_cnt: 2,
+        rnr_retry: 7,
+        max_rd_atomic: 1,
+        ..QpAttr::default()
+    };
+    let mask =
+        QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
+    qp.modify(&rts, mask).unwrap();
 }
 
 pub fn connect(one: &End, other: &End) {

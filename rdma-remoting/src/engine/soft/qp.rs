@@ -134,7 +134,7 @@ impl SoftQp {
         counters::add(&self.counters.flushed, u64::from(sends) + u64::from(recvs));
         Progress {
             worked: sends + recvs > 0,
-            deadline: None,
+            ..Progress::default()
         }
     }
 }
