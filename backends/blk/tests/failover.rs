@@ -133,10 +133,12 @@ fn without_any_path_requests_wait_for_one_that_comes_back() {
     rig.loops[0].pull(1);
     rig.loops[1].pull(2);
     rig.write(1);
-    wait_until(|| !rig.is_up(0) && !rig.is_up(1));
+    // One that is only suspected is flushed, with success.
+    wait_until(|| rig.path("failures", 0) == 1 && rig.path("failures", 1) == 1);
+    assert!(!rig.is_up(0) && !rig.is_up(1));
     wait_until(|| rig.daemon.metric("waited") >= u64::from(REQUESTS));
     assert!(rig.vm.used().is_empty());
-    // Another one that finds no path at all, and a flush.
+    // A flush finds no path at all.
     rig.vm.request(120, 4, 0, DATA, 512);
     rig.vm.publish(&[120], true);
     wait_until(|| rig.daemon.metric("waited") > u64::from(REQUESTS));
