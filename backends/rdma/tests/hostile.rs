@@ -277,8 +277,9 @@ fn a_hostile_process_is_refused_and_leaves_nothing_behind() {
     let null = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     for round in 0..20 {
         if round == 1 {
-            // All that the backend has for itself is open.
             until("contexts to be closed", || backend.counter("contexts") == 0);
+            // All that the backend has for itself is open when each of its threads waits.
+            until("the backend to sleep", || backend.sleeps());
             files = backend.open_files();
         }
         let (one, two, three) = (event(), event(), event());
