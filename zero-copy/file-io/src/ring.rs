@@ -4,12 +4,15 @@ use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Submissions between two system calls.
 const ENTRIES: u32 = 256;
 /// Completions that the kernel can have ready: twice what can be in flight.
 const COMPLETIONS: u32 = 4096;
+/// How long memory of closed rings is waited for, and how often it is asked for.
+const PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(2);
 /// Marks completions of kicks: this and those above.
 const KICKS: u64 = u64::MAX - 7;
 /// `BLOCK_URING_CMD_DISCARD` of linux/blkdev.h, `_IO(0x12, 0)`.
@@ -71,6 +74,30 @@ impl std::fmt::Debug for Ring {
     }
 }
 
+/// Opens one. Of a process without `CAP_IPC_LOCK` the kernel counts the ring as locked memory (`RLIMIT_MEMLOCK`), until some
+/// time after it was closed: so what is lacking now may be there soon.
+fn open() -> io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.setup_cqsize(COMPLETIONS).setup_clamp();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let opened = builder
+            .clone()
+            .setup_single_issuer()
+            .setup_coop_taskrun()
+            .setup_taskrun_flag()
+            .build(ENTRIES)
+            // Before Linux 6.0.
+            .or_else(|_| builder.build(ENTRIES));
+        match opened {
+            Err(e) if e.raw_os_error() == Some(libc::ENOMEM) && Instant::now() < deadline => {
+                std::thread::sleep(PAUSE);
+            }
+            opened => return opened,
+        }
+    }
+}
+
 impl Ring {
     /// A ring for the calling thread over these files (-1 for none), woken by `kicks`, up to eight
     /// eventfds that do not block.
@@ -81,16 +108,7 @@ impl Ring {
         if kicks.len() > MAX_KICKS {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut builder = IoUring::builder();
-        builder.setup_cqsize(COMPLETIONS).setup_clamp();
-        let ring = builder
-            .clone()
-            .setup_single_issuer()
-            .setup_coop_taskrun()
-            .setup_taskrun_flag()
-            .build(ENTRIES)
-            // Before Linux 6.0.
-            .or_else(|_| builder.build(ENTRIES))?;
+        let ring = open()?;
         ring.submitter().register_files(files)?;
         let kicks = kicks.iter().map(|kick| {
             kick.try_clone_to_owned().map(|fd| Kick {
