@@ -4,62 +4,25 @@ use super::{
     Scenario, rdma_buffers, rdma_crash, rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong,
 };
 
-pub const BUFFERS: Scenario = Scenario {
-    name: "rdma-buffers-workers",
-    about: "rdma-buffers with two worker threads",
-    is_test: true,
-    run: |run, report| {
-        run.use_workers(2);
-        rdma_buffers::run(run, report)
-    },
-};
+macro_rules! with_two_workers {
+    ($($constant:ident: $scenario:ident, $name:literal;)*) => {$(
+        pub const $constant: Scenario = Scenario {
+            name: concat!($name, "-workers"),
+            about: concat!($name, " with two worker threads"),
+            is_test: true,
+            run: |run, report| {
+                run.use_workers(2);
+                $scenario::run(run, report)
+            },
+        };
+    )*};
+}
 
-pub const CRASH: Scenario = Scenario {
-    name: "rdma-crash-workers",
-    about: "rdma-crash with two worker threads",
-    is_test: true,
-    run: |run, report| {
-        run.use_workers(2);
-        rdma_crash::run(run, report)
-    },
-};
-
-pub const HOST: Scenario = Scenario {
-    name: "rdma-host-workers",
-    about: "rdma-host with two worker threads",
-    is_test: true,
-    run: |run, report| {
-        run.use_workers(2);
-        rdma_host::run(run, report)
-    },
-};
-
-pub const ISOLATION: Scenario = Scenario {
-    name: "rdma-isolation-workers",
-    about: "rdma-isolation with two worker threads",
-    is_test: true,
-    run: |run, report| {
-        run.use_workers(2);
-        rdma_isolation::run(run, report)
-    },
-};
-
-pub const PERFTEST: Scenario = Scenario {
-    name: "rdma-perftest-workers",
-    about: "rdma-perftest with two worker threads",
-    is_test: true,
-    run: |run, report| {
-        run.use_workers(2);
-        rdma_perftest::run(run, report)
-    },
-};
-
-pub const PINGPONG: Scenario = Scenario {
-    name: "rdma-pingpong-workers",
-    about: "rdma-pingpong with two worker threads",
-    is_test: true,
-    run: |run, report| {
-        run.use_workers(2);
-        rdma_pingpong::run(run, report)
-    },
-};
+with_two_workers! {
+    BUFFERS: rdma_buffers, "rdma-buffers";
+    CRASH: rdma_crash, "rdma-crash";
+    HOST: rdma_host, "rdma-host";
+    ISOLATION: rdma_isolation, "rdma-isolation";
+    PERFTEST: rdma_perftest, "rdma-perftest";
+    PINGPONG: rdma_pingpong, "rdma-pingpong";
+}
