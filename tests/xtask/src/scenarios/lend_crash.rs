@@ -47,7 +47,7 @@ const TERM: Duration = Duration::from_secs(60);
 const RETURNING: &str = "victim (returning)";
 
 /// A guest gives up on a disk that does not answer after a few seconds instead of half a minute.
-const IMPATIENT: [&str; 2] = ["nvme_core.io_timeout=3", "nvme_core.admin_timeout=3"];
+pub const IMPATIENT: [&str; 2] = ["nvme_core.io_timeout=3", "nvme_core.admin_timeout=3"];
 
 const ENDLESS: &str = "--rw=randrw --bs=4k --iodepth=32 --time_based --runtime=600";
 
@@ -316,7 +316,7 @@ fn goes_on(job: Job<'_>) -> Result<()> {
 }
 
 /// A program whose disk has gone fails, and its guest lives.
-fn ends_in_error(guest: &Guest, job: Job<'_>) -> Result<()> {
+pub fn ends_in_error(guest: &Guest, job: Job<'_>) -> Result<()> {
     let output = job.wait(PATIENCE)?;
     ensure!(
         matches!(output.ending, Ending::Exited(code) if code != 0),

@@ -15,6 +15,7 @@ pub mod gpu_scan;
 mod gpu_soft;
 mod gpu_unmodified;
 mod gpu_write;
+mod kills;
 mod lend_crash;
 mod lend_hostile;
 mod lend_reassign;
@@ -73,6 +74,7 @@ pub const ALL: &[Scenario] = &[
     octo_net::SCENARIO,
     octo_net_flood::SCENARIO,
     octo_net_flood::LONG,
+    kills::SCENARIO,
     octo_net_peers::SCENARIO,
     gpu_unmodified::SCENARIO,
     octo_restart::SCENARIO,

@@ -5,7 +5,7 @@ mod backend;
 mod facts;
 mod machine;
 mod program;
-mod talk;
+pub mod talk;
 mod watcher;
 
 use std::path::PathBuf;
