@@ -21,7 +21,9 @@ pub use crate::job::Job;
 use crate::kit::Kit;
 use crate::numa::{Numa, NvmeSubsystem, processors};
 use crate::process::{Process, Setup, describe, tail};
-use crate::qemu::{Accelerator, Boot, FARLANE_DEVICE, VmConfig, farlane_chardev, farlane_device};
+use crate::qemu::{
+    Accelerator, Boot, FARLANE_DEVICE, USER_NETDEV, VmConfig, farlane_chardev, farlane_device,
+};
 use crate::qmp::Qmp;
 use crate::wire::End;
 
@@ -430,6 +432,16 @@ impl Guest {
             )
         })?;
         Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    }
+
+    /// Pulls the cable of the interface whose ports are [forwarded](Self::forwarded), or plugs it in: without it no frame arrives, in
+    /// either direction.
+    ///
+    /// # Errors
+    /// When it has no such interface.
+    pub fn set_cable(&self, is_in: bool) -> Result<()> {
+        let link = serde_json::json!({ "name": USER_NETDEV, "up": is_in });
+        self.qmp.execute("set_link", link).map(drop)
     }
 
     /// Resets the machine, as its reset button does, and waits until the guest takes commands again. What ran in it is

@@ -45,6 +45,9 @@ const LEFT_MIB: u32 = 16;
 /// The address of a guest with [`VmConfig::forwarded_ports`].
 pub const USER_ADDRESS: &str = "10.0.2.15";
 
+/// What QEMU calls the network of that interface.
+pub const USER_NETDEV: &str = "user";
+
 /// A QEMU that can be run.
 #[derive(Debug, Clone)]
 pub struct Qemu {
@@ -216,8 +219,14 @@ impl Qemu {
             let rules: String = rules
                 .map(|port| format!(",hostfwd=tcp:127.0.0.1:0-{USER_ADDRESS}:{port}"))
                 .collect();
-            command.args(["-netdev", &format!("user,id=user,restrict=on{rules}")]);
-            command.args(["-device", "virtio-net-pci,netdev=user,romfile="]);
+            command.args([
+                "-netdev",
+                &format!("user,id={USER_NETDEV},restrict=on{rules}"),
+            ]);
+            command.args([
+                "-device",
+                &format!("virtio-net-pci,netdev={USER_NETDEV},romfile="),
+            ]);
         }
         for port in 0..config.free_ports {
             command.args([

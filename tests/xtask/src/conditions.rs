@@ -32,11 +32,20 @@ const LEAKS: &str = "[ -d /sys/kernel/debug/tracing ] || mount -t debugfs debugf
     f=/sys/kernel/debug/kmemleak; [ ! -e $f ] || { echo scan >$f; sleep 6; echo scan >$f; cat $f; }";
 
 /// Waits until something is so.
-pub fn wait_until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+pub fn wait_until(what: &str, is: impl FnMut() -> Result<bool>) -> Result<()> {
+    wait_within(what, PATIENCE, is)
+}
+
+/// The same, of what takes longer by its nature.
+pub fn wait_within(
+    what: &str,
+    patience: Duration,
+    mut is: impl FnMut() -> Result<bool>,
+) -> Result<()> {
+    let deadline = Instant::now() + patience;
     while !is()? {
         if Instant::now() > deadline {
-            bail!("{what}: not so after {} s", PATIENCE.as_secs());
+            bail!("{what}: not so after {} s", patience.as_secs());
         }
         thread::sleep(PAUSE);
     }

@@ -335,7 +335,7 @@ pub fn ends_in_error(guest: &Guest, job: Job<'_>) -> Result<()> {
 }
 
 /// Where a file differs from what it was.
-fn first_difference(path: &Path, before: &[u8]) -> Result<Option<usize>> {
+pub fn first_difference(path: &Path, before: &[u8]) -> Result<Option<usize>> {
     let mut file = File::open(path).with_context(|| format!("Cannot open {}", path.display()))?;
     let mut now = vec![0; 1 << 20];
     for (number, part) in before.chunks(now.len()).enumerate() {

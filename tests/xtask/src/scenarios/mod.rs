@@ -18,6 +18,7 @@ mod gpu_write;
 mod kills;
 mod lend_crash;
 mod lend_hostile;
+mod lend_partition;
 mod lend_reassign;
 pub mod lend_soft;
 mod lend_vfio;
@@ -75,6 +76,8 @@ pub const ALL: &[Scenario] = &[
     octo_net_flood::SCENARIO,
     octo_net_flood::LONG,
     kills::SCENARIO,
+    lend_partition::SCENARIO,
+    lend_partition::LONG,
     octo_net_peers::SCENARIO,
     gpu_unmodified::SCENARIO,
     octo_restart::SCENARIO,

@@ -11,7 +11,7 @@ use farlane_vmkit::qemu::VmConfig;
 use serde_json::Value;
 
 use super::certificates::Identity;
-use crate::conditions::wait_until;
+use crate::conditions::{PATIENCE, wait_until, wait_within};
 use crate::metrics::Metrics;
 use crate::run::Run;
 
@@ -104,17 +104,25 @@ fn function(guest: &Guest, kind: &str) -> Result<String> {
 }
 
 impl<'a> Lender<'a> {
-    /// Gives the NVMe to vfio-pci, and lends it to `borrower` alone.
-    pub fn start(guest: &'a Guest, device: &str, borrower: &str) -> Result<Self> {
+    /// Gives the NVMe to vfio-pci, and lends it to `borrower` alone, for so many seconds without a renewal.
+    pub fn start(
+        guest: &'a Guest,
+        device: &str,
+        borrower: &str,
+        term: Option<u16>,
+    ) -> Result<Self> {
         let (nvme, window) = (function(guest, NVME)?, function(guest, IVSHMEM)?);
         let folder = format!("/sys/bus/pci/devices/{nvme}");
         guest.run(&format!(
             "modprobe vfio-pci && modprobe vfio_iommu_type1 && echo vfio-pci >{folder}/driver_override && \
              echo {nvme} >/sys/bus/pci/drivers_probe && test -e /sys/bus/pci/drivers/vfio-pci/{nvme}"
         ))?;
+        let term = term.map(|term| format!("term_seconds = {term}"));
+        let term = term.unwrap_or_default();
         let config = format!(
             r#"
             name = "lender"
+            {term}
             listen = ["unix:{SOCKET}", "tls:0.0.0.0:{PORT}"]
 
             [tls]
@@ -164,10 +172,25 @@ impl<'a> Lender<'a> {
         })
     }
 
+    /// The same, of a device whose lease has so long to last.
+    pub fn wait_offered_within(&self, device: &str, term: Duration) -> Result<()> {
+        wait_within(&format!("{device} is on offer"), term + PATIENCE, || {
+            Ok(self.holding(device)?.is_none())
+        })
+    }
+
     /// What the device counts.
     pub fn metrics(&self) -> Result<Metrics> {
         let text = self.guest.run(&format!("{SCRAPE} {METRICS}"))?;
         Ok(Metrics::parse(&text, "farlane_lend_device_"))
+    }
+
+    /// Ends it with SIGKILL.
+    pub fn kill(self) -> Result<()> {
+        self.guest.run("kill -KILL $(pidof farlane-lend)")?;
+        let output = self.job.wait(START)?;
+        ensure!(!output.success(), "A lender that was killed ended well");
+        Ok(())
     }
 
     /// Ends it as its administrator does. Returns what it has said.

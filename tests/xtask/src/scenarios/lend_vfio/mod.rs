@@ -3,8 +3,8 @@
 //!
 //! The lender is a machine with a kernel of its own. What is physical for it, QEMU emulates.
 
-mod certificates;
-mod machine;
+pub mod certificates;
+pub mod machine;
 
 use std::fs::File;
 use std::process::{Command, Stdio};
@@ -68,7 +68,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     borrowing.memory_mib = MEMORY_MIB;
     let [a, b] = run.boot([machine::config(run, "lender", &parts)?, borrowing])?;
 
-    let lender = Lender::start(&a, DISK, BORROWER)?;
+    let lender = Lender::start(&a, DISK, BORROWER, None)?;
     let address = lender.address()?;
     let identity = authority.identity(BORROWER)?;
     strangers(run, &address, &authority)?;
