@@ -11,7 +11,7 @@ use farlane_daemon::{privileges, seccomp};
 use farlane_ntb::{IvshmemNtb, Ntb};
 use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig, PeerPath, Peers};
 use farlane_vfio_remote::link::{Connector, TlsIdentity};
-use farlane_vfio_user::{Counters, Server};
+use farlane_vfio_user::{Counters, Server, Stop};
 use farlane_zero_copy::broker::{self, Publisher, Subscription};
 use farlane_zero_copy::fault;
 use std::process::ExitCode;
@@ -82,6 +82,7 @@ fn run() -> anyhow::Result<ExitCode> {
         };
         devices.push(serve(config, socket, &lifecycle.stopper())?);
     }
+    let stops: Vec<_> = devices.iter().map(|served| served.stop.clone()).collect();
     if let Some(listener) = &metrics_socket {
         metrics::serve(listener.try_clone()?, move || metrics_text(&devices))?;
     }
@@ -95,6 +96,7 @@ fn run() -> anyhow::Result<ExitCode> {
     log::info!("Ready");
 
     let ending = lifecycle.wait();
+    stops.iter().for_each(Stop::stop);
     // Their files go. Devices are returned when their links end with the process.
     drop((subscriptions, sockets, metrics_socket, publish_socket));
     std::process::exit(match ending {
@@ -152,6 +154,7 @@ type Paths = Box<dyn Fn() -> Vec<(PeerPath, u64)> + Send + Sync>;
 struct Served {
     name: String,
     messages: Counters,
+    stop: Stop,
     borrowed: Arc<BorrowCounters>,
     paths: Paths,
 }
@@ -163,15 +166,20 @@ fn serve(config: BorrowerConfig, socket: &Listener, stopper: &Stopper) -> anyhow
     let served = Served {
         name: device_name,
         messages: Counters::default(),
+        stop: Stop::default(),
         borrowed,
         paths: Box::new(device.paths()),
     };
-    let (name, counters) = (served.name.clone(), served.messages.clone());
+    let (name, counters, stop) = (
+        served.name.clone(),
+        served.messages.clone(),
+        served.stop.clone(),
+    );
     let (socket, stopper) = (socket.try_clone()?, stopper.clone());
     std::thread::Builder::new()
         .name(format!("vm {name}"))
         .spawn(move || {
-            let error = Server::serve_counted(&name, socket, device, &counters);
+            let error = Server::serve_until(&name, socket, device, &counters, &stop);
             stopper.fail(&format!("The socket of {name} has failed: {error}"));
         })?;
     Ok(served)

@@ -36,6 +36,7 @@ mod request;
 mod server;
 mod session;
 mod socket;
+mod stop;
 pub mod wire;
 
 pub use capabilities::{Capabilities, CapabilitiesError};
@@ -50,6 +51,7 @@ pub use request::{IrqData, IrqsRequest, MapRequest, Request, RequestError, Write
 pub use rustix::io::Errno;
 pub use server::Server;
 pub use session::{Next, Session};
+pub use stop::Stop;
 
 /// Page size of DMA mappings, and of areas that are mapped.
 pub const PAGE_BYTES: u64 = 4096;

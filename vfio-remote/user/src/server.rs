@@ -4,6 +4,7 @@ use crate::client::Client;
 use crate::reply::Reply;
 use crate::session::{Next, Session};
 use crate::socket::SocketError;
+use crate::stop::Stop;
 use crate::wire::{self, HEADER_BYTES};
 use crate::{Counters, Device, MAX_TRANSFER_BYTES};
 use farlane_zero_copy::chain;
@@ -36,15 +37,22 @@ impl Server {
     ///
     /// Returns when the listener fails. Shutting it down (`shutdown(2)`) makes it fail.
     pub fn serve(name: &str, listener: OwnedFd, device: impl Device) -> io::Error {
-        Self::serve_counted(name, listener, device, &Counters::default())
+        Self::serve_until(
+            name,
+            listener,
+            device,
+            &Counters::default(),
+            &Stop::default(),
+        )
     }
 
-    /// As [`serve`](Self::serve), and counts messages in `counters`.
-    pub fn serve_counted(
+    /// As [`serve`](Self::serve), and counts messages in `counters`; until it is stopped, there are clients.
+    pub fn serve_until(
         name: &str,
         listener: OwnedFd,
         mut device: impl Device,
         counters: &Counters,
+        stop: &Stop,
     ) -> io::Error {
         let listener = UnixListener::from(listener);
         if let Err(error) = listener.set_nonblocking(false) {
@@ -59,7 +67,12 @@ impl Server {
                     if told {
                         log::info!("{name}: a client has connected");
                     }
-                    let end = serve_client(stream.into(), &mut device, counters, &mut buffers);
+                    let client = Client::new(stream.into(), counters.clone());
+                    let end = match stop.enter(&client) {
+                        true => serve_client(&client, &mut device, &mut buffers),
+                        false => SocketError::Closed,
+                    };
+                    stop.leave();
                     match end {
                         _ if !told => log::debug!("{name}: {}", chain(&end)),
                         SocketError::Closed => log::info!("{name}: the client has gone"),
@@ -135,13 +148,7 @@ impl Buffers {
 }
 
 /// Returns why the connection has ended.
-fn serve_client(
-    stream: OwnedFd,
-    device: &mut impl Device,
-    counters: &Counters,
-    buffers: &mut Buffers,
-) -> SocketError {
-    let client = Client::new(stream, counters.clone());
+fn serve_client(client: &Client, device: &mut impl Device, buffers: &mut Buffers) -> SocketError {
     // One that says nothing must not keep the device from who does.
     if let Err(error) = client.socket().wait_for_first() {
         return error;
@@ -149,7 +156,7 @@ fn serve_client(
     // Ended before the device is told: no thread of it waits for an answer that cannot come.
     let mut session = Session::new(device, client.clone());
     let end = loop {
-        match serve_message(&client, &mut session, buffers) {
+        match serve_message(client, &mut session, buffers) {
             Ok(Next::Continue) => {}
             Ok(Next::End) => break SocketError::NoVersion,
             Err(error) => break error,

@@ -61,6 +61,12 @@ pub struct Received {
 #[derive(Debug)]
 pub struct Socket(OwnedFd);
 
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.shutdown();
+    }
+}
+
 impl Socket {
     /// Takes a connected stream.
     #[must_use]
@@ -68,10 +74,16 @@ impl Socket {
         Self(stream)
     }
 
-    /// Ends the connection, for whoever waits on it too.
+    /// Ends the connection, for whoever waits on it too: the other side finds the end of the stream. What has arrived is lost; where it
+    /// stayed in the socket, the other side would find an error instead (`ECONNRESET`).
     pub fn shutdown(&self) {
         // It fails where the connection has ended already.
         let _ = shutdown(&self.0, Shutdown::Both);
+        // Nothing more arrives now.
+        let mut lost = [0; 4096];
+        while let Ok((1.., _)) | Err(Errno::INTR) =
+            rustix::net::recv(&self.0, &mut lost, RecvFlags::DONTWAIT)
+        {}
     }
 
     /// Waits until a message begins, or the connection ends.

@@ -13,6 +13,7 @@ use farlane_vfio_user::{Errno, MAX_DMA_MAPS, MAX_TRANSFER_BYTES};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Mode, OFlags, open};
 use std::fmt::Debug;
+use std::io::Read as _;
 use std::os::fd::AsFd as _;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -744,4 +745,27 @@ fn a_client_that_says_nothing_does_not_keep_the_device_from_others() {
     let mut peer = RawClient::negotiated(&served.path).unwrap();
     assert!(matches!(silent.receive(), Err(ClientError::Closed)));
     peer.device_info().unwrap();
+}
+
+/// QEMU 11.1 does not survive an error where it reads a header.
+#[test]
+fn who_is_dropped_with_messages_unread_finds_the_end_of_the_stream() {
+    let served = Served::start();
+    let finds_the_end = |peer: &RawClient| {
+        let mut socket = peer.socket();
+        assert_eq!(socket.read(&mut [0; 64]).unwrap(), 0);
+    };
+    let mut peer = RawClient::negotiated(&served.path).unwrap();
+    peer.send_bytes(&[0xff; 4096], &[]).unwrap();
+    served.log.wait_for("disconnected", 1);
+    finds_the_end(&peer);
+
+    // It has begun a message, and the server is told to end: so it would at SIGTERM.
+    let mut peer = RawClient::negotiated(&served.path).unwrap();
+    peer.send_bytes(&[0; 4], &[]).unwrap();
+    served.end.stop();
+    served.log.wait_for("disconnected", 2);
+    finds_the_end(&peer);
+    let peer = RawClient::connect(&served.path).unwrap();
+    finds_the_end(&peer);
 }

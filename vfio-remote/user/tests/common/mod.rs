@@ -4,7 +4,7 @@
 
 use farlane_vfio_user::{
     Client, CounterValues, Counters, Device, DeviceInfo, DmaMap, Errno, IoFd, IoFdKind, IrqInfo,
-    IrqRequest, MapArea, RegionInfo, Server,
+    IrqRequest, MapArea, RegionInfo, Server, Stop,
 };
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -328,6 +328,7 @@ pub struct Served {
     pub log: Arc<Log>,
     pub file: Arc<OwnedFd>,
     counters: Counters,
+    pub end: Stop,
     stop: OwnedFd,
     thread: Option<JoinHandle<std::io::Error>>,
     _folder: tempfile::TempDir,
@@ -342,16 +343,17 @@ impl Served {
         let log = Arc::new(Log::default());
         let device = TestDevice::new(&log);
         let file = Arc::clone(&device.file);
-        let counters = Counters::default();
+        let (counters, end) = (Counters::default(), Stop::default());
         let thread = std::thread::spawn({
-            let counters = counters.clone();
-            move || Server::serve_counted("test", listener.into(), device, &counters)
+            let (counters, end) = (counters.clone(), end.clone());
+            move || Server::serve_until("test", listener.into(), device, &counters, &end)
         });
         Self {
             path,
             log,
             file,
             counters,
+            end,
             stop,
             thread: Some(thread),
             _folder: folder,
