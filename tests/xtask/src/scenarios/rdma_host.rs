@@ -1,14 +1,15 @@
 //! The same programs between two processes of this machine, over the daemon's host socket: RDMA for containers.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use farlane_vmkit::packages;
 use farlane_vmkit::report::Report;
 
 use super::Scenario;
 use super::rdma_perftest::counted_perftests;
 use super::rdma_pingpong::{device_info, ping_pongs};
-use crate::place::Host;
+use crate::place::{Host, Over};
 use crate::run::Run;
+use crate::tools::Program;
 
 pub const SCENARIO: Scenario = Scenario {
     name: "rdma-host",
@@ -18,7 +19,7 @@ pub const SCENARIO: Scenario = Scenario {
 };
 
 /// Debian's packages of the programs.
-const PACKAGES: &[&str] = &["ibverbs-utils", "perftest"];
+const PACKAGES: &[&str] = &["ibverbs-utils", "perftest", "qperf"];
 
 const PING_PONGS: &[&str] = &[
     "ibv_rc_pingpong",
@@ -37,6 +38,18 @@ const PERFTESTS: &[&str] = &[
     "ib_send_lat -s 8 -n 2000",
     "ib_send_lat -s 8 -n 2000 -e",
     "ib_read_lat -s 8 -n 2000",
+];
+
+/// The tests of qperf over reliable connections but those of atomic operations, which there are not.
+const QPERF: &[&str] = &[
+    "rc_bi_bw",
+    "rc_bw",
+    "rc_lat",
+    "rc_rdma_read_bw",
+    "rc_rdma_read_lat",
+    "rc_rdma_write_bw",
+    "rc_rdma_write_lat",
+    "rc_rdma_write_poll_lat",
 ];
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
@@ -58,5 +71,39 @@ pub fn on_host(
     device_info(&host)?;
     ping_pongs("host", ping_pong, &host, &host, report)?;
     counted_perftests(run, "host", perftest, &host, &host, report)?;
+    if !perftest.is_empty() {
+        qperf(&host, report)?;
+    }
     backend.stop()
+}
+
+fn qperf(host: &Host, report: &mut Report) -> Result<()> {
+    let tests = QPERF.join(" ");
+    let program = Program {
+        name: "qperf",
+        serve: &|port| Over::Farlane.command(&format!("qperf -lp {port}")),
+        // The last word ends the server.
+        ask: &|address, port| {
+            Over::Farlane.command(&format!("qperf -lp {port} -t 1 {address} {tests} quit"))
+        },
+    };
+    let said = program.run(host, host)?.asked;
+    let mut figures = said.split("rc_").skip(1).map(|part| {
+        let (test, rest) = part.split_once(':').unwrap_or((part, ""));
+        (
+            format!("rc_{test}"),
+            rest.split_whitespace().collect::<Vec<_>>(),
+        )
+    });
+    for test in QPERF {
+        let figure = figures
+            .next()
+            .and_then(|(name, words)| match (name == *test, &words[..]) {
+                (true, [what, "=", number, unit, ..]) => Some(format!("{what} {number} {unit}")),
+                _ => None,
+            });
+        let figure = figure.with_context(|| format!("qperf said nothing of {test}:\n{said}"))?;
+        report.add("host", format!("qperf {test}"), figure);
+    }
+    Ok(())
 }

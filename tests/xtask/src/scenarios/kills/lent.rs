@@ -1,6 +1,8 @@
 //! A lent NVMe, whose lender or borrower is killed: the guest sees errors, and finds on the disk that comes back what had been written
 //! and flushed.
 
+use std::time::Duration;
+
 use anyhow::{Result, ensure};
 use farlane_vmkit::guest::Guest;
 use farlane_vmkit::qemu::VmConfig;
@@ -22,6 +24,9 @@ const FOUND: &str = "--rw=write --bs=64k --size=4m --verify=crc32c --verify_fata
 const ENDLESS: &str =
     "--rw=randrw --bs=4k --iodepth=32 --offset=8m --size=16m --time_based --runtime=600";
 
+/// How long a lease lasts that is not renewed: none ends because the machine does much else.
+const TERM: Duration = Duration::from_secs(60);
+
 /// Who lends it, and who borrows it.
 pub struct Server {
     blocks: [Blocks; 1],
@@ -33,7 +38,7 @@ impl Server {
     pub fn new(run: &Run<'_>) -> Result<Self> {
         let blocks = [Blocks::new(32)?];
         let lending = run.context.lending()?;
-        let lender = lending.lender(run, "lender", &[Nvme::new(DISK, &blocks[0])])?;
+        let lender = lending.lender_of_term(run, "lender", &offered(&blocks), TERM)?;
         Ok(Self {
             borrower: lending.borrower(run, "borrower", &lender, DISK)?,
             blocks,
@@ -45,6 +50,10 @@ impl Server {
     pub fn attach<'a>(&self, config: VmConfig<'a>) -> VmConfig<'a> {
         config.vfio_user_port(DISK).kernel_arguments(IMPATIENT)
     }
+}
+
+fn offered(blocks: &[Blocks; 1]) -> [Nvme; 1] {
+    [Nvme::new(DISK, &blocks[0])]
 }
 
 /// Its use.
@@ -103,8 +112,8 @@ impl Part for Lent<'_> {
         guest.unplug(DISK)?;
         wait_gone(guest, DISK)?;
         if is_lender {
-            let disks = [Nvme::new(DISK, &self.server.blocks[0])];
-            self.server.lender = lending.lender(self.run, "lender", &disks)?;
+            let devices = offered(&self.server.blocks);
+            self.server.lender = lending.lender_of_term(self.run, "lender", &devices, TERM)?;
         } else {
             self.server.borrower =
                 lending.borrower(self.run, "borrower", &self.server.lender, DISK)?;
