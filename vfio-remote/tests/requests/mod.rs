@@ -1,0 +1,103 @@
+//! Requests that make no sense.
+
+use super::Raw;
+use super::common::Rig;
+use farlane_pci::InterruptKind;
+use farlane_vfio_remote::link::LinkError;
+use farlane_vfio_remote::link::message::{Place, Refusal, Request, ToBorrower};
+
+#[test]
+fn requests_that_make_no_sense_are_refused_one_by_one() {
+    let rig = Rig::new();
+    let mut raw = Raw::connect(&rig.connector(), "odd");
+    assert!(matches!(raw.ask(Request::Take), Err(Refusal::Order(_))));
+    let fence = raw.take("mapped");
+    let page = |address, length, place| Request::Map {
+        fence,
+        address,
+        length,
+        writable: true,
+        place,
+        peer: None,
+    };
+    let window = |bridge, window, offset| Place::Window {
+        bridge,
+        window,
+        offset,
+    };
+    for request in [
+        page(0, 0, Place::Messages),
+        page(1, 0x1000, Place::Messages),
+        page(!0xfff, 0x2000, Place::Messages),
+        page(0, 0x1000, window(9, 0, 0)),
+        page(0, 0x1000, window(0, 0, 0)),
+        page(0, 0x1000, window(0, u32::MAX, u64::MAX)),
+        Request::Unmap {
+            fence,
+            address: 0,
+            length: 0x1000,
+        },
+        Request::Read {
+            fence,
+            region: farlane_pci::Region::Bar0,
+            offset: u64::MAX,
+            length: 4,
+        },
+        Request::Read {
+            fence,
+            region: farlane_pci::Region::Bar5,
+            offset: 0,
+            length: 4,
+        },
+        Request::Read {
+            fence,
+            region: farlane_pci::Region::Bar0,
+            offset: 0,
+            length: u32::MAX,
+        },
+        Request::SetInterrupts {
+            fence,
+            kind: InterruptKind::Msix,
+            first: u16::MAX,
+            vectors: vec![farlane_vfio_remote::link::message::Delivery::Message; 3],
+        },
+        Request::SetInterrupts {
+            fence,
+            kind: InterruptKind::Msix,
+            first: 0,
+            vectors: vec![farlane_vfio_remote::link::message::Delivery::Eventfd],
+        },
+        Request::MaskIntx {
+            fence,
+            masked: true,
+        },
+    ] {
+        let refusal = raw.ask(request.clone()).unwrap_err();
+        assert!(
+            matches!(refusal, Refusal::Invalid(_)),
+            "{request:?}: {refusal:?}"
+        );
+    }
+    // And it still works.
+    raw.ask(page(0, 0x1000, Place::Messages)).unwrap();
+}
+
+#[test]
+fn a_frame_that_is_no_message_ends_its_link_and_no_other() {
+    let rig = Rig::new();
+    let mut good = Raw::connect(&rig.connector(), "good");
+    let fence = good.take("plain");
+    for junk in [&[0xff; 64][..], &[], &[1, 2, 3], &[0; 4000]] {
+        let mut raw = Raw::connect(&rig.connector(), "bad");
+        // A list of bytes has the length first: no message begins with one so large.
+        raw.sender.send(&junk.to_vec(), &[]).unwrap();
+        let end = loop {
+            match raw.receiver.receive::<ToBorrower>(None) {
+                Ok(_) => {}
+                Err(e) => break e,
+            }
+        };
+        assert!(matches!(end, LinkError::Closed), "{end:?}");
+    }
+    good.ask(Request::Renew { fence }).unwrap();
+}
