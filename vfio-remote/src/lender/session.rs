@@ -8,19 +8,17 @@ use super::Lender;
 use super::device::Device;
 use super::memory::LinkMemory;
 use super::names::Borrower;
-use super::worker::{Work, Worker};
+use super::queue::WorkQueue;
+use super::worker::Worker;
 use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
 use crate::link::{LinkError, Peer, Received, Receiver, Sender};
 use farlane_pci::{Function, InterruptKind, Signal};
 use farlane_zero_copy::chain;
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a borrower may take to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
-/// Work that waits for the worker; who sends more waits.
-const QUEUE: usize = 256;
 /// How often the time is looked at, at least.
 const TICK: Duration = Duration::from_secs(1);
 /// How soon interrupts are tried again that a slow link did not take.
@@ -68,8 +66,6 @@ impl Tenure {
 
 #[derive(Default)]
 struct State {
-    /// The link has ended: nothing of what waits is done any more.
-    over: bool,
     lease: Option<Tenure>,
     revoke_at: Option<Instant>,
     ending: Option<Ending>,
@@ -81,7 +77,8 @@ struct State {
 pub(crate) struct Control {
     pub sender: Sender,
     pub memory: Arc<LinkMemory>,
-    queue: SyncSender<Work>,
+    /// What waits for the worker.
+    pub queue: WorkQueue,
     state: Mutex<State>,
 }
 
@@ -124,14 +121,9 @@ impl Control {
 
     /// Nothing that the borrower has asked for is done any more.
     fn end(&self) {
-        self.state().over = true;
+        self.queue.end();
         // Nobody who waits for memory waits any longer.
         self.memory.close();
-    }
-
-    /// Whether the link has ended.
-    pub fn is_over(&self) -> bool {
-        self.state().over
     }
 
     /// Why the worker has to end the lease.
@@ -157,8 +149,7 @@ impl Control {
         if state.ending.is_none() {
             tenure.end();
             state.ending = Some(ending);
-            // Where the queue is full, the worker looks soon anyway.
-            let _ = self.queue.try_send(Work::Look);
+            self.queue.look();
         }
     }
 
@@ -232,20 +223,18 @@ pub(crate) fn serve(
             return Ok(());
         }
     };
-    let (queue, work) = sync_channel(QUEUE);
     let control = Arc::new(Control {
         memory: Arc::new(LinkMemory::new(sender.clone())),
         sender,
-        queue: queue.clone(),
+        queue: WorkQueue::default(),
         state: Mutex::default(),
     });
     let worker = Worker::new(Arc::clone(lender), Arc::clone(&control), borrower);
     let thread = std::thread::Builder::new()
         .name("link worker".to_owned())
-        .spawn(move || worker.run(&work))?;
-    let result = receive(&control, &mut receiver, &queue);
+        .spawn(move || worker.run())?;
+    let result = receive(&control, &mut receiver);
     control.end();
-    let _ = queue.send(Work::End);
     let _ = thread.join();
     // Not before: for the borrower, the end of the link says that the device has stopped.
     control.sender.close();
@@ -288,14 +277,16 @@ fn greet(
     Ok(borrower)
 }
 
-fn receive(
-    control: &Arc<Control>,
-    receiver: &mut Receiver,
-    queue: &SyncSender<Work>,
-) -> Result<(), LinkError> {
+fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> {
+    // What the worker has no room for yet: a borrower that says more waits, and the time is looked at all the same.
+    let mut put_off = None;
     loop {
         control.look_at_the_time();
         control.tell_raised(&mut control.state());
+        if let Some(message) = put_off.take() {
+            put_off = control.queue.push(message, control.next_look());
+            continue;
+        }
         let Some(received) = receiver.receive::<ToLender>(Some(control.next_look()))? else {
             continue;
         };
@@ -316,13 +307,10 @@ fn receive(
                     .send(&ToBorrower::Reply { id, result }, &[])?;
             }
             message => {
-                let work = Work::Message {
+                put_off = Some(Received {
                     message,
                     descriptors: received.descriptors,
-                };
-                if queue.send(work).is_err() {
-                    return Err(LinkError::Closed);
-                }
+                });
             }
         }
     }

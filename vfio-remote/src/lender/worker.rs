@@ -6,10 +6,12 @@ use super::Lender;
 use super::device::Device;
 use super::names::{Borrower, Standing};
 use super::peers::Lent;
+use super::queue::Work;
 use super::reach::Mapped;
 use super::registers::device_error;
 use super::session::{Control, Ending, Tenure};
 use crate::bridge;
+use crate::link::Received;
 use crate::link::message::{
     Attached, Bridge, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, PeerKey,
     Refusal, Reply, Request, ToBorrower, ToLender,
@@ -22,27 +24,10 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver as Queue;
 use std::time::Duration;
 
 /// How much longer than the grace a device may take to come back.
 const RESET_PATIENCE: Duration = Duration::from_secs(5);
-
-/// What a worker does.
-#[derive(Debug)]
-pub(crate) enum Work {
-    /// A message of the borrower.
-    Message {
-        /// The message.
-        message: ToLender,
-        /// What came with it.
-        descriptors: Vec<OwnedFd>,
-    },
-    /// The lease may have ended.
-    Look,
-    /// The link has ended.
-    End,
-}
 
 /// The way to the borrower's memory.
 pub(super) struct Way {
@@ -95,21 +80,18 @@ impl Worker {
         }
     }
 
-    pub fn run(mut self, queue: &Queue<Work>) {
-        while let Ok(work) = queue.recv() {
-            if self.control.is_over() {
-                break;
-            }
+    pub fn run(mut self) {
+        let control = Arc::clone(&self.control);
+        while let Some(work) = control.queue.next() {
             if let Some(ending) = self.control.ending() {
                 self.end_lease(Some(ending));
             }
-            match work {
-                Work::Look => {}
-                Work::End => break,
-                Work::Message {
-                    message,
-                    descriptors,
-                } => self.message(message, descriptors),
+            if let Work::Message(Received {
+                message,
+                descriptors,
+            }) = work
+            {
+                self.message(message, descriptors);
             }
         }
         self.end_lease(None);

@@ -1,7 +1,7 @@
 //! Leases: when they begin, and when they end.
 
 use super::Raw;
-use super::common::{Rig, STALL, until};
+use super::common::{Rig, SOURCE, STALL, until};
 use farlane_vfio_remote::lender::{Lender, LenderConfig, LenderError};
 use farlane_vfio_remote::link::message::{Place, Refusal, Reply, Request, ToBorrower, ToLender};
 use std::collections::BTreeMap;
@@ -96,6 +96,29 @@ fn a_lease_ends_while_the_lender_waits_for_the_device() {
     assert!(hooks.is_stalled() && hooks.in_use.load(Ordering::SeqCst));
     hooks.release();
     assert_eq!(raw.ask(map).unwrap_err(), Refusal::Ended(fence));
+    until("the device", || rig.holder("plain").is_none());
+}
+
+#[test]
+fn a_lease_ends_while_its_borrower_says_more_than_is_done() {
+    let (rig, hooks) = Rig::with_hooks();
+    let mut raw = Raw::connect(&rig.connector(), "talkative");
+    let fence = raw.take("plain");
+    let post = |offset| ToLender::Post {
+        fence,
+        region: farlane_pci::Region::Bar0,
+        offset,
+        data: vec![0; 8],
+    };
+    raw.sender.send(&post(STALL), &[]).unwrap();
+    until("the device is waited for", || hooks.is_stalled());
+    // More than wait for the worker.
+    for _ in 0..400 {
+        raw.sender.send(&post(SOURCE), &[]).unwrap();
+    }
+    until("the end of DMA", || hooks.is_cut_off.load(Ordering::SeqCst));
+    assert!(hooks.is_stalled());
+    hooks.release();
     until("the device", || rig.holder("plain").is_none());
 }
 
