@@ -56,7 +56,7 @@ impl Tenure {
     fn end(&self) {
         self.device.expire(self.fence);
         if let Some(function) = self.function.upgrade()
-            && let Err(e) = function.set_bus_master(false)
+            && let Err(e) = function.end_bus_master()
         {
             let name = &self.device.offer.name;
             log::error!("{name}: cannot be kept from memory: {}", chain(&e));

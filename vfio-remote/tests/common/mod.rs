@@ -48,6 +48,8 @@ pub struct Hooks {
     pub in_use: AtomicBool,
     /// Whether it has been forbidden to access memory.
     pub is_cut_off: AtomicBool,
+    /// Whether it waits until [`Hooks::release`] before it masters the bus.
+    pub masters_late: AtomicBool,
     /// Whether no memory can be taken away from it.
     pub keeps_memory: AtomicBool,
     /// Whether it cannot be lent again.
@@ -175,6 +177,11 @@ impl Drop for Copying {
 }
 
 impl Copying {
+    fn note_bus_master(&self) {
+        let is_cut_off = !self.memory.is_bus_master();
+        self.hooks.is_cut_off.store(is_cut_off, Ordering::SeqCst);
+    }
+
     fn copy(&self) {
         let register = |at| *self.registers.lock().unwrap().get(&at).unwrap_or(&0);
         let length = usize::try_from(register(LENGTH)).unwrap().min(1 << 20);
@@ -243,8 +250,17 @@ impl Function for Copying {
     }
 
     fn set_bus_master(&self, may: bool) -> Result<(), AccessError> {
-        self.hooks.is_cut_off.store(!may, Ordering::SeqCst);
+        if may && self.hooks.masters_late.load(Ordering::SeqCst) {
+            self.hooks.stall();
+        }
         self.memory.set_bus_master(may);
+        self.note_bus_master();
+        Ok(())
+    }
+
+    fn end_bus_master(&self) -> Result<(), AccessError> {
+        self.memory.end_bus_master();
+        self.note_bus_master();
         Ok(())
     }
 

@@ -123,6 +123,22 @@ fn a_lease_ends_while_its_borrower_says_more_than_is_done() {
 }
 
 #[test]
+fn a_device_masters_the_bus_no_more_after_its_lease_whatever_was_asked_before() {
+    let (rig, hooks) = Rig::with_hooks();
+    let mut raw = Raw::connect(&rig.connector(), "late");
+    let fence = raw.take("plain");
+    hooks.masters_late.store(true, Ordering::SeqCst);
+    let request = Request::SetBusMaster { fence, may: true };
+    let request = ToLender::Request { id: 99, request };
+    raw.sender.send(&request, &[]).unwrap();
+    until("the request", || hooks.is_stalled());
+    until("the end of DMA", || hooks.is_cut_off.load(Ordering::SeqCst));
+    hooks.release();
+    until("the device", || rig.holder("plain").is_none());
+    assert!(hooks.is_cut_off.load(Ordering::SeqCst));
+}
+
+#[test]
 fn the_end_of_a_link_says_that_the_device_has_stopped() {
     let (rig, hooks) = Rig::with_hooks();
     let mut raw = Raw::connect(&rig.connector(), "bad");
