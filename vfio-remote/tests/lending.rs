@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod ends;
 mod leases;
 mod names;
 mod peers;

@@ -72,6 +72,7 @@ impl LinkMemory {
         };
         self.sender.send(&message(id), &[]).map_err(|e| {
             self.state().answers.remove(&id);
+            self.sender.stop();
             io::Error::other(e)
         })?;
         Ok(id)

@@ -32,7 +32,7 @@ const MAX_LINKS: usize = 256;
 /// Connections that have not said who they are.
 const MAX_HANDSHAKES: usize = 64;
 /// Shortest and longest term of a lease. For as long as a term a device may go on after its borrower has been cut off.
-const TERMS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
+pub(crate) const TERMS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
 /// How long nothing is accepted when the system has no more descriptors.
 const RECOVERY: Duration = Duration::from_millis(100);
 

@@ -116,6 +116,7 @@ impl Control {
         drop(state);
         if let Err(e) = self.sender.send(&message, &[]) {
             log::debug!("A borrower cannot be asked to return: {e}");
+            self.sender.stop();
         }
     }
 
@@ -188,6 +189,7 @@ impl Control {
             };
             if self.sender.send(&message, &[]).is_err() {
                 state.raised.clear();
+                self.sender.stop();
             }
         }
     }

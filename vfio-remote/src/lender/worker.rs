@@ -384,7 +384,10 @@ impl Worker {
             Some(ending) => {
                 session.spent = ending == Ending::Revoked;
                 log::warn!("{name}: taken from {}: {ending:?}", self.borrower.name);
-                let _ = self.control.sender.send(&ToBorrower::Ended { fence }, &[]);
+                if let Err(e) = self.control.sender.send(&ToBorrower::Ended { fence }, &[]) {
+                    log::debug!("{name}: its borrower cannot be told: {e}");
+                    self.control.sender.stop();
+                }
             }
         }
     }

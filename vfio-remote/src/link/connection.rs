@@ -21,7 +21,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Why a link does not work.
 #[derive(Debug, Error)]
 pub enum LinkError {
-    /// The other end has hung up.
+    /// The other end has hung up, and nobody else for it.
     #[error("The link is closed")]
     Closed,
     /// This end has hung up, or given the other one up.
@@ -189,6 +189,11 @@ impl Sender {
         matches!(*self.0, Inner::Packet(_))
     }
 
+    /// Whether this end hears of it whenever the other one has ended, by itself or by force: the host's kernel says so.
+    pub(crate) fn hears_of_the_end(&self) -> bool {
+        matches!(*self.0, Inner::Packet(_))
+    }
+
     /// What the other end has proved of itself.
     #[must_use]
     pub fn peer(&self) -> Peer {
@@ -206,6 +211,14 @@ impl Sender {
         match &*self.0 {
             Inner::Packet(socket) => socket.stop(),
             Inner::Stream(socket) => socket.stop(),
+        }
+    }
+
+    /// Ends sending at this end. The other end notices; what it still says is received, until it hangs up too.
+    pub(crate) fn finish(&self) {
+        match &*self.0 {
+            Inner::Packet(socket) => socket.finish(),
+            Inner::Stream(socket) => socket.finish(),
         }
     }
 

@@ -48,7 +48,7 @@ impl PacketSocket {
         self.peer
     }
 
-    /// Sends a frame. Waits a bounded time for room.
+    /// Sends a frame. Waits a bounded time for room; a peer that makes none by then is of no use any more.
     pub fn send(&self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let _sending = self
             .sending
@@ -69,7 +69,6 @@ impl PacketSocket {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     if !wait(self.socket.as_fd(), PollFlags::OUT, Some(until))? {
-                        self.stop();
                         return Err(LinkError::Stuck);
                     }
                 }
@@ -135,6 +134,10 @@ impl PacketSocket {
     pub fn stop(&self) {
         self.ended.store(true, Ordering::Release);
         let _ = shutdown(&self.socket, Shutdown::Read);
+    }
+
+    pub fn finish(&self) {
+        let _ = shutdown(&self.socket, Shutdown::Write);
     }
 
     pub fn close(&self) {

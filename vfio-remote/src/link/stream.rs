@@ -107,8 +107,6 @@ impl StreamSocket {
             return Err(LinkError::Closed);
         }
         if state.pending.len() > MAX_PENDING_BYTES {
-            drop(state);
-            self.stop();
             return Err(LinkError::Stuck);
         }
         let State { tls, pending, .. } = &mut *state;
@@ -152,7 +150,7 @@ impl StreamSocket {
         Ok(())
     }
 
-    /// Takes what the socket has. False where the peer has hung up.
+    /// Takes what the socket has. False where the peer has hung up, and not something in between: TLS has it say so.
     fn fill(&self, state: &mut State) -> Result<bool, LinkError> {
         let State {
             tls,
@@ -171,10 +169,17 @@ impl StreamSocket {
             }
             Some(tls) => {
                 let read = tls.read_tls(&mut &self.socket);
-                if read.is_ok() {
-                    tls.process_new_packets()
+                if let Ok(bytes) = read {
+                    let state = tls
+                        .process_new_packets()
                         .map_err(|e| LinkError::Tls(e.to_string()))?;
+                    if !state.peer_has_closed() && bytes == 0 {
+                        return Err(LinkError::Reset);
+                    }
                     read_plain(tls, arrived)?;
+                    if state.peer_has_closed() {
+                        return Ok(false);
+                    }
                     while tls.wants_write() {
                         tls.write_tls(pending)?;
                     }
@@ -247,10 +252,10 @@ impl StreamSocket {
             let _ = farlane_zero_copy::eventfd::drain(self.wake.as_fd());
             let mut state = self.state();
             let more = self.fill(&mut state)?;
-            self.flush(&mut state)?;
-            if !more {
-                state.ended = true;
+            if more {
+                self.flush(&mut state)?;
             }
+            state.ended |= !more;
         }
     }
 
@@ -259,8 +264,25 @@ impl StreamSocket {
         let _ = self.socket.shutdown(Shutdown::Read);
     }
 
+    /// Tells the peer that nothing more comes, as far as it takes that.
+    fn say_goodbye(&self) {
+        let mut state = self.state();
+        let State { tls, pending, .. } = &mut *state;
+        if let Some(tls) = tls {
+            tls.send_close_notify();
+            while tls.wants_write() && tls.write_tls(pending).is_ok() {}
+        }
+        let _ = self.flush(&mut state);
+    }
+
+    pub fn finish(&self) {
+        self.say_goodbye();
+        let _ = self.socket.shutdown(Shutdown::Write);
+    }
+
     pub fn close(&self) {
         self.ended.store(true, Ordering::Release);
+        self.say_goodbye();
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }

@@ -457,7 +457,7 @@ pub fn serve_with(
 }
 
 /// Waits until `holds`, for a bounded time.
-pub fn until(what: &str, holds: impl Fn() -> bool) {
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !holds() {
         assert!(Instant::now() < end, "{what} does not come");

@@ -24,13 +24,13 @@ fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> T {
 }
 
 /// Certificates of one authority, in files.
-struct Authority {
+pub struct Authority {
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
     folder: tempfile::TempDir,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let key = rcgen::KeyPair::generate().unwrap();
         let mut parameters = rcgen::CertificateParams::default();
@@ -43,7 +43,7 @@ impl Authority {
         }
     }
 
-    fn identity(&self, name: &str) -> TlsIdentity {
+    pub fn identity(&self, name: &str) -> TlsIdentity {
         let key = rcgen::KeyPair::generate().unwrap();
         let parameters = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();

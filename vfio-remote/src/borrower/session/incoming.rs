@@ -21,7 +21,7 @@ pub(super) fn start(
             match receive(&shared, receiver, &queue) {
                 // A lender stops its device before it hangs up, or it has ended, and its device with it.
                 LinkError::Closed => {
-                    *shared.tenure() = None;
+                    shared.stopped(None);
                     log::warn!("The lender has hung up");
                 }
                 // Whoever ended it has said why.
@@ -52,21 +52,16 @@ fn receive(shared: &Shared, mut receiver: Receiver, queue: &SyncSender<Access>) 
                 kind,
                 vector,
             } => {
-                if shared.is_current(fence) {
-                    shared.signals.raise_from_lender(kind, vector);
-                }
+                shared.with_current(fence, |signals| signals.raise_from_lender(kind, vector));
             }
             ToBorrower::Revoking { fence, grace_ms } => {
-                if shared.is_current(fence) {
+                let is_meant = shared.with_current(fence, |signals| signals.want_back());
+                if is_meant {
                     log::info!("The lender wants the device back within {grace_ms} ms");
-                    shared.signals.want_back();
                 }
             }
             ToBorrower::Ended { fence } => {
-                let mut tenure = shared.tenure();
-                if tenure.is_some_and(|tenure| tenure.fence == fence) {
-                    *tenure = None;
-                    drop(tenure);
+                if shared.stopped(Some(fence)) {
                     log::warn!("The lender has ended lease {fence}");
                     shared.lose_and_tell();
                 }

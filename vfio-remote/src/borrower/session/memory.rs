@@ -66,5 +66,6 @@ fn reach(shared: &Shared, memory: &DmaSpace, access: Access) {
         log::debug!("The device cannot reach memory: {why}");
         Errno::FAULT.raw_os_error()
     });
-    let _ = shared.sender.send(&ToLender::Memory { id, result }, &[]);
+    // Whoever has hung up says so.
+    let _ = shared.send(&ToLender::Memory { id, result });
 }

@@ -6,7 +6,7 @@ mod renewal;
 mod shared;
 
 use super::signals::Signals;
-use crate::lender::is_name;
+use crate::lender::{TERMS, is_name};
 use crate::link::message::{
     Attached, Fence, MAX_DATA_BYTES, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender,
     VERSION,
@@ -15,6 +15,8 @@ use crate::link::{Connector, LinkError, Received, Receiver, Sender};
 use farlane_pci::{DmaSpace, Region};
 use farlane_zero_copy::chain;
 use renewal::Heart;
+pub use shared::Doubt;
+pub(crate) use shared::OnLoss;
 use shared::{Shared, Tenure};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,9 +25,9 @@ use thiserror::Error;
 
 /// How long the lender may take to answer. A virtual machine monitor waits five seconds for us.
 const PATIENCE: Duration = Duration::from_millis(4500);
-/// How much longer than by its term a lease may last at a lender that has fallen silent: until it has looked at the time
-/// (once a second) and stopped the device.
-const STOPPING: Duration = Duration::from_secs(2);
+/// Shortest and longest term of a lease that makes sense.
+const SHORTEST_TERM: Duration = Duration::from_millis(100);
+const LONGEST_TERM: Duration = *TERMS.end();
 
 /// Precedes the name of a lender that has not proved it: nobody can prove such a name.
 const UNPROVED: &str = "unproved:";
@@ -49,8 +51,8 @@ pub enum SessionError {
     #[error("The lender is gone")]
     Lost,
     /// A lender fell silent, and nothing says that its device has stopped.
-    #[error("The device may still reach memory of the VM that had it, for up to {0:?}")]
-    InDoubt(Duration),
+    #[error("The device may still reach memory of the VM that had it, {0}")]
+    InDoubt(Doubt),
     /// The system failed.
     #[error("The link cannot be served")]
     Io(#[from] std::io::Error),
@@ -74,6 +76,7 @@ pub(crate) struct Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.rest();
+        self.shared.retire();
         self.shared.close();
     }
 }
@@ -108,13 +111,13 @@ pub(crate) fn greet(
 
 impl Session {
     /// Connects and attaches to `device`. `memory` is what the lender may reach by messages;
-    /// `on_loss` is called once, when the lease or the link has ended without our doing.
+    /// `on_loss` is called once, when a lease has ended.
     pub fn open(
         connector: &Connector,
         (name, device): (&str, &str),
         signals: &Arc<Signals>,
         memory: Arc<DmaSpace>,
-        on_loss: Box<dyn Fn() + Send + Sync>,
+        on_loss: OnLoss,
     ) -> Result<Self, SessionError> {
         let (sender, receiver, lender) = greet(connector, name)?;
         let is_proved = sender.peer().is_called(&lender);
@@ -203,13 +206,17 @@ impl Session {
         else {
             return Err(SessionError::Nonsense);
         };
-        let term = Duration::from_millis(u64::from(term_ms).max(100));
-        *self.shared.tenure() = Some(Tenure {
+        let term = Duration::from_millis(u64::from(term_ms)).max(SHORTEST_TERM);
+        self.shared.begin(Tenure {
             fence,
             term,
             renewed: Instant::now(),
         });
-        *self.heart() = Some(Heart::start(Arc::clone(&self.shared), fence, term)?);
+        let heart = match term <= LONGEST_TERM {
+            true => Heart::start(Arc::clone(&self.shared), fence, term),
+            false => Err(SessionError::Nonsense),
+        };
+        *self.heart() = Some(heart.inspect_err(|_| self.give_up(fence))?);
         Ok((fence, key))
     }
 
@@ -217,7 +224,7 @@ impl Session {
     pub fn give_back(&self, fence: Fence) -> Result<(), SessionError> {
         self.rest();
         self.ask(Request::Return { fence }, &[])?;
-        *self.shared.tenure() = None;
+        self.shared.stopped(None);
         Ok(())
     }
 
@@ -237,23 +244,22 @@ impl Session {
     }
 
     /// Gives back a device that does not do what it must, and ends the link: the VM loses it. Whether it reaches memory after
-    /// this, [`reaches_until`](Self::reaches_until) says.
+    /// this, [`doubt`](Self::doubt) says.
     pub fn give_up(&self, fence: Fence) {
-        if !self.is_lost()
-            && let Err(e) = self.give_back(fence)
-        {
-            log::error!("The device cannot be given back: {}", chain(&e));
+        if !self.is_lost() {
+            match self.ask(Request::Return { fence }, &[]) {
+                Ok(()) => drop(self.shared.stopped(None)),
+                Err(e) => log::error!("The device cannot be given back: {}", chain(&e)),
+            }
         }
-        self.shared.lose();
-        self.shared.close();
+        // Whoever renews the lease notices, and says so to whom it concerns.
+        self.shared.hang_up();
     }
 
-    /// Until when the device may reach memory that it has been shown, where the lender does not say anything any more. None
+    /// How long the device may reach memory that it has been shown, where the lender does not say anything any more. None
     /// where it is known to reach nothing.
-    pub fn reaches_until(&self) -> Option<Instant> {
-        let tenure = (*self.shared.tenure())?;
-        // A renewal that nobody has heard of may have reached the lender in the last moment of the term.
-        Some(tenure.renewed + 2 * tenure.term + STOPPING)
+    pub fn doubt(&self) -> Option<Doubt> {
+        self.shared.doubt()
     }
 
     /// Reads registers.
@@ -322,7 +328,7 @@ impl Session {
                 offset: at,
                 data: part.to_vec(),
             };
-            self.shared.sender.send(&message, &[])?;
+            self.shared.send(&message)?;
             at += u64::try_from(part.len()).unwrap_or(0);
         }
         Ok(())
@@ -338,3 +344,6 @@ impl Session {
         self.shared.is_lost()
     }
 }
+
+#[cfg(test)]
+mod tests;
