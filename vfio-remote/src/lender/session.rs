@@ -175,21 +175,27 @@ impl Control {
             state.raised.push((fence, kind, vector));
         }
         self.tell_raised(&mut state);
+        if !state.raised.is_empty() {
+            // It tries again.
+            self.sender.nudge();
+        }
     }
 
-    /// Tells of interrupts, unless the link is slow: then they are put together.
+    /// Tells of interrupts, unless the link is slow: then they are put together. Waits for nobody.
     fn tell_raised(&self, state: &mut State) {
-        while self.sender.backlog() < BACKLOG_BYTES
-            && let Some((fence, kind, vector)) = state.raised.pop()
-        {
+        while let Some(&(fence, kind, vector)) = state.raised.last() {
             let message = ToBorrower::Interrupt {
                 fence,
                 kind,
                 vector,
             };
-            if self.sender.send(&message, &[]).is_err() {
-                state.raised.clear();
-                self.sender.stop();
+            match self.sender.try_send(&message, BACKLOG_BYTES) {
+                Ok(true) => drop(state.raised.pop()),
+                Ok(false) => return,
+                Err(_) => {
+                    state.raised.clear();
+                    self.sender.stop();
+                }
             }
         }
     }

@@ -174,12 +174,29 @@ impl Sender {
         }
     }
 
-    /// Bytes that wait for the other end to take them.
-    #[must_use]
-    pub fn backlog(&self) -> usize {
+    /// Sends a message without descriptors, and waits for nobody. False where the other end has not taken what was sent before:
+    /// as much as `backlog` bytes behind TCP, where more could be sent all the same.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub(crate) fn try_send<M: Serialize>(
+        &self,
+        message: &M,
+        backlog: usize,
+    ) -> Result<bool, LinkError> {
+        let frame = postcard::to_stdvec(message)?;
         match &*self.0 {
-            Inner::Packet(_) => 0,
-            Inner::Stream(socket) => socket.backlog(),
+            Inner::Packet(socket) => socket.try_send(&frame),
+            Inner::Stream(socket) if socket.backlog() >= backlog => Ok(false),
+            Inner::Stream(socket) => socket.send(&frame).map(|()| true),
+        }
+    }
+
+    /// Has the receiver of this end, or the next one, return without a message.
+    pub(crate) fn nudge(&self) {
+        match &*self.0 {
+            Inner::Packet(socket) => socket.nudge(),
+            Inner::Stream(socket) => socket.nudge(),
         }
     }
 
@@ -232,7 +249,7 @@ impl Sender {
 }
 
 impl Receiver {
-    /// The next message, or nothing when the time is over.
+    /// The next message, or nothing when the time is over, or this end has been told to look at something else.
     ///
     /// # Errors
     /// The link has ended, or what came is no message; it is then to be closed.

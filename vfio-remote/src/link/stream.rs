@@ -41,6 +41,8 @@ pub(crate) struct StreamSocket {
     state: Mutex<State>,
     /// Wakes the receiver, who sends what is pending.
     wake: OwnedFd,
+    /// The receiver is to return.
+    nudged: AtomicBool,
     /// This end has hung up.
     ended: AtomicBool,
 }
@@ -79,6 +81,7 @@ impl StreamSocket {
                 ended: false,
             }),
             wake,
+            nudged: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         })
     }
@@ -202,7 +205,13 @@ impl StreamSocket {
         }
     }
 
-    /// The next frame into `buffer`; false when the time is over.
+    /// Has the receiver, or the next one, return.
+    pub fn nudge(&self) {
+        self.nudged.store(true, Ordering::Release);
+        farlane_zero_copy::eventfd::signal(self.wake.as_fd());
+    }
+
+    /// The next frame into `buffer`; false when the time is over, or there was a nudge.
     pub fn receive(&self, buffer: &mut Vec<u8>, until: Option<Instant>) -> Result<bool, LinkError> {
         self.receive_frame(buffer, until).map_err(|e| {
             // What follows from this end's hanging up says nothing of the other one.
@@ -232,6 +241,9 @@ impl StreamSocket {
                 }
                 !state.pending.is_empty()
             };
+            if self.nudged.swap(false, Ordering::AcqRel) {
+                return Ok(false);
+            }
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, wants_out);
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));

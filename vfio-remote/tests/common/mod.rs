@@ -371,6 +371,24 @@ impl Rig {
         (Self::of(lender), hooks)
     }
 
+    /// A lender of one copier, which is called "plain", with leases of such a term.
+    pub fn with_term(term: Duration, copier: Copier) -> Self {
+        let offer = Offer {
+            name: "plain".to_owned(),
+            source: Box::new(copier),
+            borrowers: Vec::new(),
+        };
+        let lender = Lender::new(LenderConfig {
+            name: "lender".to_owned(),
+            offers: vec![offer],
+            bridges: BTreeMap::new(),
+            users: BTreeMap::new(),
+            term,
+            grace: Duration::ZERO,
+        });
+        Self::of(lender.unwrap())
+    }
+
     pub fn of(lender: Arc<Lender>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let acceptor = unix_acceptor(&folder.path().join("lender"));

@@ -1,10 +1,13 @@
 //! Requests that make no sense.
 
 use super::Raw;
-use super::common::Rig;
-use farlane_pci::InterruptKind;
+use super::common::{Copier, LENGTH, Rig, until};
+use farlane_pci::{InterruptKind, Region};
 use farlane_vfio_remote::link::LinkError;
-use farlane_vfio_remote::link::message::{Place, Refusal, Request, ToBorrower};
+use farlane_vfio_remote::link::message::{Delivery, Place, Refusal, Request, ToBorrower, ToLender};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 #[test]
 fn requests_that_make_no_sense_are_refused_one_by_one() {
@@ -39,19 +42,19 @@ fn requests_that_make_no_sense_are_refused_one_by_one() {
         },
         Request::Read {
             fence,
-            region: farlane_pci::Region::Bar0,
+            region: Region::Bar0,
             offset: u64::MAX,
             length: 4,
         },
         Request::Read {
             fence,
-            region: farlane_pci::Region::Bar5,
+            region: Region::Bar5,
             offset: 0,
             length: 4,
         },
         Request::Read {
             fence,
-            region: farlane_pci::Region::Bar0,
+            region: Region::Bar0,
             offset: 0,
             length: u32::MAX,
         },
@@ -59,13 +62,13 @@ fn requests_that_make_no_sense_are_refused_one_by_one() {
             fence,
             kind: InterruptKind::Msix,
             first: u16::MAX,
-            vectors: vec![farlane_vfio_remote::link::message::Delivery::Message; 3],
+            vectors: vec![Delivery::Message; 3],
         },
         Request::SetInterrupts {
             fence,
             kind: InterruptKind::Msix,
             first: 0,
-            vectors: vec![farlane_vfio_remote::link::message::Delivery::Eventfd],
+            vectors: vec![Delivery::Eventfd],
         },
         Request::MaskIntx {
             fence,
@@ -80,6 +83,38 @@ fn requests_that_make_no_sense_are_refused_one_by_one() {
     }
     // And it still works.
     raw.ask(page(0, 0x1000, Place::Messages)).unwrap();
+}
+
+#[test]
+fn interrupts_that_nobody_takes_are_put_together() {
+    const COPIES: u64 = 5000;
+    let copier = Copier::new(false);
+    let copies = Arc::clone(&copier.copies);
+    let rig = Rig::with_term(Duration::from_secs(60), copier);
+    let mut raw = Raw::connect(&rig.connector(), "busy");
+    let fence = raw.take("plain");
+    raw.ask(Request::SetInterrupts {
+        fence,
+        kind: InterruptKind::Msix,
+        first: 1,
+        vectors: vec![Delivery::Message],
+    })
+    .unwrap();
+    // More than a socket holds.
+    for id in 1..=COPIES {
+        let post = ToLender::Post {
+            fence,
+            region: Region::Bar0,
+            offset: LENGTH,
+            data: vec![0; 8],
+        };
+        raw.sender.send(&post, &[]).unwrap();
+        if id % 100 == 0 {
+            until("the copies", || copies.load(Ordering::SeqCst) == id);
+        }
+    }
+    // The link is as good as ever.
+    assert!(raw.ask(Request::List { first: 0 }).is_ok());
 }
 
 #[test]
