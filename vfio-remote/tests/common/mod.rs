@@ -50,6 +50,8 @@ pub struct Hooks {
     pub is_cut_off: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before it masters the bus.
     pub masters_late: AtomicBool,
+    /// Whether it waits until [`Hooks::release`] before it maps memory.
+    pub maps_late: AtomicBool,
     /// Whether no memory can be taken away from it.
     pub keeps_memory: AtomicBool,
     /// Whether it cannot be lent again.
@@ -265,6 +267,9 @@ impl Function for Copying {
     }
 
     fn map(&self, mapping: DmaMapping) -> Result<(), AccessError> {
+        if self.hooks.maps_late.load(Ordering::SeqCst) {
+            self.hooks.stall();
+        }
         self.memory.map(&mapping)
     }
 
