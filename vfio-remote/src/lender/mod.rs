@@ -111,11 +111,14 @@ impl Lender {
             term,
             grace,
         } = config;
-        if !is_name(&name) {
+        // A name that nobody can have would be in a list by mistake.
+        let said = users.values().flatten();
+        let borrowers = offers.iter().flat_map(|offer| &offer.borrowers);
+        let shown = bridges.values().flat_map(|bridge| &bridge.borrowers);
+        let names = said.chain(borrowers).chain(shown).chain(bridges.keys());
+        let wrong = names.chain([&name]).find(|name| !is_name(name)).cloned();
+        if let Some(name) = wrong {
             return Err(LenderError::Name(name));
-        }
-        if let Some(name) = users.values().flatten().find(|name| !is_name(name)) {
-            return Err(LenderError::Name(name.clone()));
         }
         if !TERMS.contains(&term) {
             return Err(LenderError::Term(term));

@@ -3,7 +3,7 @@
 use super::common::{Copier, lender, serve_borrowed, unix_acceptor, until};
 use super::{Monitor, Raw, is_signalled};
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
+use farlane_vfio_remote::lender::{Lender, LenderConfig, LenderError, Offer};
 use farlane_vfio_remote::link::message::{Refusal, Request};
 use farlane_vfio_remote::link::{Acceptor, Connector, TlsIdentity};
 use std::collections::BTreeMap;
@@ -76,6 +76,34 @@ fn who_connects_to_a_port_of_the_host_has_no_name() {
         device: "plain".into(),
     };
     assert_eq!(raw.ask(revoke).unwrap_err(), Refusal::NotHere);
+}
+
+#[test]
+fn a_list_of_names_has_only_such_as_somebody_can_have() {
+    let lender = |borrower: &str, user: &str| {
+        let offer = Offer {
+            name: "plain".into(),
+            source: Box::new(Copier::new(false)),
+            borrowers: vec!["rack2".into(), borrower.into()],
+        };
+        Lender::new(LenderConfig {
+            name: "lender".into(),
+            offers: vec![offer],
+            bridges: BTreeMap::new(),
+            users: BTreeMap::from([(4001, vec![user.to_owned()])]),
+            term: Duration::from_secs(1),
+            grace: Duration::ZERO,
+        })
+    };
+    assert!(lender("rack3", "rack4").is_ok());
+    for (borrower, user, wrong) in [
+        ("", "rack4", ""),
+        ("rack 3", "rack4", "rack 3"),
+        ("rack3", "", ""),
+    ] {
+        let refused = lender(borrower, user);
+        assert!(matches!(refused, Err(LenderError::Name(name)) if name == wrong));
+    }
 }
 
 #[test]
