@@ -33,6 +33,8 @@ const MAX_LINKS: usize = 256;
 const MAX_HANDSHAKES: usize = 64;
 /// Shortest and longest term of a lease. For as long as a term a device may go on after its borrower has been cut off.
 pub(crate) const TERMS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
+/// Longest time that a holder has to give a device back. Whoever revokes it waits for a minute, for a reset too.
+const LONGEST_GRACE: Duration = Duration::from_secs(50);
 /// How long nothing is accepted when the system has no more descriptors.
 const RECOVERY: Duration = Duration::from_millis(100);
 
@@ -74,6 +76,9 @@ pub enum LenderError {
     /// Times that make no sense.
     #[error("A term of {0:?} is not between {least:?} and {most:?}", least = TERMS.start(), most = TERMS.end())]
     Term(Duration),
+    /// The same.
+    #[error("A grace of {0:?} is longer than {LONGEST_GRACE:?}")]
+    Grace(Duration),
 }
 
 /// Whether hosts and devices can be called so.
@@ -122,6 +127,9 @@ impl Lender {
         }
         if !TERMS.contains(&term) {
             return Err(LenderError::Term(term));
+        }
+        if grace > LONGEST_GRACE {
+            return Err(LenderError::Grace(grace));
         }
         let mut devices = BTreeMap::new();
         for offer in offers {

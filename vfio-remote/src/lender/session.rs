@@ -67,7 +67,10 @@ impl Tenure {
 #[derive(Default)]
 struct State {
     lease: Option<Tenure>,
-    revoke_at: Option<Instant>,
+    /// The borrower knows of it.
+    announced: bool,
+    /// Under which lease the device is wanted back, and when it is taken. The lease may be still to come.
+    wanted: Option<(Fence, Instant)>,
     ending: Option<Ending>,
     /// Interrupts that are to be told, each once.
     raised: Vec<(Fence, InterruptKind, u16)>,
@@ -96,24 +99,44 @@ impl Control {
     /// The link holds a lease, or none any more.
     pub fn set_lease(&self, lease: Option<Tenure>) {
         let mut state = self.state();
+        let fence = lease.as_ref().map(|tenure| tenure.fence);
+        state.wanted.take_if(|(wanted, _)| Some(*wanted) != fence);
         state.lease = lease;
-        state.revoke_at = None;
+        state.announced = false;
         state.ending = None;
         state.raised.clear();
     }
 
-    /// Asks for the device and takes it when `grace` is over.
-    pub fn revoke(&self, grace: Duration) {
+    /// The borrower has been told of its lease.
+    pub fn announce(&self) {
         let mut state = self.state();
-        let Some(tenure) = &state.lease else {
+        state.announced = state.lease.is_some();
+        self.ask_back(state);
+    }
+
+    /// Asks for the device that is held under a lease, or is made ready for it, and takes it when `grace` is over.
+    pub fn revoke(&self, fence: Fence, grace: Duration) {
+        let mut state = self.state();
+        let held = state.lease.as_ref().map(|tenure| tenure.fence);
+        if held.is_some_and(|held| held != fence) {
+            return;
+        }
+        state.wanted.take_if(|(wanted, _)| *wanted != fence);
+        state.wanted.get_or_insert((fence, Instant::now() + grace));
+        self.ask_back(state);
+    }
+
+    /// Asks a borrower that knows of its lease for a device that is wanted back.
+    fn ask_back(&self, state: MutexGuard<'_, State>) {
+        let Some((fence, at)) = state.wanted.filter(|_| state.announced) else {
             return;
         };
+        drop(state);
+        let grace = at.saturating_duration_since(Instant::now());
         let message = ToBorrower::Revoking {
-            fence: tenure.fence,
+            fence,
             grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
         };
-        state.revoke_at.get_or_insert(Instant::now() + grace);
-        drop(state);
         if let Err(e) = self.sender.send(&message, &[]) {
             log::debug!("A borrower cannot be asked to return: {e}");
             self.sender.stop();
@@ -142,7 +165,7 @@ impl Control {
         let until = tenure.device.until(tenure.fence);
         let ending = if until.is_none_or(|until| until <= now) {
             Ending::Expired
-        } else if state.revoke_at.is_some_and(|at| at <= now) {
+        } else if state.wanted.is_some_and(|(_, at)| at <= now) {
             Ending::Revoked
         } else {
             return;
@@ -162,7 +185,8 @@ impl Control {
         }
         let lease = state.lease.as_ref();
         let until = lease.and_then(|tenure| tenure.device.until(tenure.fence));
-        [until, state.revoke_at]
+        let wanted = state.wanted.map(|(_, at)| at);
+        [until, wanted.filter(|_| lease.is_some())]
             .into_iter()
             .flatten()
             .filter(|&at| at > now)

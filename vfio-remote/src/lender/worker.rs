@@ -105,6 +105,7 @@ impl Worker {
                 if let Err(refusal) = &result {
                     log::debug!("{}: refused: {refusal}", self.borrower.name);
                 }
+                let is_taken = matches!(result, Ok(Reply::Taken { .. }));
                 let fds: Vec<BorrowedFd<'_>> = attached.iter().map(|fd| fd.as_fd()).collect();
                 if let Err(e) = self
                     .control
@@ -113,6 +114,8 @@ impl Worker {
                 {
                     log::warn!("{}: cannot be answered: {e}", self.borrower.name);
                     self.control.sender.stop();
+                } else if is_taken {
+                    self.control.announce();
                 }
             }
             ToLender::Post {
@@ -237,16 +240,18 @@ impl Worker {
         let Some(device) = self.lender.devices.get(name) else {
             return Err(Refusal::NoDevice(self.borrower.name.clone()));
         };
-        if let Some(holder) = device.holder() {
-            if Arc::ptr_eq(&holder, &self.control) {
+        let grace = self.lender.grace;
+        match device.holder() {
+            Some((holder, _)) if Arc::ptr_eq(&holder, &self.control) => {
                 return Err(Refusal::Order("The device is this link's own".to_owned()));
             }
-            let grace = self.lender.grace;
-            log::info!("{name}: revoked");
-            holder.revoke(grace);
-            drop(holder);
-            device.wait_offered(grace + RESET_PATIENCE)?;
+            Some((holder, fence)) => {
+                log::info!("{name}: revoked");
+                holder.revoke(fence, grace);
+            }
+            None => {}
         }
+        device.wait_offered(grace + RESET_PATIENCE)?;
         Ok(Reply::Done)
     }
 

@@ -1,10 +1,13 @@
 //! Leases: when they begin, and when they end.
 
 use super::Raw;
-use super::common::{Rig, SOURCE, STALL, until};
+use super::common::{Copier, Rig, SOURCE, STALL, until};
+use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::lender::{Lender, LenderConfig, LenderError};
+use farlane_vfio_remote::link::Received;
 use farlane_vfio_remote::link::message::{Place, Refusal, Reply, Request, ToBorrower, ToLender};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -168,25 +171,54 @@ fn a_device_that_cannot_be_made_as_new_is_quarantined() {
         })
         .unwrap();
     quarantined(other.ask(Request::Take));
+    // Nor is it on offer for whoever revokes it.
+    let refused = borrower::revoke(&rig.connector(), "admin", "plain").unwrap_err();
+    assert!(refused.to_string().contains("it is broken"), "{refused}");
     let status = &rig.lender.status()[0];
     assert_eq!(status.quarantine.as_deref(), Some("it is broken"));
     assert_eq!(status.holder, None);
 }
 
 #[test]
-fn a_term_is_no_longer_than_a_minute() {
-    let lender = |seconds| {
+fn a_device_is_taken_away_from_one_for_whom_it_is_not_ready_yet() {
+    let copier = Copier::new(false);
+    let hooks = Arc::clone(&copier.hooks);
+    let rig = Rig::with_term(Duration::from_secs(60), copier);
+    *hooks.slow.lock().unwrap() = Duration::from_millis(300);
+    let mut raw = Raw::connect(&rig.connector(), "first");
+    raw.ask(Request::Attach {
+        device: "plain".into(),
+    })
+    .unwrap();
+    let request = Request::Take;
+    let request = ToLender::Request { id: 99, request };
+    raw.sender.send(&request, &[]).unwrap();
+    until("the device is made ready", || {
+        hooks.in_use.load(Ordering::SeqCst)
+    });
+    borrower::revoke(&rig.connector(), "admin", "plain").unwrap();
+    assert_eq!(rig.holder("plain"), None);
+    let mut messages = std::iter::from_fn(|| raw.receiver.receive::<ToBorrower>(None).ok()?);
+    let is_asked = |m: &Received<ToBorrower>| matches!(m.message, ToBorrower::Revoking { .. });
+    assert!(messages.any(|message| is_asked(&message)));
+}
+
+#[test]
+fn a_term_and_a_grace_are_no_longer_than_a_minute() {
+    let lender = |seconds, grace| {
         Lender::new(LenderConfig {
             name: "lender".into(),
             offers: Vec::new(),
             bridges: BTreeMap::new(),
             users: BTreeMap::new(),
             term: Duration::from_secs(seconds),
-            grace: Duration::ZERO,
+            grace: Duration::from_secs(grace),
         })
     };
-    assert!(lender(1).is_ok() && lender(60).is_ok());
+    assert!(lender(1, 0).is_ok() && lender(60, 50).is_ok());
     for seconds in [0, 61, 3600] {
-        assert!(matches!(lender(seconds), Err(LenderError::Term(_))));
+        assert!(matches!(lender(seconds, 0), Err(LenderError::Term(_))));
     }
+    // Whoever revokes waits for a minute.
+    assert!(matches!(lender(1, 51), Err(LenderError::Grace(_))));
 }
