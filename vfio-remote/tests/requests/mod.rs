@@ -1,10 +1,12 @@
 //! Requests that make no sense.
 
 use super::Raw;
-use super::common::{Copier, LENGTH, Rig, until};
+use super::common::{Copier, LENGTH, Rig, STATUS, until};
 use farlane_pci::{InterruptKind, Region};
-use farlane_vfio_remote::link::LinkError;
-use farlane_vfio_remote::link::message::{Delivery, Place, Refusal, Request, ToBorrower, ToLender};
+use farlane_vfio_remote::link::message::{
+    Delivery, Place, Refusal, Reply, Request, ToBorrower, ToLender,
+};
+use farlane_vfio_remote::link::{LinkError, Received};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -115,6 +117,52 @@ fn interrupts_that_nobody_takes_are_put_together() {
     }
     // The link is as good as ever.
     assert!(raw.ask(Request::List { first: 0 }).is_ok());
+}
+
+#[test]
+fn an_answer_about_memory_that_comes_too_late_is_taken_once() {
+    let rig = Rig::with_term(Duration::from_secs(60), Copier::new(false));
+    let mut raw = Raw::connect(&rig.connector(), "slow");
+    let fence = raw.take("plain");
+    raw.ask(Request::Map {
+        fence,
+        address: 0,
+        length: 0x1000,
+        writable: true,
+        place: Place::Messages,
+        peer: None,
+    })
+    .unwrap();
+    let post = ToLender::Post {
+        fence,
+        region: Region::Bar0,
+        offset: LENGTH,
+        data: 8_u64.to_le_bytes().to_vec(),
+    };
+    raw.sender.send(&post, &[]).unwrap();
+    let asked: Received<ToBorrower> = raw.receiver.receive(None).unwrap().unwrap();
+    let ToBorrower::MemoryRead { id, .. } = asked.message else {
+        panic!("{asked:?}");
+    };
+    // The device has given up when this is answered.
+    let status = Request::Read {
+        fence,
+        region: Region::Bar0,
+        offset: STATUS,
+        length: 8,
+    };
+    let answered = raw.ask(status).unwrap();
+    assert_eq!(answered, Reply::Data(2_u64.to_le_bytes().to_vec()));
+    let late = ToLender::Memory {
+        id,
+        result: Ok(vec![0; 8]),
+    };
+    raw.sender.send(&late, &[]).unwrap();
+    raw.ask(Request::Renew { fence }).unwrap();
+    // Nothing was asked that this would answer.
+    raw.sender.send(&late, &[]).unwrap();
+    while raw.receiver.receive::<ToBorrower>(None).is_ok() {}
+    until("the device", || rig.holder("plain").is_none());
 }
 
 #[test]
