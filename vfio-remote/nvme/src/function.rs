@@ -256,6 +256,11 @@ impl Function for NvmeFunction {
         Ok(())
     }
 
+    fn end_bus_master(&self) -> Result<(), AccessError> {
+        self.shared.dma.end_bus_master();
+        Ok(())
+    }
+
     fn map(&self, mapping: DmaMapping) -> Result<(), AccessError> {
         self.shared.dma.map(&mapping)
     }

@@ -84,6 +84,8 @@ pub struct DmaSpace {
     nothing: Arc<AddressSpace>,
     /// It may not access memory, whatever is mapped.
     closed: AtomicBool,
+    /// The same, for good.
+    ended: AtomicBool,
     /// Sorted by nothing: there are few.
     remote: RwLock<Vec<RemoteRange>>,
     generation: AtomicU64,
@@ -186,6 +188,18 @@ impl DmaSpace {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
+    /// It may not any more, whatever [`set_bus_master`](Self::set_bus_master) says.
+    pub fn end_bus_master(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether it may.
+    #[must_use]
+    pub fn is_bus_master(&self) -> bool {
+        !self.closed.load(Ordering::Acquire) && !self.ended.load(Ordering::Acquire)
+    }
+
     /// Ranges there are: (address, length in bytes), in order.
     #[must_use]
     pub fn ranges(&self) -> Vec<(u64, u64)> {
@@ -209,9 +223,9 @@ impl DmaSpace {
     /// none of its own.
     #[must_use]
     pub fn view(&self) -> DmaView {
-        match self.closed.load(Ordering::Acquire) {
-            true => self.nothing.view(),
-            false => self.mapped.view(),
+        match self.is_bus_master() {
+            true => self.mapped.view(),
+            false => self.nothing.view(),
         }
     }
 
@@ -278,7 +292,7 @@ impl DmaSpace {
         writable: bool,
     ) -> Result<(usize, Option<Arc<dyn RemoteMemory>>), DmaError> {
         let wanted = u64::try_from(length).unwrap_or(u64::MAX);
-        if self.closed.load(Ordering::Acquire) {
+        if !self.is_bus_master() {
             let length = wanted;
             return Err(AddressSpaceError::Unmapped { address, length }.into());
         }
@@ -386,6 +400,12 @@ mod tests {
         space.set_bus_master(true);
         space.write(0x1fff, &[1, 2]).unwrap();
         assert!(space.write(0x3000, &[0]).is_err());
+        let before = space.generation();
+        space.end_bus_master();
+        assert_ne!(before, space.generation());
+        space.set_bus_master(true);
+        assert!(!space.is_mapped(0x1000, 1, false));
+        assert!(space.write(0x1fff, &[1, 2]).is_err());
     }
 
     #[test]

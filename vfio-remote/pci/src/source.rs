@@ -196,6 +196,13 @@ pub trait Function: Send + Sync {
     /// The device fails.
     fn set_bus_master(&self, may: bool) -> Result<(), AccessError>;
 
+    /// Takes the right to master the bus away for good: [`set_bus_master`](Self::set_bus_master) does not give it back, not
+    /// even where it has begun before. Waits as little as that.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn end_bus_master(&self) -> Result<(), AccessError>;
+
     /// Lets the function reach a range.
     ///
     /// # Errors

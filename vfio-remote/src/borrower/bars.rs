@@ -114,9 +114,14 @@ impl Bars {
         });
     }
 
-    /// The device is not ours any more, or about not to be. Nobody reaches it when this returns.
-    pub fn end(&self) {
+    /// The device is not ours any more, or about not to be; where a lease is named, under that one. Nobody reaches it when this
+    /// returns.
+    pub fn end(&self, named: Option<Fence>) {
         let mut state = self.state();
+        let is_another = |lease: &Lease| named.is_some_and(|fence| fence != lease.fence);
+        if state.lease.as_ref().is_some_and(is_another) {
+            return;
+        }
         state.lease = None;
         let published = std::mem::take(&mut state.published);
         for id in published.into_iter().filter_map(|(_, id)| id) {

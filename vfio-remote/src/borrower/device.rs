@@ -158,19 +158,19 @@ impl Borrowed {
     /// Makes a link.
     fn attach(&mut self) -> Result<(), SessionError> {
         // The memory of this VM may be the file that the one before had.
-        if let Err(LayoutError::InDoubt(left)) = self.layout().check_doubt() {
-            return Err(SessionError::InDoubt(left));
+        if let Err(LayoutError::InDoubt(doubt)) = self.layout().check_doubt() {
+            return Err(SessionError::InDoubt(doubt));
         }
         let bars = self.bars.clone();
-        let memory = self.layout().messages();
+        let memory = self.layout().new_messages();
         let mut session = Session::open(
             &self.config.connector,
             (&self.config.name, &self.config.device),
             &self.signals,
             memory,
-            Box::new(move || {
+            Box::new(move |fence| {
                 if let Some(bars) = &bars {
-                    bars.end();
+                    bars.end(Some(fence));
                 }
             }),
         )?;
@@ -335,7 +335,7 @@ impl Device for Borrowed {
     fn disconnected(&mut self) {
         self.notice_loss();
         if let Some(bars) = &self.bars {
-            bars.end();
+            bars.end(None);
         }
         self.layout().clear();
         if let Presence::Held(session, fence) =

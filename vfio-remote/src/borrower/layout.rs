@@ -2,7 +2,7 @@
 
 use super::peers::Target;
 use super::resolve::{PeerPath, PeerWindow};
-use super::session::{Session, SessionError};
+use super::session::{Doubt, Session, SessionError};
 use crate::bridge;
 use crate::link::message::{Bridge, Fence, Request};
 use farlane_ntb::{Ntb, WindowSlice, WindowSpace};
@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// Why memory is not as the VM asks for it.
@@ -30,8 +29,8 @@ pub(crate) enum LayoutError {
         why: String,
     },
     /// A lender fell silent before it said that its device had stopped.
-    #[error("The device may still reach what it has reached, for up to {0:?}")]
-    InDoubt(Duration),
+    #[error("The device may still reach what it has reached, {0}")]
+    InDoubt(Doubt),
     /// The link has failed, or the lender: the device is given up.
     #[error("The device is given up")]
     Session(#[from] SessionError),
@@ -111,7 +110,7 @@ pub(crate) struct Layout {
     /// What is reached by messages now.
     pub(super) messages: Arc<DmaSpace>,
     pub(super) user: Option<User>,
-    /// Whose device may still reach memory: see [`Session::reaches_until`].
+    /// Whose device may still reach memory: see [`Session::doubt`].
     pub(super) doubt: Option<Arc<Session>>,
 }
 
@@ -130,8 +129,9 @@ impl Layout {
         }
     }
 
-    /// What the lender may reach by messages.
-    pub fn messages(&self) -> Arc<DmaSpace> {
+    /// What the lender of a new link may reach by messages: nothing yet. The lender of the link before reaches nothing any more.
+    pub fn new_messages(&mut self) -> Arc<DmaSpace> {
+        self.messages = DmaSpace::new();
         Arc::clone(&self.messages)
     }
 
@@ -140,7 +140,6 @@ impl Layout {
         self.remove_user();
         self.ranges.clear();
         self.ways.clear();
-        self.messages = DmaSpace::new();
     }
 
     /// Takes the bridges of a new link. `descriptors` begin with theirs, which are taken off.
@@ -210,10 +209,8 @@ impl Layout {
 
     /// Whether the device reaches nothing but what it is shown, as far as this end knows.
     pub fn check_doubt(&mut self) -> Result<(), LayoutError> {
-        let until = self.doubt.as_ref().and_then(|s| s.reaches_until());
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        match left.filter(|left| !left.is_zero()) {
-            Some(left) => Err(LayoutError::InDoubt(left)),
+        match self.doubt.as_ref().and_then(|session| session.doubt()) {
+            Some(doubt) => Err(LayoutError::InDoubt(doubt)),
             None => {
                 self.doubt = None;
                 Ok(())
@@ -273,7 +270,7 @@ impl Layout {
     /// Nobody is asked any more to keep the device from memory.
     pub(super) fn forget_user(&mut self) {
         if let Some(user) = self.user.take()
-            && user.session.reaches_until().is_some()
+            && user.session.doubt().is_some()
         {
             self.doubt = Some(user.session);
         }

@@ -16,4 +16,4 @@ pub use admin::{list, revoke};
 pub use device::{BorrowCounters, Borrowed, BorrowerConfig, InterruptView};
 pub use peers::Peers;
 pub use resolve::{PeerPath, PeerWindow};
-pub use session::SessionError;
+pub use session::{Doubt, SessionError};

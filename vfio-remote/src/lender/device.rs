@@ -180,9 +180,11 @@ impl Device {
         self.state().reach = reach;
     }
 
-    /// The link of whoever holds it.
-    pub fn holder(&self) -> Option<Arc<Control>> {
-        self.state().control.upgrade()
+    /// The link of whoever holds it, and the lease.
+    pub fn holder(&self) -> Option<(Arc<Control>, Fence)> {
+        let state = self.state();
+        let (_, fence, _) = state.lease.holder(Instant::now())?;
+        Some((state.control.upgrade()?, fence))
     }
 
     /// Waits until nobody holds it, and it is on offer.

@@ -3,19 +3,23 @@
 use crate::link::Sender;
 use crate::link::message::{Fence, MAX_DATA_BYTES, ToBorrower};
 use farlane_pci::RemoteMemory;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a borrower may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Answers that may still come too late. Who owes more gives the link up with the next one.
+const MAX_LATE: usize = 1024;
 
 #[derive(Debug, Default)]
 struct State {
     next: u32,
     /// Messages that wait for an answer, and answers that wait to be taken.
     answers: HashMap<u32, Option<Result<Vec<u8>, i32>>>,
+    /// Messages for whose answers nobody waits any more.
+    late: BTreeSet<u32>,
     closed: bool,
 }
 
@@ -40,7 +44,7 @@ impl LinkMemory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an answer. False where nobody waits for it.
+    /// Takes an answer. False where nothing was asked that it answers.
     pub fn answer(&self, id: u32, result: Result<Vec<u8>, i32>) -> bool {
         let mut state = self.state();
         match state.answers.get_mut(&id) {
@@ -49,7 +53,8 @@ impl LinkMemory {
                 self.changed.notify_all();
                 true
             }
-            _ => false,
+            Some(_) => false,
+            None => state.late.remove(&id),
         }
     }
 
@@ -72,6 +77,7 @@ impl LinkMemory {
         };
         self.sender.send(&message(id), &[]).map_err(|e| {
             self.state().answers.remove(&id);
+            self.sender.stop();
             io::Error::other(e)
         })?;
         Ok(id)
@@ -89,6 +95,10 @@ impl LinkMemory {
             let left = until.saturating_duration_since(Instant::now());
             if state.closed || left.is_zero() {
                 state.answers.remove(&id);
+                state.late.insert(id);
+                if state.late.len() > MAX_LATE {
+                    state.late.pop_first();
+                }
                 let kind = if state.closed {
                     io::ErrorKind::NotConnected
                 } else {

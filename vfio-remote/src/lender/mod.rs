@@ -5,6 +5,7 @@ mod lease;
 mod memory;
 mod names;
 mod peers;
+mod queue;
 mod reach;
 mod registers;
 mod session;
@@ -31,7 +32,9 @@ const MAX_LINKS: usize = 256;
 /// Connections that have not said who they are.
 const MAX_HANDSHAKES: usize = 64;
 /// Shortest and longest term of a lease. For as long as a term a device may go on after its borrower has been cut off.
-const TERMS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
+pub(crate) const TERMS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
+/// Longest time that a holder has to give a device back. Whoever revokes it waits for a minute, for a reset too.
+const LONGEST_GRACE: Duration = Duration::from_secs(50);
 /// How long nothing is accepted when the system has no more descriptors.
 const RECOVERY: Duration = Duration::from_millis(100);
 
@@ -73,6 +76,9 @@ pub enum LenderError {
     /// Times that make no sense.
     #[error("A term of {0:?} is not between {least:?} and {most:?}", least = TERMS.start(), most = TERMS.end())]
     Term(Duration),
+    /// The same.
+    #[error("A grace of {0:?} is longer than {LONGEST_GRACE:?}")]
+    Grace(Duration),
 }
 
 /// Whether hosts and devices can be called so.
@@ -110,14 +116,20 @@ impl Lender {
             term,
             grace,
         } = config;
-        if !is_name(&name) {
+        // A name that nobody can have would be in a list by mistake.
+        let said = users.values().flatten();
+        let borrowers = offers.iter().flat_map(|offer| &offer.borrowers);
+        let shown = bridges.values().flat_map(|bridge| &bridge.borrowers);
+        let names = said.chain(borrowers).chain(shown).chain(bridges.keys());
+        let wrong = names.chain([&name]).find(|name| !is_name(name)).cloned();
+        if let Some(name) = wrong {
             return Err(LenderError::Name(name));
-        }
-        if let Some(name) = users.values().flatten().find(|name| !is_name(name)) {
-            return Err(LenderError::Name(name.clone()));
         }
         if !TERMS.contains(&term) {
             return Err(LenderError::Term(term));
+        }
+        if grace > LONGEST_GRACE {
+            return Err(LenderError::Grace(grace));
         }
         let mut devices = BTreeMap::new();
         for offer in offers {

@@ -21,7 +21,7 @@ pub(crate) struct Lent {
 pub(crate) struct PeerUse {
     address: u64,
     length: u64,
-    /// None once the range has been taken away. Held while it is.
+    /// None once the range has been taken away. Held while it is, and while it is being mapped.
     source: Mutex<Option<Arc<dyn Function>>>,
 }
 
@@ -101,15 +101,24 @@ impl Device {
             writable,
             target,
         };
-        // Under the lock: a lease that ends from now on takes away what is here.
-        let mapped = source.map(mapping);
-        mapped.map_err(|e| Refusal::Invalid(chain(&e)))?;
         let used = Arc::new(PeerUse {
             address,
             length,
-            source: Mutex::new(Some(Arc::clone(source))),
+            source: Mutex::default(),
         });
+        // A lease that ends from now on waits for what is here, and takes it away. Nobody else waits for it.
+        let mut slot = used.source.lock().unwrap_or_else(PoisonError::into_inner);
         state.users.push(Arc::clone(&used));
+        drop(state);
+        let mapped = source.map(mapping);
+        if mapped.is_ok() {
+            *slot = Some(Arc::clone(source));
+        }
+        drop(slot);
+        if let Err(e) = mapped {
+            self.forget(&used);
+            return Err(Refusal::Invalid(chain(&e)));
+        }
         Ok(used)
     }
 

@@ -8,19 +8,17 @@ use super::Lender;
 use super::device::Device;
 use super::memory::LinkMemory;
 use super::names::Borrower;
-use super::worker::{Work, Worker};
+use super::queue::WorkQueue;
+use super::worker::Worker;
 use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
 use crate::link::{LinkError, Peer, Received, Receiver, Sender};
 use farlane_pci::{Function, InterruptKind, Signal};
 use farlane_zero_copy::chain;
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a borrower may take to say who it is.
 const HELLO: Duration = Duration::from_secs(5);
-/// Work that waits for the worker; who sends more waits.
-const QUEUE: usize = 256;
 /// How often the time is looked at, at least.
 const TICK: Duration = Duration::from_secs(1);
 /// How soon interrupts are tried again that a slow link did not take.
@@ -58,7 +56,7 @@ impl Tenure {
     fn end(&self) {
         self.device.expire(self.fence);
         if let Some(function) = self.function.upgrade()
-            && let Err(e) = function.set_bus_master(false)
+            && let Err(e) = function.end_bus_master()
         {
             let name = &self.device.offer.name;
             log::error!("{name}: cannot be kept from memory: {}", chain(&e));
@@ -68,10 +66,11 @@ impl Tenure {
 
 #[derive(Default)]
 struct State {
-    /// The link has ended: nothing of what waits is done any more.
-    over: bool,
     lease: Option<Tenure>,
-    revoke_at: Option<Instant>,
+    /// The borrower knows of it.
+    announced: bool,
+    /// Under which lease the device is wanted back, and when it is taken. The lease may be still to come.
+    wanted: Option<(Fence, Instant)>,
     ending: Option<Ending>,
     /// Interrupts that are to be told, each once.
     raised: Vec<(Fence, InterruptKind, u16)>,
@@ -81,7 +80,8 @@ struct State {
 pub(crate) struct Control {
     pub sender: Sender,
     pub memory: Arc<LinkMemory>,
-    queue: SyncSender<Work>,
+    /// What waits for the worker.
+    pub queue: WorkQueue,
     state: Mutex<State>,
 }
 
@@ -99,39 +99,55 @@ impl Control {
     /// The link holds a lease, or none any more.
     pub fn set_lease(&self, lease: Option<Tenure>) {
         let mut state = self.state();
+        let fence = lease.as_ref().map(|tenure| tenure.fence);
+        state.wanted.take_if(|(wanted, _)| Some(*wanted) != fence);
         state.lease = lease;
-        state.revoke_at = None;
+        state.announced = false;
         state.ending = None;
         state.raised.clear();
     }
 
-    /// Asks for the device and takes it when `grace` is over.
-    pub fn revoke(&self, grace: Duration) {
+    /// The borrower has been told of its lease.
+    pub fn announce(&self) {
         let mut state = self.state();
-        let Some(tenure) = &state.lease else {
+        state.announced = state.lease.is_some();
+        self.ask_back(state);
+    }
+
+    /// Asks for the device that is held under a lease, or is made ready for it, and takes it when `grace` is over.
+    pub fn revoke(&self, fence: Fence, grace: Duration) {
+        let mut state = self.state();
+        let held = state.lease.as_ref().map(|tenure| tenure.fence);
+        if held.is_some_and(|held| held != fence) {
+            return;
+        }
+        state.wanted.take_if(|(wanted, _)| *wanted != fence);
+        state.wanted.get_or_insert((fence, Instant::now() + grace));
+        self.ask_back(state);
+    }
+
+    /// Asks a borrower that knows of its lease for a device that is wanted back.
+    fn ask_back(&self, state: MutexGuard<'_, State>) {
+        let Some((fence, at)) = state.wanted.filter(|_| state.announced) else {
             return;
         };
+        drop(state);
+        let grace = at.saturating_duration_since(Instant::now());
         let message = ToBorrower::Revoking {
-            fence: tenure.fence,
+            fence,
             grace_ms: u32::try_from(grace.as_millis()).unwrap_or(u32::MAX),
         };
-        state.revoke_at.get_or_insert(Instant::now() + grace);
-        drop(state);
         if let Err(e) = self.sender.send(&message, &[]) {
             log::debug!("A borrower cannot be asked to return: {e}");
+            self.sender.stop();
         }
     }
 
     /// Nothing that the borrower has asked for is done any more.
     fn end(&self) {
-        self.state().over = true;
+        self.queue.end();
         // Nobody who waits for memory waits any longer.
         self.memory.close();
-    }
-
-    /// Whether the link has ended.
-    pub fn is_over(&self) -> bool {
-        self.state().over
     }
 
     /// Why the worker has to end the lease.
@@ -149,7 +165,7 @@ impl Control {
         let until = tenure.device.until(tenure.fence);
         let ending = if until.is_none_or(|until| until <= now) {
             Ending::Expired
-        } else if state.revoke_at.is_some_and(|at| at <= now) {
+        } else if state.wanted.is_some_and(|(_, at)| at <= now) {
             Ending::Revoked
         } else {
             return;
@@ -157,8 +173,7 @@ impl Control {
         if state.ending.is_none() {
             tenure.end();
             state.ending = Some(ending);
-            // Where the queue is full, the worker looks soon anyway.
-            let _ = self.queue.try_send(Work::Look);
+            self.queue.look();
         }
     }
 
@@ -170,7 +185,8 @@ impl Control {
         }
         let lease = state.lease.as_ref();
         let until = lease.and_then(|tenure| tenure.device.until(tenure.fence));
-        [until, state.revoke_at]
+        let wanted = state.wanted.map(|(_, at)| at);
+        [until, wanted.filter(|_| lease.is_some())]
             .into_iter()
             .flatten()
             .filter(|&at| at > now)
@@ -183,20 +199,27 @@ impl Control {
             state.raised.push((fence, kind, vector));
         }
         self.tell_raised(&mut state);
+        if !state.raised.is_empty() {
+            // It tries again.
+            self.sender.nudge();
+        }
     }
 
-    /// Tells of interrupts, unless the link is slow: then they are put together.
+    /// Tells of interrupts, unless the link is slow: then they are put together. Waits for nobody.
     fn tell_raised(&self, state: &mut State) {
-        while self.sender.backlog() < BACKLOG_BYTES
-            && let Some((fence, kind, vector)) = state.raised.pop()
-        {
+        while let Some(&(fence, kind, vector)) = state.raised.last() {
             let message = ToBorrower::Interrupt {
                 fence,
                 kind,
                 vector,
             };
-            if self.sender.send(&message, &[]).is_err() {
-                state.raised.clear();
+            match self.sender.try_send(&message, BACKLOG_BYTES) {
+                Ok(true) => drop(state.raised.pop()),
+                Ok(false) => return,
+                Err(_) => {
+                    state.raised.clear();
+                    self.sender.stop();
+                }
             }
         }
     }
@@ -232,20 +255,18 @@ pub(crate) fn serve(
             return Ok(());
         }
     };
-    let (queue, work) = sync_channel(QUEUE);
     let control = Arc::new(Control {
         memory: Arc::new(LinkMemory::new(sender.clone())),
         sender,
-        queue: queue.clone(),
+        queue: WorkQueue::default(),
         state: Mutex::default(),
     });
     let worker = Worker::new(Arc::clone(lender), Arc::clone(&control), borrower);
     let thread = std::thread::Builder::new()
         .name("link worker".to_owned())
-        .spawn(move || worker.run(&work))?;
-    let result = receive(&control, &mut receiver, &queue);
+        .spawn(move || worker.run())?;
+    let result = receive(&control, &mut receiver);
     control.end();
-    let _ = queue.send(Work::End);
     let _ = thread.join();
     // Not before: for the borrower, the end of the link says that the device has stopped.
     control.sender.close();
@@ -288,14 +309,16 @@ fn greet(
     Ok(borrower)
 }
 
-fn receive(
-    control: &Arc<Control>,
-    receiver: &mut Receiver,
-    queue: &SyncSender<Work>,
-) -> Result<(), LinkError> {
+fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> {
+    // What the worker has no room for yet: a borrower that says more waits, and the time is looked at all the same.
+    let mut put_off = None;
     loop {
         control.look_at_the_time();
         control.tell_raised(&mut control.state());
+        if let Some(message) = put_off.take() {
+            put_off = control.queue.push(message, control.next_look());
+            continue;
+        }
         let Some(received) = receiver.receive::<ToLender>(Some(control.next_look()))? else {
             continue;
         };
@@ -316,13 +339,10 @@ fn receive(
                     .send(&ToBorrower::Reply { id, result }, &[])?;
             }
             message => {
-                let work = Work::Message {
+                put_off = Some(Received {
                     message,
                     descriptors: received.descriptors,
-                };
-                if queue.send(work).is_err() {
-                    return Err(LinkError::Closed);
-                }
+                });
             }
         }
     }

@@ -6,10 +6,12 @@ use super::Lender;
 use super::device::Device;
 use super::names::{Borrower, Standing};
 use super::peers::Lent;
+use super::queue::Work;
 use super::reach::Mapped;
 use super::registers::device_error;
 use super::session::{Control, Ending, Tenure};
 use crate::bridge;
+use crate::link::Received;
 use crate::link::message::{
     Attached, Bridge, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, PeerKey,
     Refusal, Reply, Request, ToBorrower, ToLender,
@@ -22,27 +24,10 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver as Queue;
 use std::time::Duration;
 
 /// How much longer than the grace a device may take to come back.
 const RESET_PATIENCE: Duration = Duration::from_secs(5);
-
-/// What a worker does.
-#[derive(Debug)]
-pub(crate) enum Work {
-    /// A message of the borrower.
-    Message {
-        /// The message.
-        message: ToLender,
-        /// What came with it.
-        descriptors: Vec<OwnedFd>,
-    },
-    /// The lease may have ended.
-    Look,
-    /// The link has ended.
-    End,
-}
 
 /// The way to the borrower's memory.
 pub(super) struct Way {
@@ -95,21 +80,18 @@ impl Worker {
         }
     }
 
-    pub fn run(mut self, queue: &Queue<Work>) {
-        while let Ok(work) = queue.recv() {
-            if self.control.is_over() {
-                break;
-            }
+    pub fn run(mut self) {
+        let control = Arc::clone(&self.control);
+        while let Some(work) = control.queue.next() {
             if let Some(ending) = self.control.ending() {
                 self.end_lease(Some(ending));
             }
-            match work {
-                Work::Look => {}
-                Work::End => break,
-                Work::Message {
-                    message,
-                    descriptors,
-                } => self.message(message, descriptors),
+            if let Work::Message(Received {
+                message,
+                descriptors,
+            }) = work
+            {
+                self.message(message, descriptors);
             }
         }
         self.end_lease(None);
@@ -123,6 +105,7 @@ impl Worker {
                 if let Err(refusal) = &result {
                     log::debug!("{}: refused: {refusal}", self.borrower.name);
                 }
+                let is_taken = matches!(result, Ok(Reply::Taken { .. }));
                 let fds: Vec<BorrowedFd<'_>> = attached.iter().map(|fd| fd.as_fd()).collect();
                 if let Err(e) = self
                     .control
@@ -131,6 +114,8 @@ impl Worker {
                 {
                     log::warn!("{}: cannot be answered: {e}", self.borrower.name);
                     self.control.sender.stop();
+                } else if is_taken {
+                    self.control.announce();
                 }
             }
             ToLender::Post {
@@ -255,16 +240,18 @@ impl Worker {
         let Some(device) = self.lender.devices.get(name) else {
             return Err(Refusal::NoDevice(self.borrower.name.clone()));
         };
-        if let Some(holder) = device.holder() {
-            if Arc::ptr_eq(&holder, &self.control) {
+        let grace = self.lender.grace;
+        match device.holder() {
+            Some((holder, _)) if Arc::ptr_eq(&holder, &self.control) => {
                 return Err(Refusal::Order("The device is this link's own".to_owned()));
             }
-            let grace = self.lender.grace;
-            log::info!("{name}: revoked");
-            holder.revoke(grace);
-            drop(holder);
-            device.wait_offered(grace + RESET_PATIENCE)?;
+            Some((holder, fence)) => {
+                log::info!("{name}: revoked");
+                holder.revoke(fence, grace);
+            }
+            None => {}
         }
+        device.wait_offered(grace + RESET_PATIENCE)?;
         Ok(Reply::Done)
     }
 
@@ -402,7 +389,10 @@ impl Worker {
             Some(ending) => {
                 session.spent = ending == Ending::Revoked;
                 log::warn!("{name}: taken from {}: {ending:?}", self.borrower.name);
-                let _ = self.control.sender.send(&ToBorrower::Ended { fence }, &[]);
+                if let Err(e) = self.control.sender.send(&ToBorrower::Ended { fence }, &[]) {
+                    log::debug!("{name}: its borrower cannot be told: {e}");
+                    self.control.sender.stop();
+                }
             }
         }
     }

@@ -21,7 +21,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Why a link does not work.
 #[derive(Debug, Error)]
 pub enum LinkError {
-    /// The other end has hung up.
+    /// The other end has hung up, and nobody else for it.
     #[error("The link is closed")]
     Closed,
     /// This end has hung up, or given the other one up.
@@ -174,18 +174,40 @@ impl Sender {
         }
     }
 
-    /// Bytes that wait for the other end to take them.
-    #[must_use]
-    pub fn backlog(&self) -> usize {
+    /// Sends a message without descriptors, and waits for nobody. False where the other end has not taken what was sent before:
+    /// as much as `backlog` bytes behind TCP, where more could be sent all the same.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub(crate) fn try_send<M: Serialize>(
+        &self,
+        message: &M,
+        backlog: usize,
+    ) -> Result<bool, LinkError> {
+        let frame = postcard::to_stdvec(message)?;
         match &*self.0 {
-            Inner::Packet(_) => 0,
-            Inner::Stream(socket) => socket.backlog(),
+            Inner::Packet(socket) => socket.try_send(&frame),
+            Inner::Stream(socket) if socket.backlog() >= backlog => Ok(false),
+            Inner::Stream(socket) => socket.send(&frame).map(|()| true),
+        }
+    }
+
+    /// Has the receiver of this end, or the next one, return without a message.
+    pub(crate) fn nudge(&self) {
+        match &*self.0 {
+            Inner::Packet(socket) => socket.nudge(),
+            Inner::Stream(socket) => socket.nudge(),
         }
     }
 
     /// Whether messages can have descriptors.
     #[must_use]
     pub fn carries_descriptors(&self) -> bool {
+        matches!(*self.0, Inner::Packet(_))
+    }
+
+    /// Whether this end hears of it whenever the other one has ended, by itself or by force: the host's kernel says so.
+    pub(crate) fn hears_of_the_end(&self) -> bool {
         matches!(*self.0, Inner::Packet(_))
     }
 
@@ -209,6 +231,14 @@ impl Sender {
         }
     }
 
+    /// Ends sending at this end. The other end notices; what it still says is received, until it hangs up too.
+    pub(crate) fn finish(&self) {
+        match &*self.0 {
+            Inner::Packet(socket) => socket.finish(),
+            Inner::Stream(socket) => socket.finish(),
+        }
+    }
+
     /// Ends the link: both halves, at both ends, fail from now on.
     pub fn close(&self) {
         match &*self.0 {
@@ -219,7 +249,7 @@ impl Sender {
 }
 
 impl Receiver {
-    /// The next message, or nothing when the time is over.
+    /// The next message, or nothing when the time is over, or this end has been told to look at something else.
     ///
     /// # Errors
     /// The link has ended, or what came is no message; it is then to be closed.

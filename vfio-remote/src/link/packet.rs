@@ -2,16 +2,15 @@
 
 use super::connection::LinkError;
 use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown, sockopt,
+    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, send, sendmsg, shutdown, sockopt,
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -22,8 +21,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct PacketSocket {
     socket: OwnedFd,
-    /// Guards the sequence of a wait for room and the send.
-    sending: Mutex<()>,
+    /// Wakes the receiver.
+    wake: OwnedFd,
     /// This end has hung up.
     ended: AtomicBool,
     /// As which user the other end ran when it connected, or began to listen.
@@ -38,7 +37,8 @@ impl PacketSocket {
         let peer = farlane_zero_copy::peer_user(socket.as_fd())?;
         Ok(Self {
             socket,
-            sending: Mutex::new(()),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|e| LinkError::Io(e.into()))?,
             ended: AtomicBool::new(false),
             peer,
         })
@@ -48,12 +48,8 @@ impl PacketSocket {
         self.peer
     }
 
-    /// Sends a frame. Waits a bounded time for room.
+    /// Sends a frame. Waits a bounded time for room; a peer that makes none by then is of no use any more.
     pub fn send(&self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
-        let _sending = self
-            .sending
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let until = Instant::now() + PATIENCE;
         loop {
@@ -68,8 +64,10 @@ impl PacketSocket {
                 Ok(_) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    if !wait(self.socket.as_fd(), PollFlags::OUT, Some(until))? {
-                        self.stop();
+                    if !wait(
+                        &mut [PollFd::new(&self.socket, PollFlags::OUT)],
+                        Some(until),
+                    )? {
                         return Err(LinkError::Stuck);
                     }
                 }
@@ -79,14 +77,38 @@ impl PacketSocket {
         }
     }
 
-    /// The next frame into `buffer`, whose length is its; nothing when the time is over.
+    /// Sends a frame if there is room. False where there is not.
+    pub fn try_send(&self, frame: &[u8]) -> Result<bool, LinkError> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match send(&self.socket, frame, flags) {
+            Ok(_) => Ok(true),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(LinkError::Closed),
+            Err(e) => Err(LinkError::Io(e.into())),
+        }
+    }
+
+    /// Has the receiver, or the next one, return.
+    pub fn nudge(&self) {
+        farlane_zero_copy::eventfd::signal(self.wake.as_fd());
+    }
+
+    /// The next frame into `buffer`, whose length is its; nothing when the time is over, or there was a nudge.
     pub fn receive(
         &self,
         buffer: &mut Vec<u8>,
         until: Option<Instant>,
     ) -> Result<Option<Vec<OwnedFd>>, LinkError> {
         loop {
-            if !wait(self.socket.as_fd(), PollFlags::IN, until)? {
+            let mut fds = [
+                PollFd::new(&self.wake, PollFlags::IN),
+                PollFd::new(&self.socket, PollFlags::IN),
+            ];
+            if !wait(&mut fds, until)? {
+                return Ok(None);
+            }
+            if fds[1].revents().is_empty() {
+                let _ = farlane_zero_copy::eventfd::drain(self.wake.as_fd());
                 return Ok(None);
             }
             if self.ended.load(Ordering::Acquire) {
@@ -137,25 +159,25 @@ impl PacketSocket {
         let _ = shutdown(&self.socket, Shutdown::Read);
     }
 
+    pub fn finish(&self) {
+        let _ = shutdown(&self.socket, Shutdown::Write);
+    }
+
     pub fn close(&self) {
         self.ended.store(true, Ordering::Release);
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 }
 
-/// Waits for one of `flags`; false when the time is over.
-pub(crate) fn wait(
-    fd: BorrowedFd<'_>,
-    flags: PollFlags,
-    until: Option<Instant>,
-) -> Result<bool, LinkError> {
+/// Waits for one of these; false when the time is over.
+fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> Result<bool, LinkError> {
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = left.map(|left| Timespec {
             tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(left.subsec_nanos()),
         });
-        match poll(&mut [PollFd::from_borrowed_fd(fd, flags)], timeout.as_ref()) {
+        match poll(fds, timeout.as_ref()) {
             Ok(0) => return Ok(false),
             Ok(_) => return Ok(true),
             Err(Errno::INTR) => {}

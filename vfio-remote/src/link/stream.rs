@@ -41,6 +41,8 @@ pub(crate) struct StreamSocket {
     state: Mutex<State>,
     /// Wakes the receiver, who sends what is pending.
     wake: OwnedFd,
+    /// The receiver is to return.
+    nudged: AtomicBool,
     /// This end has hung up.
     ended: AtomicBool,
 }
@@ -79,6 +81,7 @@ impl StreamSocket {
                 ended: false,
             }),
             wake,
+            nudged: AtomicBool::new(false),
             ended: AtomicBool::new(false),
         })
     }
@@ -107,8 +110,6 @@ impl StreamSocket {
             return Err(LinkError::Closed);
         }
         if state.pending.len() > MAX_PENDING_BYTES {
-            drop(state);
-            self.stop();
             return Err(LinkError::Stuck);
         }
         let State { tls, pending, .. } = &mut *state;
@@ -152,7 +153,7 @@ impl StreamSocket {
         Ok(())
     }
 
-    /// Takes what the socket has. False where the peer has hung up.
+    /// Takes what the socket has. False where the peer has hung up, and not something in between: TLS has it say so.
     fn fill(&self, state: &mut State) -> Result<bool, LinkError> {
         let State {
             tls,
@@ -171,10 +172,17 @@ impl StreamSocket {
             }
             Some(tls) => {
                 let read = tls.read_tls(&mut &self.socket);
-                if read.is_ok() {
-                    tls.process_new_packets()
+                if let Ok(bytes) = read {
+                    let state = tls
+                        .process_new_packets()
                         .map_err(|e| LinkError::Tls(e.to_string()))?;
+                    if !state.peer_has_closed() && bytes == 0 {
+                        return Err(LinkError::Reset);
+                    }
                     read_plain(tls, arrived)?;
+                    if state.peer_has_closed() {
+                        return Ok(false);
+                    }
                     while tls.wants_write() {
                         tls.write_tls(pending)?;
                     }
@@ -197,7 +205,13 @@ impl StreamSocket {
         }
     }
 
-    /// The next frame into `buffer`; false when the time is over.
+    /// Has the receiver, or the next one, return.
+    pub fn nudge(&self) {
+        self.nudged.store(true, Ordering::Release);
+        farlane_zero_copy::eventfd::signal(self.wake.as_fd());
+    }
+
+    /// The next frame into `buffer`; false when the time is over, or there was a nudge.
     pub fn receive(&self, buffer: &mut Vec<u8>, until: Option<Instant>) -> Result<bool, LinkError> {
         self.receive_frame(buffer, until).map_err(|e| {
             // What follows from this end's hanging up says nothing of the other one.
@@ -227,6 +241,9 @@ impl StreamSocket {
                 }
                 !state.pending.is_empty()
             };
+            if self.nudged.swap(false, Ordering::AcqRel) {
+                return Ok(false);
+            }
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, wants_out);
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -247,10 +264,10 @@ impl StreamSocket {
             let _ = farlane_zero_copy::eventfd::drain(self.wake.as_fd());
             let mut state = self.state();
             let more = self.fill(&mut state)?;
-            self.flush(&mut state)?;
-            if !more {
-                state.ended = true;
+            if more {
+                self.flush(&mut state)?;
             }
+            state.ended |= !more;
         }
     }
 
@@ -259,8 +276,25 @@ impl StreamSocket {
         let _ = self.socket.shutdown(Shutdown::Read);
     }
 
+    /// Tells the peer that nothing more comes, as far as it takes that.
+    fn say_goodbye(&self) {
+        let mut state = self.state();
+        let State { tls, pending, .. } = &mut *state;
+        if let Some(tls) = tls {
+            tls.send_close_notify();
+            while tls.wants_write() && tls.write_tls(pending).is_ok() {}
+        }
+        let _ = self.flush(&mut state);
+    }
+
+    pub fn finish(&self) {
+        self.say_goodbye();
+        let _ = self.socket.shutdown(Shutdown::Write);
+    }
+
     pub fn close(&self) {
         self.ended.store(true, Ordering::Release);
+        self.say_goodbye();
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }

@@ -48,6 +48,10 @@ pub struct Hooks {
     pub in_use: AtomicBool,
     /// Whether it has been forbidden to access memory.
     pub is_cut_off: AtomicBool,
+    /// Whether it waits until [`Hooks::release`] before it masters the bus.
+    pub masters_late: AtomicBool,
+    /// Whether it waits until [`Hooks::release`] before it maps memory.
+    pub maps_late: AtomicBool,
     /// Whether no memory can be taken away from it.
     pub keeps_memory: AtomicBool,
     /// Whether it cannot be lent again.
@@ -175,6 +179,11 @@ impl Drop for Copying {
 }
 
 impl Copying {
+    fn note_bus_master(&self) {
+        let is_cut_off = !self.memory.is_bus_master();
+        self.hooks.is_cut_off.store(is_cut_off, Ordering::SeqCst);
+    }
+
     fn copy(&self) {
         let register = |at| *self.registers.lock().unwrap().get(&at).unwrap_or(&0);
         let length = usize::try_from(register(LENGTH)).unwrap().min(1 << 20);
@@ -243,12 +252,24 @@ impl Function for Copying {
     }
 
     fn set_bus_master(&self, may: bool) -> Result<(), AccessError> {
-        self.hooks.is_cut_off.store(!may, Ordering::SeqCst);
+        if may && self.hooks.masters_late.load(Ordering::SeqCst) {
+            self.hooks.stall();
+        }
         self.memory.set_bus_master(may);
+        self.note_bus_master();
+        Ok(())
+    }
+
+    fn end_bus_master(&self) -> Result<(), AccessError> {
+        self.memory.end_bus_master();
+        self.note_bus_master();
         Ok(())
     }
 
     fn map(&self, mapping: DmaMapping) -> Result<(), AccessError> {
+        if self.hooks.maps_late.load(Ordering::SeqCst) {
+            self.hooks.stall();
+        }
         self.memory.map(&mapping)
     }
 
@@ -355,6 +376,24 @@ impl Rig {
         (Self::of(lender), hooks)
     }
 
+    /// A lender of one copier, which is called "plain", with leases of such a term.
+    pub fn with_term(term: Duration, copier: Copier) -> Self {
+        let offer = Offer {
+            name: "plain".to_owned(),
+            source: Box::new(copier),
+            borrowers: Vec::new(),
+        };
+        let lender = Lender::new(LenderConfig {
+            name: "lender".to_owned(),
+            offers: vec![offer],
+            bridges: BTreeMap::new(),
+            users: BTreeMap::new(),
+            term,
+            grace: Duration::ZERO,
+        });
+        Self::of(lender.unwrap())
+    }
+
     pub fn of(lender: Arc<Lender>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let acceptor = unix_acceptor(&folder.path().join("lender"));
@@ -441,7 +480,7 @@ pub fn serve_with(
 }
 
 /// Waits until `holds`, for a bounded time.
-pub fn until(what: &str, holds: impl Fn() -> bool) {
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !holds() {
         assert!(Instant::now() < end, "{what} does not come");

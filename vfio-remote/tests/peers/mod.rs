@@ -7,14 +7,15 @@ use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{self, PeerWindow, Peers};
 use farlane_vfio_remote::lender::BridgeOffer;
 use farlane_vfio_remote::link::message::{
-    Fence, PeerKey, PeerName, Place, Refusal, Reply, Request,
+    DeviceStatus, Fence, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
 };
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, subscribe};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::time::Duration;
 
 /// Where the guest puts the BAR of the device that others reach.
 const BAR: u64 = 0x38_0000_0000;
@@ -293,6 +294,53 @@ fn a_device_that_another_one_does_not_let_go_of_is_quarantined() {
     };
     assert!(other.ask(unmap.clone()).is_err());
     assert!(other.ask(unmap).is_err());
+}
+
+#[test]
+fn a_lease_ends_while_another_device_is_slow_to_map_its_device() {
+    let (target, source) = (Copier::new(true), Copier::new(false));
+    let hooks = Arc::clone(&source.hooks);
+    let copiers = [("mapped", target), ("plain", source)];
+    let rig = Rig::of(lender_of("lender", copiers, &[], BTreeMap::new()));
+    let mut holder = Raw::connect(&rig.connector(), "holder");
+    let mut other = Raw::connect(&rig.connector(), "other");
+    let (_, key) = taken(&mut holder, "mapped");
+    let (fence, _) = taken(&mut other, "plain");
+    hooks.maps_late.store(true, Ordering::SeqCst);
+    let place = Place::Device {
+        device: "mapped".to_owned(),
+        region: Region::Bar0,
+        offset: AREA.offset,
+        key,
+    };
+    let request = Request::Map {
+        fence,
+        address: DATA,
+        length: AREA.size,
+        writable: true,
+        place,
+        peer: None,
+    };
+    let request = ToLender::Request { id: 77, request };
+    other.sender.send(&request, &[]).unwrap();
+    until("the mapping", || hooks.is_stalled());
+    // Nobody who asks for the device's state waits for that.
+    let (told, ends) = mpsc::channel();
+    let lender = Arc::clone(&rig.lender);
+    std::thread::spawn(move || {
+        let is_returning = |device: &DeviceStatus| {
+            let holder = device.holder.as_ref();
+            holder.is_some_and(|holder| holder.name == "holder (returning)")
+        };
+        while !lender.status().iter().any(is_returning) {
+            std::thread::yield_now();
+        }
+        let _ = told.send(());
+    });
+    ends.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert!(hooks.is_stalled());
+    hooks.release();
+    until("the device", || rig.holder("mapped").is_none());
 }
 
 #[test]

@@ -28,12 +28,14 @@ const MORE: u64 = 1 << 32;
 /// The only lease that is given.
 const LEASE: Fence = Fence(77);
 const MASTER: [u8; 2] = [0x06, 0];
+/// How long leases last that are not renewed, in milliseconds.
+const TERM_MS: u32 = 1000;
 
 /// What the lender calls itself: as the other ones of these tests.
 const NAME: &str = "lender";
 
 /// What becomes of a request.
-enum Fate {
+pub enum Fate {
     Done,
     Refused,
     /// Nothing is said any more.
@@ -45,7 +47,7 @@ type Accessed = (u32, Result<Vec<u8>, i32>);
 
 /// What a lender was asked, and what else it has heard.
 #[derive(Default)]
-struct Heard {
+pub struct Heard {
     requests: Mutex<Vec<Request>>,
     memory: Mutex<Vec<Accessed>>,
 }
@@ -56,16 +58,20 @@ impl Heard {
     }
 }
 
-struct Rig {
-    folder: tempfile::TempDir,
-    heard: Arc<Heard>,
+pub struct Rig {
+    pub folder: tempfile::TempDir,
+    pub heard: Arc<Heard>,
     /// The lender's end of each link.
-    links: mpsc::Receiver<Sender>,
+    pub links: mpsc::Receiver<Sender>,
     path: PathBuf,
 }
 
 /// What the lender answers.
-fn answer(request: &Request, fate: &dyn Fn(&Request) -> Fate) -> Option<Result<Reply, Refusal>> {
+fn answer(
+    request: &Request,
+    term_ms: u32,
+    fate: &dyn Fn(&Request) -> Fate,
+) -> Option<Result<Reply, Refusal>> {
     let attached = || Attached {
         description: Copier::new(false).description().clone(),
         bridges: Vec::new(),
@@ -75,7 +81,7 @@ fn answer(request: &Request, fate: &dyn Fn(&Request) -> Fate) -> Option<Result<R
         Request::Attach { .. } => Reply::Attached(Box::new(attached())),
         Request::Take => Reply::Taken {
             fence: LEASE,
-            term_ms: 1000,
+            term_ms,
             key: PeerKey([7; 16]),
         },
         Request::Read { length, .. } => Reply::Data(vec![0; usize::try_from(*length).unwrap()]),
@@ -88,7 +94,12 @@ fn answer(request: &Request, fate: &dyn Fn(&Request) -> Fate) -> Option<Result<R
     }
 }
 
-fn serve(sender: &Sender, mut receiver: Receiver, heard: &Heard, fate: &dyn Fn(&Request) -> Fate) {
+fn serve(
+    sender: &Sender,
+    mut receiver: Receiver,
+    heard: &Heard,
+    (term_ms, fate): (u32, &dyn Fn(&Request) -> Fate),
+) {
     let mut is_silent = false;
     while let Ok(Some(received)) = receiver.receive::<ToLender>(None) {
         match received.message {
@@ -100,7 +111,7 @@ fn serve(sender: &Sender, mut receiver: Receiver, heard: &Heard, fate: &dyn Fn(&
                 sender.send(&welcome, &[]).unwrap();
             }
             ToLender::Request { id, request } => {
-                let result = answer(&request, fate);
+                let result = answer(&request, term_ms, fate);
                 heard.requests.lock().unwrap().push(request);
                 match result {
                     Some(result) if !is_silent => {
@@ -121,7 +132,8 @@ impl Rig {
         let at = folder.path().join("lender");
         let acceptor = Acceptor::Unix(listener(&at));
         let address = format!("unix:{}", at.display());
-        Self::at(folder, acceptor, &address, None, fate)
+        let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+        Self::at(folder, acceptor, connector, None, (TERM_MS, fate))
     }
 
     /// A lender of this host that proves nothing, whose device reaches the other ones of its VM.
@@ -130,15 +142,18 @@ impl Rig {
         let address = format!("tcp:{}", listener.local_addr().unwrap());
         let acceptor = Acceptor::Tcp(listener, None);
         let folder = tempfile::tempdir().unwrap();
-        Self::at(folder, acceptor, &address, Some(peers), |_| Fate::Done)
+        let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+        let script = (TERM_MS, |_: &Request| Fate::Done);
+        Self::at(folder, acceptor, connector, Some(peers), script)
     }
 
-    fn at(
+    /// A lender whose leases have a term of so many milliseconds, and the borrower of a VM.
+    pub fn at(
         folder: tempfile::TempDir,
         acceptor: Acceptor,
-        address: &str,
+        connector: Connector,
         peers: Option<&Arc<Peers>>,
-        fate: impl Fn(&Request) -> Fate + Send + 'static,
+        (term_ms, fate): (u32, impl Fn(&Request) -> Fate + Send + 'static),
     ) -> Self {
         let heard = Arc::<Heard>::default();
         let (sent, links) = mpsc::channel();
@@ -148,11 +163,10 @@ impl Rig {
                 while let Ok(incoming) = acceptor.accept() {
                     let (sender, receiver) = incoming.finish().unwrap();
                     let _ = sent.send(sender.clone());
-                    serve(&sender, receiver, &heard, &fate);
+                    serve(&sender, receiver, &heard, (term_ms, &fate));
                 }
             }
         });
-        let connector = Connector::new(address.parse().unwrap(), None).unwrap();
         let peers = (peers.cloned(), Vec::new());
         let path = serve_with(folder.path(), "a", "plain", connector, peers);
         Self {
@@ -165,10 +179,10 @@ impl Rig {
 }
 
 /// A VMM whose device has been taken and is a bus master.
-struct Vmm {
+pub struct Vmm {
     client: RawClient,
     memory: OwnedFd,
-    request: OwnedFd,
+    pub request: OwnedFd,
 }
 
 impl Vmm {
@@ -191,7 +205,7 @@ impl Vmm {
         vmm
     }
 
-    fn master(rig: &Rig) -> Self {
+    pub fn master(rig: &Rig) -> Self {
         let mut vmm = Self::connect(rig);
         vmm.client.write(CONFIG, 4, &MASTER).unwrap();
         vmm
@@ -202,7 +216,7 @@ impl Vmm {
         u16::from_le_bytes(bytes.try_into().unwrap())
     }
 
-    fn unmap(&mut self) -> Result<(), ClientError> {
+    pub fn unmap(&mut self) -> Result<(), ClientError> {
         self.client.unmap(0, RAM, RAM)
     }
 }
@@ -215,7 +229,7 @@ fn is_unmap(request: &Request) -> bool {
     matches!(request, Request::Unmap { .. })
 }
 
-fn is_refused(result: &Result<(), ClientError>) -> bool {
+pub fn is_refused(result: &Result<(), ClientError>) -> bool {
     matches!(result, Err(ClientError::Refused(Errno::IO)))
 }
 

@@ -13,6 +13,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Registers have at most as many bytes. What is longer is data.
 const REGISTER_BYTES: usize = 8;
 
+/// Whether a function may master the bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mastery {
+    /// It may.
+    Allowed,
+    /// It may not now.
+    Withheld,
+    /// It may not any more.
+    Ended,
+}
+
 /// A physical function in use.
 ///
 /// It may access memory exactly while there is some mapped for it and nobody has forbidden it: the command register is the
@@ -23,7 +34,7 @@ pub(crate) struct VfioFunction {
     interrupts: Option<InterruptRouter>,
     mappings: Mutex<Mappings>,
     /// Whether it may master the bus at all. Held while the command register changes; taken after `mappings`.
-    may_master: Mutex<bool>,
+    mastery: Mutex<Mastery>,
 }
 
 impl VfioFunction {
@@ -38,7 +49,7 @@ impl VfioFunction {
             shared,
             interrupts: Some(interrupts),
             mappings: Mutex::default(),
-            may_master: Mutex::new(true),
+            mastery: Mutex::new(Mastery::Allowed),
         })
     }
 
@@ -54,16 +65,14 @@ impl VfioFunction {
         self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn may_master(&self) -> MutexGuard<'_, bool> {
-        self.may_master
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn mastery(&self) -> MutexGuard<'_, Mastery> {
+        self.mastery.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has it master the bus, if there is a reason and it may.
     fn set_master(&self, wanted: bool) -> io::Result<()> {
-        let may = self.may_master();
-        set_command(self.kernel(), *may && wanted)
+        let mastery = self.mastery();
+        set_command(self.kernel(), *mastery == Mastery::Allowed && wanted)
     }
 
     fn interrupts(&self) -> Result<&InterruptRouter, AccessError> {
@@ -140,9 +149,10 @@ impl Function for VfioFunction {
         }
         // Held so that the register does not change in between.
         let mappings = self.mappings();
-        let may = self.may_master();
+        let mastery = self.mastery();
         let mut data = data.to_vec();
-        let fixed = command(0, *may && !mappings.is_empty()).to_le_bytes();
+        let is_master = *mastery == Mastery::Allowed && !mappings.is_empty();
+        let fixed = command(0, is_master).to_le_bytes();
         let kept = (COMMAND_IO | COMMAND_MEMORY | COMMAND_MASTER).to_le_bytes();
         for (place, byte) in (offset..end).zip(&mut data) {
             let at = place
@@ -169,12 +179,25 @@ impl Function for VfioFunction {
     }
 
     fn set_bus_master(&self, may: bool) -> Result<(), AccessError> {
-        *self.may_master() = may;
+        {
+            let mut mastery = self.mastery();
+            if *mastery != Mastery::Ended {
+                *mastery = match may {
+                    true => Mastery::Allowed,
+                    false => Mastery::Withheld,
+                };
+            }
+        }
         if may {
             let mappings = self.mappings();
             return Ok(self.set_master(!mappings.is_empty())?);
         }
         // Whoever has the mappings may be waiting for the device.
+        Ok(self.set_master(false)?)
+    }
+
+    fn end_bus_master(&self) -> Result<(), AccessError> {
+        *self.mastery() = Mastery::Ended;
         Ok(self.set_master(false)?)
     }
 

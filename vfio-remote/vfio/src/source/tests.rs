@@ -352,6 +352,12 @@ fn it_does_not_master_the_bus_while_that_is_forbidden() {
     function.unmap(0, 0x8000).unwrap();
     function.set_bus_master(true).unwrap();
     assert!(!fake.device().is_master());
+    // For good.
+    function.end_bus_master().unwrap();
+    function.set_bus_master(true).unwrap();
+    function.map(mapping(0, 0x8000, &file)).unwrap();
+    function.reset().unwrap();
+    assert!(!fake.device().is_master());
 }
 
 #[test]

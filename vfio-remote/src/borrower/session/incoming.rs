@@ -1,0 +1,104 @@
+//! The thread that receives from the lender.
+
+use super::memory::{Access, AccessKind};
+use super::shared::Shared;
+use crate::link::message::{MAX_DATA_BYTES, ToBorrower};
+use crate::link::{LinkError, Received, Receiver};
+use farlane_zero_copy::chain;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+
+/// Starts the thread. What is asked about memory goes to `queue`.
+pub(super) fn start(
+    shared: &Arc<Shared>,
+    receiver: Receiver,
+    queue: SyncSender<Access>,
+) -> std::io::Result<()> {
+    let shared = Arc::clone(shared);
+    std::thread::Builder::new()
+        .name("lender".to_owned())
+        .spawn(move || {
+            match receive(&shared, receiver, &queue) {
+                // A lender stops its device before it hangs up, or it has ended, and its device with it.
+                LinkError::Closed => {
+                    shared.stopped(None);
+                    log::warn!("The lender has hung up");
+                }
+                // Whoever ended it has said why.
+                LinkError::Ended => {}
+                e => log::warn!("The link has failed: {}", chain(&e)),
+            }
+            shared.close();
+            shared.lose_and_tell();
+        })?;
+    Ok(())
+}
+
+/// Takes what comes, until the link ends: why.
+fn receive(shared: &Shared, mut receiver: Receiver, queue: &SyncSender<Access>) -> LinkError {
+    loop {
+        let Received {
+            message,
+            descriptors,
+        } = match receiver.receive::<ToBorrower>(None) {
+            Ok(Some(received)) => received,
+            Ok(None) => continue,
+            Err(e) => return e,
+        };
+        match message {
+            ToBorrower::Reply { id, result } => shared.answered(id, result, descriptors),
+            ToBorrower::Interrupt {
+                fence,
+                kind,
+                vector,
+            } => {
+                shared.with_current(fence, |signals| signals.raise_from_lender(kind, vector));
+            }
+            ToBorrower::Revoking { fence, grace_ms } => {
+                let is_meant = shared.with_current(fence, |signals| signals.want_back());
+                if is_meant {
+                    log::info!("The lender wants the device back within {grace_ms} ms");
+                }
+            }
+            ToBorrower::Ended { fence } => {
+                if shared.stopped(Some(fence)) {
+                    log::warn!("The lender has ended lease {fence}");
+                    shared.lose_and_tell();
+                }
+            }
+            ToBorrower::MemoryRead {
+                id,
+                fence,
+                address,
+                length,
+            } => {
+                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                if length > MAX_DATA_BYTES {
+                    return LinkError::Unexpected("a read that is too long");
+                }
+                let kind = AccessKind::Read(length);
+                let _ = queue.send(Access {
+                    id,
+                    fence,
+                    address,
+                    kind,
+                });
+            }
+            ToBorrower::MemoryWrite {
+                id,
+                fence,
+                address,
+                data,
+            } => {
+                let kind = AccessKind::Write(data);
+                let _ = queue.send(Access {
+                    id,
+                    fence,
+                    address,
+                    kind,
+                });
+            }
+            ToBorrower::Welcome { .. } => return LinkError::Unexpected("a second welcome"),
+        }
+    }
+}

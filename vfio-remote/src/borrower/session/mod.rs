@@ -1,0 +1,349 @@
+//! The borrower's end of a link: asks the lender, keeps the lease, answers about memory.
+
+mod incoming;
+mod memory;
+mod renewal;
+mod shared;
+
+use super::signals::Signals;
+use crate::lender::{TERMS, is_name};
+use crate::link::message::{
+    Attached, Fence, MAX_DATA_BYTES, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender,
+    VERSION,
+};
+use crate::link::{Connector, LinkError, Received, Receiver, Sender};
+use farlane_pci::{DmaSpace, Region};
+use farlane_zero_copy::chain;
+use renewal::Heart;
+pub use shared::Doubt;
+pub(crate) use shared::OnLoss;
+use shared::{Shared, Tenure};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// How long the lender may take to answer. A virtual machine monitor waits five seconds for us.
+const PATIENCE: Duration = Duration::from_millis(4500);
+/// Shortest and longest term of a lease that makes sense.
+const SHORTEST_TERM: Duration = Duration::from_millis(100);
+const LONGEST_TERM: Duration = *TERMS.end();
+
+/// Precedes the name of a lender that has not proved it: nobody can prove such a name.
+const UNPROVED: &str = "unproved:";
+
+/// Why something could not be done at the lender.
+#[derive(Debug, Error)]
+pub enum SessionError {
+    /// The link does not work.
+    #[error("The link to the lender does not work")]
+    Link(#[from] LinkError),
+    /// The lender speaks another version of the protocol.
+    #[error("The lender speaks version {0} of the protocol, not {VERSION}")]
+    Version(u32),
+    /// It refuses.
+    #[error("The lender refuses: {0}")]
+    Refused(#[from] Refusal),
+    /// It says something that is no answer to what was asked.
+    #[error("The lender's answer makes no sense")]
+    Nonsense,
+    /// The link has ended, or the lender does not answer.
+    #[error("The lender is gone")]
+    Lost,
+    /// A lender fell silent, and nothing says that its device has stopped.
+    #[error("The device may still reach memory of the VM that had it, {0}")]
+    InDoubt(Doubt),
+    /// The system failed.
+    #[error("The link cannot be served")]
+    Io(#[from] std::io::Error),
+}
+
+/// A link that is attached to a device.
+pub(crate) struct Session {
+    shared: Arc<Shared>,
+    /// What was attached.
+    pub attached: Attached,
+    /// Its descriptors.
+    pub descriptors: Vec<OwnedFd>,
+    /// What the lender calls itself: for people where it has not proved that.
+    pub lender: String,
+    /// Whether the lender has proved that it is called so.
+    pub is_proved: bool,
+    /// Taken alone.
+    heart: Mutex<Option<Heart>>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.rest();
+        self.shared.retire();
+        self.shared.close();
+    }
+}
+
+/// Connects and says hello.
+///
+/// # Errors
+/// See [`SessionError`].
+pub(crate) fn greet(
+    connector: &Connector,
+    name: &str,
+) -> Result<(Sender, Receiver, String), SessionError> {
+    let (sender, mut receiver) = connector.connect()?;
+    let hello = ToLender::Hello {
+        version: VERSION,
+        name: name.to_owned(),
+    };
+    sender.send(&hello, &[])?;
+    match receiver.receive::<ToBorrower>(Some(Instant::now() + PATIENCE))? {
+        Some(Received {
+            message: ToBorrower::Welcome { version, name },
+            ..
+        }) if version == VERSION && is_name(&name) => Ok((sender, receiver, name)),
+        Some(Received {
+            message: ToBorrower::Welcome { version, .. },
+            ..
+        }) if version != VERSION => Err(SessionError::Version(version)),
+        Some(_) => Err(SessionError::Nonsense),
+        None => Err(SessionError::Lost),
+    }
+}
+
+impl Session {
+    /// Connects and attaches to `device`. `memory` is what the lender may reach by messages;
+    /// `on_loss` is called once, when a lease has ended.
+    pub fn open(
+        connector: &Connector,
+        (name, device): (&str, &str),
+        signals: &Arc<Signals>,
+        memory: Arc<DmaSpace>,
+        on_loss: OnLoss,
+    ) -> Result<Self, SessionError> {
+        let (sender, receiver, lender) = greet(connector, name)?;
+        let is_proved = sender.peer().is_called(&lender);
+        let shared = Arc::new(Shared::new(sender, Arc::clone(signals), on_loss));
+        let queue = memory::start(&shared, memory)?;
+        incoming::start(&shared, receiver, queue)?;
+        let request = Request::Attach {
+            device: device.to_owned(),
+        };
+        let mut session = Self {
+            attached: Attached {
+                description: farlane_pci::Description {
+                    config: Vec::new(),
+                    regions: Vec::new(),
+                    interrupts: farlane_pci::Interrupts::default(),
+                    name: String::new(),
+                },
+                bridges: Vec::new(),
+                areas: Vec::new(),
+            },
+            shared,
+            descriptors: Vec::new(),
+            lender: match is_proved {
+                true => lender,
+                false => format!("{UNPROVED}{lender}"),
+            },
+            is_proved,
+            heart: Mutex::default(),
+        };
+        let (Reply::Attached(attached), descriptors) =
+            session.shared.ask(request, &[], PATIENCE)?
+        else {
+            return Err(SessionError::Nonsense);
+        };
+        if !attached.description.is_valid() {
+            return Err(SessionError::Nonsense);
+        }
+        if !is_proved {
+            log::info!(
+                "The lender does not prove that it is called so: {}",
+                session.lender
+            );
+        }
+        log::info!(
+            "Attached to {device} of {}: {}",
+            session.lender,
+            attached.description.name
+        );
+        session.attached = *attached;
+        session.descriptors = descriptors;
+        Ok(session)
+    }
+
+    /// Asks for something whose answer is that it is done.
+    pub fn ask(
+        &self,
+        request: Request,
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), SessionError> {
+        match self.shared.ask(request, descriptors, PATIENCE)? {
+            (Reply::Done, _) => Ok(()),
+            _ => Err(SessionError::Nonsense),
+        }
+    }
+
+    fn heart(&self) -> MutexGuard<'_, Option<Heart>> {
+        self.heart.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Renews no more.
+    fn rest(&self) {
+        let heart = self.heart().take();
+        drop(heart);
+    }
+
+    /// Takes the device, and goes on renewing the lease.
+    pub fn take(&self) -> Result<(Fence, PeerKey), SessionError> {
+        let (
+            Reply::Taken {
+                fence,
+                term_ms,
+                key,
+            },
+            _,
+        ) = self.shared.ask(Request::Take, &[], PATIENCE)?
+        else {
+            return Err(SessionError::Nonsense);
+        };
+        let term = Duration::from_millis(u64::from(term_ms)).max(SHORTEST_TERM);
+        self.shared.begin(Tenure {
+            fence,
+            term,
+            renewed: Instant::now(),
+        });
+        let heart = match term <= LONGEST_TERM {
+            true => Heart::start(Arc::clone(&self.shared), fence, term),
+            false => Err(SessionError::Nonsense),
+        };
+        *self.heart() = Some(heart.inspect_err(|_| self.give_up(fence))?);
+        Ok((fence, key))
+    }
+
+    /// Gives the device back. It reaches nothing any more when this has succeeded.
+    pub fn give_back(&self, fence: Fence) -> Result<(), SessionError> {
+        self.rest();
+        self.ask(Request::Return { fence }, &[])?;
+        self.shared.stopped(None);
+        Ok(())
+    }
+
+    /// Has the device reach a range no more. A device that is not kept from it by this is given up, as by
+    /// [`give_up`](Self::give_up).
+    pub fn unmap(&self, fence: Fence, address: u64, length: u64) -> Result<(), SessionError> {
+        let request = Request::Unmap {
+            fence,
+            address,
+            length,
+        };
+        let unmapped = self.ask(request, &[]);
+        if unmapped.is_err() {
+            self.give_up(fence);
+        }
+        unmapped
+    }
+
+    /// Gives back a device that does not do what it must, and ends the link: the VM loses it. Whether it reaches memory after
+    /// this, [`doubt`](Self::doubt) says.
+    pub fn give_up(&self, fence: Fence) {
+        if !self.is_lost() {
+            match self.ask(Request::Return { fence }, &[]) {
+                Ok(()) => drop(self.shared.stopped(None)),
+                Err(e) => log::error!("The device cannot be given back: {}", chain(&e)),
+            }
+        }
+        // Whoever renews the lease notices, and says so to whom it concerns.
+        self.shared.hang_up();
+    }
+
+    /// How long the device may reach memory that it has been shown, where the lender does not say anything any more. None
+    /// where it is known to reach nothing.
+    pub fn doubt(&self) -> Option<Doubt> {
+        self.shared.doubt()
+    }
+
+    /// Reads registers.
+    pub fn read(
+        &self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        data: &mut [u8],
+    ) -> Result<(), SessionError> {
+        let mut at = offset;
+        for part in data.chunks_mut(MAX_DATA_BYTES) {
+            let length = u32::try_from(part.len()).unwrap_or(0);
+            let request = Request::Read {
+                fence,
+                region,
+                offset: at,
+                length,
+            };
+            match self.shared.ask(request, &[], PATIENCE)? {
+                (Reply::Data(bytes), _) if bytes.len() == part.len() => {
+                    part.copy_from_slice(&bytes);
+                }
+                _ => return Err(SessionError::Nonsense),
+            }
+            at += u64::from(length);
+        }
+        Ok(())
+    }
+
+    /// Writes registers, and waits until it is done.
+    pub fn write(
+        &self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), SessionError> {
+        let mut at = offset;
+        for part in data.chunks(MAX_DATA_BYTES) {
+            let request = Request::Write {
+                fence,
+                region,
+                offset: at,
+                data: part.to_vec(),
+            };
+            self.ask(request, &[])?;
+            at += u64::try_from(part.len()).unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// Writes registers, without waiting.
+    pub fn post(
+        &self,
+        fence: Fence,
+        region: Region,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), SessionError> {
+        let mut at = offset;
+        for part in data.chunks(MAX_DATA_BYTES) {
+            let message = ToLender::Post {
+                fence,
+                region,
+                offset: at,
+                data: part.to_vec(),
+            };
+            self.shared.send(&message)?;
+            at += u64::try_from(part.len()).unwrap_or(0);
+        }
+        Ok(())
+    }
+
+    /// Whether interrupts can be eventfds of the monitor.
+    pub fn carries_descriptors(&self) -> bool {
+        self.shared.sender.carries_descriptors()
+    }
+
+    /// Whether the device, or the lender, is gone.
+    pub fn is_lost(&self) -> bool {
+        self.shared.is_lost()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,55 @@
+//! The thread that goes on renewing a lease.
+
+use super::SessionError;
+use super::shared::Shared;
+use crate::link::message::{Fence, Request};
+use farlane_zero_copy::chain;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Renews a lease until it is dropped. Says so when the device is lost.
+pub(super) struct Heart {
+    shared: Arc<Shared>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Drop for Heart {
+    fn drop(&mut self) {
+        self.shared.rest();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Heart {
+    pub fn start(shared: Arc<Shared>, fence: Fence, term: Duration) -> Result<Self, SessionError> {
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("lease".to_owned())
+            .spawn(move || beat(&theirs, fence, term))?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+}
+
+/// Renews three times in a term.
+fn beat(shared: &Shared, fence: Fence, term: Duration) {
+    let interval = term / 3;
+    while shared.wait_to_renew(interval) {
+        // Without an answer the lease is over when the term is: two intervals are left of it.
+        let renewed = shared.ask(Request::Renew { fence }, &[], interval * 2);
+        if shared.rests() {
+            return;
+        }
+        if let Err(e) = renewed {
+            log::warn!("The lease cannot be renewed: {}", chain(&e));
+            shared.hang_up();
+            shared.lose_and_tell();
+            return;
+        }
+        shared.renewed();
+    }
+}

@@ -1,0 +1,320 @@
+//! What the threads of a session share: what has been asked of the lender, and what is known of the lease.
+
+use super::super::signals::Signals;
+use super::SessionError;
+use crate::link::Sender;
+use crate::link::message::{Fence, Refusal, Reply, Request, ToLender};
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How much longer than by its term a lease may last at a lender that has fallen silent: until it has looked at the time
+/// (once a second) and stopped the device.
+const STOPPING: Duration = Duration::from_secs(2);
+
+/// What came under a number, and its descriptors.
+type Answer = (Result<Reply, Refusal>, Vec<OwnedFd>);
+
+#[derive(Default)]
+struct Answers {
+    next: u32,
+    /// Requests that wait, and answers that wait to be taken.
+    waiting: HashMap<u32, Option<Answer>>,
+    closed: bool,
+    /// The lease is not renewed any more.
+    resting: bool,
+}
+
+/// How long a device may reach memory that it has been shown, where nothing says that it has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// So much longer at most: by then its lender has noticed that the lease is over.
+    For(Duration),
+    /// While its lender, which is of this host, runs: a lender that is held, or waits for a device, notices nothing.
+    WhileItRuns,
+}
+
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::For(left) => write!(f, "for up to {left:?}"),
+            Self::WhileItRuns => f.write_str("until its lender says that it has stopped, or ends"),
+        }
+    }
+}
+
+/// What is known of the lease.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tenure {
+    pub fence: Fence,
+    pub term: Duration,
+    /// When a renewal was last answered.
+    pub renewed: Instant,
+}
+
+impl Tenure {
+    /// How long the device may reach memory, where the end of its lender is heard of, or not.
+    fn doubt(&self, end_is_heard_of: bool, now: Instant) -> Option<Doubt> {
+        if end_is_heard_of {
+            return Some(Doubt::WhileItRuns);
+        }
+        // A renewal that nobody has heard of may have reached the lender in the last moment of the term.
+        let until = self.renewed + 2 * self.term + STOPPING;
+        let left = until.saturating_duration_since(now);
+        (!left.is_zero()).then_some(Doubt::For(left))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Lease {
+    /// None where there is no lease, and as soon as the lender has said that the device reaches nothing any more.
+    tenure: Option<Tenure>,
+    /// The lease that there is, or was.
+    taken: Option<Fence>,
+    /// Nobody uses the session any more.
+    retired: bool,
+}
+
+/// What the threads of a session share.
+pub(super) struct Shared {
+    pub sender: Sender,
+    answers: Mutex<Answers>,
+    changed: Condvar,
+    /// Held while something is done for the VM that belongs to it.
+    lease: Mutex<Lease>,
+    /// The lease has ended without our doing, or the link has. Changes under the lock of the lease.
+    lost: AtomicBool,
+    /// `on_loss` has been called, or is being called.
+    told: AtomicBool,
+    signals: Arc<Signals>,
+    on_loss: OnLoss,
+}
+
+/// Is told of a lease that has ended.
+pub(crate) type OnLoss = Box<dyn Fn(Fence) + Send + Sync>;
+
+impl Shared {
+    pub fn new(sender: Sender, signals: Arc<Signals>, on_loss: OnLoss) -> Self {
+        Self {
+            sender,
+            answers: Mutex::default(),
+            changed: Condvar::new(),
+            lease: Mutex::default(),
+            lost: AtomicBool::new(false),
+            told: AtomicBool::new(false),
+            signals,
+            on_loss,
+        }
+    }
+
+    fn answers(&self) -> MutexGuard<'_, Answers> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lease(&self) -> MutexGuard<'_, Lease> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device has been taken.
+    pub fn begin(&self, tenure: Tenure) {
+        let mut lease = self.lease();
+        lease.taken = Some(tenure.fence);
+        lease.tenure = Some(tenure);
+    }
+
+    /// The lender has answered a renewal.
+    pub fn renewed(&self) {
+        if let Some(tenure) = &mut self.lease().tenure {
+            tenure.renewed = Instant::now();
+        }
+    }
+
+    /// The device reaches nothing any more; where a lease is named, the device that was taken under it. False where there is none.
+    pub fn stopped(&self, named: Option<Fence>) -> bool {
+        let mut lease = self.lease();
+        let is_meant = |tenure: &mut Tenure| named.is_none_or(|fence| fence == tenure.fence);
+        lease.tenure.take_if(is_meant).is_some()
+    }
+
+    /// See [`Doubt`]. None where the device is known to reach nothing.
+    pub fn doubt(&self) -> Option<Doubt> {
+        let tenure = self.lease().tenure?;
+        tenure.doubt(self.sender.hears_of_the_end(), Instant::now())
+    }
+
+    /// Whether what comes under `fence` belongs to the lease that the VM has.
+    pub fn is_current(&self, fence: Fence) -> bool {
+        self.with_current(fence, |_| ())
+    }
+
+    /// Signals something to the VM, if it belongs to the lease that the VM has, and the VM goes on having it meanwhile.
+    pub fn with_current(&self, fence: Fence, act: impl FnOnce(&Signals)) -> bool {
+        let lease = self.lease();
+        let is_current = lease.tenure.is_some_and(|tenure| tenure.fence == fence);
+        let is_current = is_current && !lease.retired && !self.is_lost();
+        if is_current {
+            act(&self.signals);
+        }
+        is_current
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Nobody uses the session any more: whoever uses the signals next is not asked for anything.
+    pub fn retire(&self) {
+        self.lease().retired = true;
+    }
+
+    /// The device is gone for the VM.
+    pub fn lose(&self) {
+        let lease = self.lease();
+        if !lease.retired && !self.lost.swap(true, Ordering::AcqRel) {
+            self.signals.want_back();
+        }
+    }
+
+    /// The same, and says so to whom it concerns. Not by a thread that holds locks: that may wait for other devices.
+    pub fn lose_and_tell(&self) {
+        self.lose();
+        let taken = self.lease().taken;
+        if let Some(fence) = taken
+            && !self.told.swap(true, Ordering::AcqRel)
+        {
+            (self.on_loss)(fence);
+        }
+    }
+
+    /// The device is gone for the VM, and nothing is asked any more. What the lender still says is heard, until it hangs up too.
+    pub fn hang_up(&self) {
+        self.lose();
+        self.sender.finish();
+        self.ask_nothing();
+    }
+
+    /// Ends the link.
+    pub fn close(&self) {
+        self.sender.close();
+        self.ask_nothing();
+    }
+
+    fn ask_nothing(&self) {
+        self.answers().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Renews no more.
+    pub fn rest(&self) {
+        self.answers().resting = true;
+        self.changed.notify_all();
+    }
+
+    /// Whether it is not.
+    pub fn rests(&self) -> bool {
+        self.answers().resting
+    }
+
+    /// Waits until it is time to renew the lease, or nothing is asked any more. False where it is not renewed any more.
+    pub fn wait_to_renew(&self, interval: Duration) -> bool {
+        let (answers, _) = self
+            .changed
+            .wait_timeout_while(self.answers(), interval, |a| !a.closed && !a.resting)
+            .unwrap_or_else(PoisonError::into_inner);
+        !answers.resting
+    }
+
+    /// Sends what nobody waits for.
+    pub fn send(&self, message: &ToLender) -> Result<(), SessionError> {
+        let sent = self.sender.send(message, &[]);
+        if sent.is_err() {
+            self.hang_up();
+        }
+        Ok(sent?)
+    }
+
+    /// Takes an answer. One that came too late has nobody who waits for it.
+    pub fn answered(&self, id: u32, result: Result<Reply, Refusal>, descriptors: Vec<OwnedFd>) {
+        let mut answers = self.answers();
+        if let Some(slot) = answers.waiting.get_mut(&id) {
+            *slot = Some((result, descriptors));
+            self.changed.notify_all();
+        }
+    }
+
+    pub fn ask(
+        &self,
+        request: Request,
+        descriptors: &[BorrowedFd<'_>],
+        patience: Duration,
+    ) -> Result<(Reply, Vec<OwnedFd>), SessionError> {
+        let until = Instant::now() + patience;
+        let is_renewal = matches!(request, Request::Renew { .. });
+        let id = {
+            let mut answers = self.answers();
+            if answers.closed {
+                return Err(SessionError::Lost);
+            }
+            answers.next = answers.next.wrapping_add(1);
+            let id = answers.next;
+            answers.waiting.insert(id, None);
+            id
+        };
+        let sent = self
+            .sender
+            .send(&ToLender::Request { id, request }, descriptors);
+        if let Err(e) = sent {
+            self.answers().waiting.remove(&id);
+            self.hang_up();
+            return Err(e.into());
+        }
+        let mut answers = self.answers();
+        loop {
+            if matches!(answers.waiting.get(&id), Some(Some(_)))
+                && let Some(Some((result, fds))) = answers.waiting.remove(&id)
+            {
+                return Ok((result?, fds));
+            }
+            if is_renewal && answers.resting {
+                answers.waiting.remove(&id);
+                return Err(SessionError::Lost);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if answers.closed || left.is_zero() {
+                answers.waiting.remove(&id);
+                drop(answers);
+                // A lender that does not answer is one that is not there.
+                self.hang_up();
+                return Err(SessionError::Lost);
+            }
+            answers = self
+                .changed
+                .wait_timeout(answers, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_proves_nothing_of_a_lender_whose_end_is_heard_of() {
+        let renewed = Instant::now();
+        let tenure = Tenure {
+            fence: Fence(1),
+            term: Duration::from_secs(3),
+            renewed,
+        };
+        let after = |seconds| renewed + Duration::from_secs(seconds);
+        let left = Duration::from_secs(1);
+        assert_eq!(tenure.doubt(false, after(7)), Some(Doubt::For(left)));
+        assert_eq!(tenure.doubt(false, after(8)), None);
+        assert_eq!(tenure.doubt(true, after(1000)), Some(Doubt::WhileItRuns));
+    }
+}

@@ -1,0 +1,189 @@
+use super::*;
+use crate::link::Acceptor;
+use farlane_pci::{ClassCode, InterruptKind, Template};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+const LEASE: Fence = Fence(5);
+
+/// Answers a borrower; after that, what the test likes.
+fn serve(sender: &Sender, mut receiver: Receiver, term_ms: u32) {
+    let class = ClassCode {
+        base: 0xff,
+        sub: 0,
+        interface: 0,
+    };
+    while let Ok(Some(received)) = receiver.receive::<ToLender>(None) {
+        let (id, request) = match received.message {
+            ToLender::Hello { .. } => {
+                let welcome = ToBorrower::Welcome {
+                    version: VERSION,
+                    name: "lender".into(),
+                };
+                sender.send(&welcome, &[]).unwrap();
+                continue;
+            }
+            ToLender::Request { id, request } => (id, request),
+            _ => continue,
+        };
+        let reply = match request {
+            Request::Attach { .. } => Reply::Attached(Box::new(Attached {
+                description: Template::new(1, 2, 3, class).describe("test".into()),
+                bridges: Vec::new(),
+                areas: Vec::new(),
+            })),
+            Request::Take => Reply::Taken {
+                fence: LEASE,
+                term_ms,
+                key: PeerKey([0; 16]),
+            },
+            _ => Reply::Done,
+        };
+        let result = Ok(reply);
+        let _ = sender.send(&ToBorrower::Reply { id, result }, &[]);
+    }
+}
+
+struct Rig {
+    session: Session,
+    signals: Arc<Signals>,
+    request: OwnedFd,
+    losses: Arc<AtomicUsize>,
+    /// The lender's end.
+    link: Sender,
+    _folder: tempfile::TempDir,
+}
+
+fn event() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn is_signalled(fd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())) == Ok(1)
+}
+
+impl Rig {
+    fn new(term_ms: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lender");
+        let socket = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 1).unwrap();
+        let (links, link) = mpsc::channel();
+        std::thread::spawn(move || {
+            let incoming = Acceptor::Unix(socket).accept().unwrap();
+            let (sender, receiver) = incoming.finish().unwrap();
+            links.send(sender.clone()).unwrap();
+            serve(&sender, receiver, term_ms);
+        });
+        let address = format!("unix:{}", path.display()).parse().unwrap();
+        let connector = Connector::new(address, None).unwrap();
+        let signals = Arc::<Signals>::default();
+        let request = event();
+        signals.bind_request(Some(request.try_clone().unwrap()));
+        let losses = Arc::<AtomicUsize>::default();
+        let on_loss = {
+            let losses = Arc::clone(&losses);
+            move |fence| {
+                assert_eq!(fence, LEASE);
+                losses.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let session = Session::open(
+            &connector,
+            ("a", "plain"),
+            &signals,
+            DmaSpace::new(),
+            Box::new(on_loss),
+        );
+        Self {
+            session: session.unwrap(),
+            signals,
+            request,
+            losses,
+            link: link.recv().unwrap(),
+            _folder: folder,
+        }
+    }
+}
+
+/// Waits until no thread of a session has this any more.
+fn wait_alone(signals: &Arc<Signals>) {
+    while Arc::strong_count(signals) > 1 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_session_that_is_over_asks_for_nothing() {
+    let rig = Rig::new(1000);
+    let (fence, _) = rig.session.take().unwrap();
+    rig.session.give_back(fence).unwrap();
+    assert_eq!(rig.session.doubt(), None);
+    drop(rig.session);
+    wait_alone(&rig.signals);
+    assert!(!is_signalled(&rig.request));
+}
+
+#[test]
+fn what_a_lender_says_after_the_session_reaches_nobody() {
+    let rig = Rig::new(1000);
+    let (fence, _) = rig.session.take().unwrap();
+    let interrupt = event();
+    let bound = Arc::new(interrupt.try_clone().unwrap());
+    rig.signals.bind(InterruptKind::Msi, 0, Some(bound));
+    let shared = Arc::clone(&rig.session.shared);
+    assert!(shared.with_current(fence, |_| ()));
+    // Not given back: what is known of the lease stays.
+    drop(rig.session);
+    assert!(!shared.with_current(fence, |signals| signals.raise(InterruptKind::Msi, 0)));
+    shared.lose_and_tell();
+    assert!(!is_signalled(&interrupt) && !is_signalled(&rig.request));
+    drop(shared);
+    wait_alone(&rig.signals);
+}
+
+#[test]
+fn a_loss_is_told_once_and_of_its_lease() {
+    let rig = Rig::new(60_000);
+    rig.session.take().unwrap();
+    rig.link.close();
+    wait_lost(&rig);
+    assert!(is_signalled(&rig.request));
+    drop(rig.session);
+    wait_alone(&rig.signals);
+    assert_eq!(rig.losses.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_device_that_is_given_up_is_lost_at_once() {
+    let rig = Rig::new(60_000);
+    let (fence, _) = rig.session.take().unwrap();
+    rig.session.give_up(fence);
+    wait_lost(&rig);
+    assert_eq!(rig.session.doubt(), None);
+}
+
+/// Waits until a loss has been told.
+fn wait_lost(rig: &Rig) {
+    while rig.losses.load(Ordering::SeqCst) == 0 {
+        std::thread::yield_now();
+    }
+    assert!(rig.session.is_lost());
+}
+
+#[test]
+fn a_term_that_makes_no_sense_is_refused() {
+    let rig = Rig::new(60_001);
+    assert!(matches!(rig.session.take(), Err(SessionError::Nonsense)));
+    assert!(rig.session.is_lost());
+}
