@@ -108,6 +108,35 @@ fn what_a_predecessor_had_begun_is_done_in_its_order() {
 }
 
 #[test]
+fn a_queue_that_is_stopped_at_once_has_done_what_a_predecessor_had_begun() {
+    use vhost::VhostBackend as _;
+    let folder = tempfile::tempdir().unwrap();
+    make_disk(folder.path(), DISK);
+    let socket = folder.path().join("socket");
+    let mut vm = Vm::new();
+    for round in 0..10_u16 {
+        let mut daemon = Daemon::start(folder.path(), "");
+        let frontend = vm.boot(&socket);
+        assert_eq!(vm.does(4, 0, DATA, 512), 0);
+        drop(frontend);
+        daemon.kill();
+        for (n, head) in heads().into_iter().enumerate() {
+            vm.request(head, 0, 0, DATA, 512);
+            vm.mark_inflight(head, n as u64);
+        }
+        vm.publish(&heads(), false);
+        let _daemon = Daemon::start(folder.path(), "");
+        let frontend = vm.boot(&socket);
+        let base = frontend.get_vring_base(0).unwrap();
+        // What comes now may be another driver, which knows nothing of them.
+        let used = vm.used();
+        assert_eq!(used.len(), heads().len(), "round {round}");
+        assert!(used.iter().all(|&(.., status)| status == 0), "{used:?}");
+        assert_eq!(base, u32::from((round + 1) * (REQUESTS + 1)));
+    }
+}
+
+#[test]
 fn reads_of_a_killed_backend_end_before_the_next_one_answers_them() {
     // Many may read such a disk, so nothing keeps the next backend from opening it.
     let disk = VolatileDisk::with(vec![3; 1 << 20], Caches::Shared).unwrap();
