@@ -14,6 +14,7 @@ mod lock;
 mod log;
 mod plain;
 pub mod plan;
+mod position;
 pub mod provider;
 mod ranges;
 pub mod readahead;

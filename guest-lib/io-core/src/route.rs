@@ -6,6 +6,7 @@ use crate::config::{self, Mode};
 use crate::files::{self, Opened};
 use crate::fork::Inside;
 use crate::plan::{self, Plan, Read};
+use crate::position::{self, Part, Whole};
 use crate::readahead::{self, Pattern};
 use crate::region::Region;
 use crate::residency::{self, Residency};
@@ -134,20 +135,34 @@ fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
     if !may(&opened, direction) {
         return None;
     }
-    Some(positioned(&opened, call, &region, direction, mode))
+    if let Position::At(offset) = call.position
+        && !position::is_needed(&opened, call.position, direction)
+    {
+        return Some(at(&opened, call, &region, offset, direction, mode));
+    }
+    let part = Part {
+        address: call.address,
+        length: call.length,
+        region: Some(&region),
+    };
+    Some(position::serve(&Whole {
+        opened: &opened,
+        name: call.name,
+        parts: &[part],
+        position: call.position,
+        direction,
+        mode,
+    }))
 }
 
 /// Whether the descriptor is one that the router serves in this direction: the C library says what is wrong with others.
 pub(crate) fn may(opened: &Opened, direction: Direction) -> bool {
     let mode = opened.flags & OFlags::RWMODE;
-    match direction {
-        Direction::Read => mode == OFlags::RDONLY || mode == OFlags::RDWR,
-        // The end of a file is known to the kernel only.
-        Direction::Write => {
-            (mode == OFlags::WRONLY || mode == OFlags::RDWR)
-                && !opened.flags.contains(OFlags::APPEND)
-        }
-    }
+    let needed = match direction {
+        Direction::Read => OFlags::RDONLY,
+        Direction::Write => OFlags::WRONLY,
+    };
+    mode == needed || mode == OFlags::RDWR
 }
 
 /// A short read of a sequence that has been looked at: the plain call and nothing else.
@@ -219,47 +234,23 @@ fn small_and_cached(call: &Call, region: &Region, mode: Mode) -> Option<Result<u
     Some(Ok(moved))
 }
 
-fn positioned(
+fn at(
     opened: &Opened,
     call: &Call,
     region: &Region,
+    offset: u64,
     direction: Direction,
     mode: Mode,
 ) -> Result<usize, Errno> {
-    let length = call.length.min(sys::MAX_BYTES);
-    at_position(opened.fd, call.position, length, |offset| {
-        let buffer = Buffer {
-            address: call.address,
-            length,
-            region,
-        };
-        one(opened, call.name, &buffer, offset, direction, mode)
-    })
-}
-
-/// Runs a transfer of up to `length` bytes at a position. The file position is moved on first, in one step, so that no other
-/// thread gets the same bytes, and back by what was not moved.
-pub(crate) fn at_position(
-    fd: RawFd,
-    position: Position,
-    length: usize,
-    transfer: impl FnOnce(u64) -> Result<usize, Errno>,
-) -> Result<usize, Errno> {
-    let offset = match position {
-        Position::At(offset) if offset > i64::MAX.unsigned_abs() => return Err(Errno::INVAL),
-        Position::At(offset) => return transfer(offset),
-        Position::Current => {
-            let ahead = i64::try_from(length).map_err(|_| Errno::INVAL)?;
-            sys::seek(fd, ahead, libc::SEEK_CUR)?.saturating_sub(length as u64)
-        }
-    };
-    let result = transfer(offset);
-    let left = length - result.unwrap_or(0).min(length);
-    if left > 0 {
-        let back = i64::try_from(left).map_or(0, |left| -left);
-        let _ = sys::seek(fd, back, libc::SEEK_CUR);
+    if offset > i64::MAX.unsigned_abs() {
+        return Err(Errno::INVAL);
     }
-    result
+    let buffer = Buffer {
+        address: call.address,
+        length: call.length.min(sys::MAX_BYTES),
+        region,
+    };
+    one(opened, call.name, &buffer, offset, direction, mode)
 }
 
 /// A buffer in a region.
@@ -376,40 +367,17 @@ fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> P
     if mode == Mode::Cache {
         return whole(Why::Forced);
     }
-    let window = opened.file.disk.stack.window_bytes;
-    let disk = &opened.file.disk;
-    let model = disk.model(opened.file.id, buffer.region.provider.name());
-    let pattern = match mode {
-        Mode::Auto => {
-            let direct_from = model.and_then(CostModel::direct_from);
-            let mut stream = opened.file.stream.lock();
-            if let Some(from) = readahead::granted_from(opened.fd, offset) {
-                stream.catch_up(from, offset);
-            }
-            stream.advice = readahead::advice_of(opened.fd);
-            stream.observe(offset, length, window, direct_from)
-        }
-        _ => Pattern::Single,
+    let (pattern, ahead) = match mode {
+        Mode::Auto => sequence(opened, buffer.region, &request),
+        _ => (Pattern::Single, None),
     };
     if mode == Mode::Auto && pattern == Pattern::Single {
         readahead::expect(opened.fd, request.end);
     }
-    let is_direct = opened.flags.contains(OFlags::DIRECT);
-    if pattern == Pattern::Short && !is_direct {
-        let ahead = readahead::prepare(opened, offset, length);
-        let way = if ahead.cached {
-            Way::Cache
-        } else {
-            Way::ReadAhead
-        };
-        readahead::grant(opened.fd, request.end, ahead.until, way);
-        let why = if ahead.cached {
-            Why::Cached
-        } else {
-            Why::Sequential
-        };
+    if let Some((way, why)) = ahead {
         return Plan::whole(way, length, why);
     }
+    let is_direct = opened.flags.contains(OFlags::DIRECT);
     let body = match reach(opened, buffer, &inside, Direction::Read) {
         Ok((_, body)) => body,
         Err(why) => return whole(why),
@@ -427,10 +395,44 @@ fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> P
         body,
         pattern,
         mode,
-        window,
-        model,
+        window: opened.file.disk.stack.window_bytes,
+        model: model(opened, buffer.region),
     };
     read.plan(|body| look(opened, body))
+}
+
+fn model<'a>(opened: &'a Opened, region: &Region) -> Option<&'a CostModel> {
+    let disk = &opened.file.disk;
+    disk.model(opened.file.id, region.provider.name())
+}
+
+/// What a read is to the sequences of its file; and if it goes by read-ahead, how it counts, and why.
+pub(crate) fn sequence(
+    opened: &Opened,
+    region: &Region,
+    request: &Range<u64>,
+) -> (Pattern, Option<(Way, Why)>) {
+    let (offset, length) = (request.start, request.end - request.start);
+    let pattern = {
+        let direct_from = model(opened, region).and_then(CostModel::direct_from);
+        let mut stream = opened.file.stream.lock();
+        if let Some(from) = readahead::granted_from(opened.fd, offset) {
+            stream.catch_up(from, offset);
+        }
+        stream.advice = readahead::advice_of(opened.fd);
+        let window = opened.file.disk.stack.window_bytes;
+        stream.observe(offset, length, window, direct_from)
+    };
+    if pattern != Pattern::Short || opened.flags.contains(OFlags::DIRECT) {
+        return (pattern, None);
+    }
+    let ahead = readahead::prepare(opened, offset, length);
+    let (way, why) = match ahead.cached {
+        true => (Way::Cache, Why::Cached),
+        false => (Way::ReadAhead, Why::Sequential),
+    };
+    readahead::grant(opened.fd, request.end, ahead.until, way);
+    (pattern, Some((way, why)))
 }
 
 /// Looks at ranges of any length.
