@@ -6,6 +6,7 @@
 
 pub mod automatic;
 pub mod config;
+pub mod descriptors;
 mod direct;
 pub mod disks;
 pub mod files;
@@ -29,6 +30,7 @@ pub mod tunnel;
 pub mod vector;
 
 pub use config::{Mode, set_mode};
+pub use farlane_link::guard;
 pub use registry::{
     RegisterError, is_registered, may_hold, may_overlap, register, register_with, unregister,
     unregister_overlapping,

@@ -104,6 +104,27 @@ fn signal_handlers_read_too() {
 }
 
 #[test]
+fn a_program_that_closes_and_replaces_unknown_numbers_does_no_harm() {
+    let (folder, path, _) = file(2 << 20);
+    let trace = folder.path().join("trace");
+    let mut command = preloaded(built("examples/io_child"));
+    command
+        .args(["guards".as_ref(), path.as_os_str()])
+        .env("FARLANE_IO", "p2p")
+        .env("FARLANE_IO_STATS", "1")
+        .env("FARLANE_IO_TRACE", &trace);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+    // All of it by P2P, and told to the end.
+    assert_eq!(output.stdout, b"0 0 7340032 7\n");
+    let said = String::from_utf8(output.stderr).unwrap();
+    let line = r#"{"cache":0,"read_ahead":0,"p2p":7340032,"requests":7}"#;
+    assert!(said.contains(line), "{said}");
+    let decisions = std::fs::read_to_string(trace).unwrap();
+    assert_eq!(decisions.lines().count(), 7);
+}
+
+#[test]
 fn a_position_that_others_share_is_where_bytes_have_been_moved_at_every_moment() {
     for mode in ["p2p", "auto"] {
         let [cache, ahead, p2p, _] = story("positions", mode);

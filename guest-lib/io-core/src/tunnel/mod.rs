@@ -196,7 +196,7 @@ impl Part<'_> {
             Direction::Read,
         )?;
         // SAFETY: our own phony memory.
-        let bytes = unsafe { sys::pread(direct.fd, lent.base(), self.length, self.offset) }?;
+        let bytes = unsafe { sys::pread(direct.number(), lent.base(), self.length, self.offset) }?;
         let mut landed = 0;
         for sectors in armed.runs(bytes) {
             if sectors.landed {
@@ -234,7 +234,13 @@ impl Part<'_> {
             let (length, offset) = (self.length, self.offset);
             // SAFETY: our own phony memory.
             bytes = unsafe {
-                sys::pwrite_with(direct.fd, lent.base(), length, offset, libc::RWF_NOWAIT)
+                sys::pwrite_with(
+                    direct.number(),
+                    lent.base(),
+                    length,
+                    offset,
+                    libc::RWF_NOWAIT,
+                )
             };
             if bytes != Err(Errno::AGAIN) {
                 break;

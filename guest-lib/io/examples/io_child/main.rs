@@ -2,6 +2,7 @@
 //! the library than its registration. Each story ends with what the totals say.
 
 mod cuda;
+mod guards;
 mod positions;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -425,6 +426,7 @@ fn main() -> Result<()> {
         "forks" => forks(&file, &content)?,
         "signals" => signals(&file, &content)?,
         "cuda" => cuda::cuda(&file, &content)?,
+        "guards" => guards::guards(file, path)?,
         "positions" => positions::positions(&file, &content)?,
         "killed" => positions::killed(&file)?,
         _ => bail!("There is no story {story}"),
