@@ -6,6 +6,7 @@
 
 pub mod automatic;
 pub mod config;
+mod decide;
 pub mod descriptors;
 mod direct;
 pub mod disks;

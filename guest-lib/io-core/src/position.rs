@@ -10,9 +10,9 @@ use crate::files::Opened;
 use crate::plain::{self, Bounce};
 use crate::readahead::{self, Pattern};
 use crate::region::Region;
-use crate::route::{self, Direction, Position};
+use crate::route::{Direction, Position};
 use crate::trace::{Account, Began};
-use crate::{stats, sys, trace};
+use crate::{decide, stats, sys, trace};
 use farlane_io_plan::trace::{Piece, Way, Why};
 use libc::iovec;
 use rustix::fs::OFlags;
@@ -98,7 +98,7 @@ impl Whole<'_> {
             && offset < self.opened.size
         {
             let request = offset..offset.saturating_add(self.length() as u64);
-            match route::sequence(self.opened, region, &request) {
+            match decide::sequence(self.opened, region, &request) {
                 (_, Some(ahead)) => return ahead,
                 (Pattern::Single, None) => readahead::expect(self.opened.fd, request.end),
                 (_, None) => (),
