@@ -198,6 +198,43 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(address, length, protection, flags, fd, offset) }
 }
 
+/// `mremap`: device memory that moves stays registered.
+///
+/// # Safety
+/// As the C library's function of this name, which has `new` only with some flags.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_length: size_t,
+    new_length: size_t,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    let with_new = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
+    let new = if with_new { new } else { std::ptr::null_mut() };
+    if flags & libc::MREMAP_FIXED != 0 {
+        unmapping(new, new_length);
+    }
+    // Of a shared mapping that is mapped once more (a length of zero) all that is mapped again is looked at.
+    if !may_overlap(old.addr(), old_length.max(new_length)) {
+        // SAFETY: as promised by the caller.
+        return unsafe { next::mremap(old, old_length, new_length, flags, new) };
+    }
+    let saved = SavedErrno::new();
+    let moving = automatic::moving(old.addr(), old_length, new_length);
+    drop(saved);
+    // SAFETY: as promised by the caller.
+    let moved = unsafe { next::mremap(old, old_length, new_length, flags, new) };
+    let saved = SavedErrno::new();
+    let stays = flags & libc::MREMAP_DONTUNMAP != 0;
+    moving.ended(
+        (moved != libc::MAP_FAILED).then(|| moved.expose_provenance()),
+        stays,
+    );
+    drop(saved);
+    moved
+}
+
 /// `munmap`.
 ///
 /// # Safety

@@ -125,6 +125,12 @@ fn a_program_that_closes_and_replaces_unknown_numbers_does_no_harm() {
 }
 
 #[test]
+fn device_memory_that_is_moved_is_known_where_it_is_and_nowhere_else() {
+    let [_, _, p2p, _] = story("moves", "p2p");
+    assert!(p2p > 0);
+}
+
+#[test]
 fn a_position_that_others_share_is_where_bytes_have_been_moved_at_every_moment() {
     for mode in ["p2p", "auto"] {
         let [cache, ahead, p2p, _] = story("positions", mode);

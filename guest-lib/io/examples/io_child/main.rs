@@ -3,6 +3,7 @@
 
 mod cuda;
 mod guards;
+mod moves;
 mod positions;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -427,6 +428,7 @@ fn main() -> Result<()> {
         "signals" => signals(&file, &content)?,
         "cuda" => cuda::cuda(&file, &content)?,
         "guards" => guards::guards(file, path)?,
+        "moves" => moves::moves(&file, &content)?,
         "positions" => positions::positions(&file, &content)?,
         "killed" => positions::killed(&file)?,
         _ => bail!("There is no story {story}"),
