@@ -143,8 +143,8 @@ fn a_process_that_is_killed_leaves_position_and_file_as_far_as_it_has_written() 
     story("killed", "p2p");
 }
 
-#[test]
-fn memory_of_a_cuda_driver_is_recognised_and_copied() {
+/// Runs a story with the CUDA driver of the tests; what it tells.
+fn cuda_story(name: &str) -> String {
     let (folder, path, _) = file(2 << 20);
     let driver = folder.path().join("libcuda.so.1");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_cuda.c");
@@ -157,10 +157,20 @@ fn memory_of_a_cuda_driver_is_recognised_and_copied() {
         .unwrap();
     assert!(made.success());
     let mut command = preloaded(built("examples/io_child"));
-    command.args(["cuda".as_ref(), path.as_os_str()]);
+    command.args([name.as_ref(), path.as_os_str()]);
     let output = command.env("DRIVER", driver).output().unwrap();
     assert!(output.status.success(), "{}", told(&output));
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), "787096 0 0 7\n");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn memory_of_a_cuda_driver_is_recognised_and_copied() {
+    assert_eq!(cuda_story("cuda"), "787096 0 0 7\n");
+}
+
+#[test]
+fn memory_of_no_cuda_context_is_copied_in_every_thread() {
+    assert_eq!(cuda_story("cuda_contexts"), "165000 0 0 6\n");
 }
 
 #[test]

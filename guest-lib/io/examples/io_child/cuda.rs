@@ -2,29 +2,81 @@
 
 use crate::{bytes, errno, vector};
 use anyhow::{Result, ensure};
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
 
-/// Device pointers of a CUDA driver that the program has loaded, and that nobody has registered.
-pub fn cuda(file: &File, content: &[u8]) -> Result<()> {
-    let driver = std::ffi::CString::new(std::env::var("DRIVER")?)?;
-    // SAFETY: the test's own library, and the types of its functions.
-    let (allocate, free, device) = unsafe {
-        let library = libc::dlopen(driver.as_ptr(), libc::RTLD_NOW);
-        ensure!(!library.is_null(), "The driver cannot be loaded");
-        let find = |name: &CStr| libc::dlsym(library, name.as_ptr());
-        type Allocate = unsafe extern "C" fn() -> *mut u8;
-        (
-            std::mem::transmute::<*mut c_void, Allocate>(find(c"fake_allocate")),
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn()>(find(c"fake_free")),
-            std::mem::transmute::<*mut c_void, Allocate>(find(c"fake_content"))(),
-        )
-    };
+/// What the driver of the tests has besides the functions of a driver: each takes the number of an allocation or a device.
+struct Driver {
+    allocate: unsafe extern "C" fn(c_int) -> *mut u8,
+    free: unsafe extern "C" fn(c_int),
+    content: unsafe extern "C" fn(c_int) -> *mut u8,
+    /// Makes the context of a device current, or none, and says whether that of another one was.
+    make_current: unsafe extern "C" fn(c_int, c_int) -> c_int,
+    retained: unsafe extern "C" fn(c_int) -> c_int,
+}
+
+impl Driver {
+    fn load() -> Result<Self> {
+        let path = std::ffi::CString::new(std::env::var("DRIVER")?)?;
+        // SAFETY: the test's own library, and the types of its functions.
+        unsafe {
+            let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
+            ensure!(!library.is_null(), "The driver cannot be loaded");
+            let find = |name: &CStr| libc::dlsym(library, name.as_ptr());
+            type Address = unsafe extern "C" fn(c_int) -> *mut u8;
+            type Free = unsafe extern "C" fn(c_int);
+            type Current = unsafe extern "C" fn(c_int, c_int) -> c_int;
+            type Number = unsafe extern "C" fn(c_int) -> c_int;
+            Ok(Self {
+                allocate: std::mem::transmute::<*mut c_void, Address>(find(c"fake_allocate")),
+                free: std::mem::transmute::<*mut c_void, Free>(find(c"fake_free")),
+                content: std::mem::transmute::<*mut c_void, Address>(find(c"fake_content")),
+                make_current: std::mem::transmute::<*mut c_void, Current>(find(
+                    c"fake_make_current",
+                )),
+                retained: std::mem::transmute::<*mut c_void, Number>(find(c"fake_retained")),
+            })
+        }
+    }
+}
+
+/// Memory of no context, in a thread that has one of its device, none, or one of another device.
+pub fn of_no_context(file: &File, content: &[u8]) -> Result<()> {
+    const NONE: c_int = -1;
+    let driver = Driver::load()?;
     let fd = file.as_raw_fd();
     // SAFETY: device pointers go to calls only.
     unsafe {
-        let at = allocate();
+        let at = (driver.allocate)(1);
+        let device = (driver.content)(1);
+        let mut before = NONE;
+        for (round, (current, retained)) in [(1, 0), (NONE, 1), (0, 1)].into_iter().enumerate() {
+            ensure!((driver.make_current)(current, before) == 1, "Round {round}");
+            before = current;
+            let offset = round * 4096;
+            let moved = libc::pread(fd, at.cast(), 50_000, offset.try_into()?);
+            ensure!(moved == 50_000, "Round {round}: {moved}, errno {}", errno());
+            ensure!(bytes(device, 0, 50_000) == &content[offset..offset + 50_000]);
+            let moved = libc::pwrite(fd, at.cast(), 5000, 1_000_000);
+            ensure!(moved == 5000, "Round {round}: {moved}, errno {}", errno());
+            // The device's own context is asked for where there is no other, and once.
+            ensure!((driver.retained)(1) == retained, "Round {round}");
+        }
+        ensure!((driver.make_current)(NONE, before) == 1);
+        ensure!((driver.retained)(0) == 0);
+        (driver.free)(1);
+    }
+    Ok(())
+}
+
+/// Device pointers of a CUDA driver that the program has loaded, and that nobody has registered.
+pub fn cuda(file: &File, content: &[u8]) -> Result<()> {
+    let driver = Driver::load()?;
+    let fd = file.as_raw_fd();
+    // SAFETY: device pointers go to calls only.
+    unsafe {
+        let (at, device) = ((driver.allocate)(0), (driver.content)(0));
         let moved = [
             libc::pread(fd, at.wrapping_add(3).cast(), 700_000, 5),
             libc::pread(fd, at.wrapping_add(800_000).cast(), 4096, 0),
@@ -53,7 +105,7 @@ pub fn cuda(file: &File, content: &[u8]) -> Result<()> {
             libc::pread(fd, beyond, 4096, 0) == -1 && errno() == libc::EFAULT,
             "Beyond the end"
         );
-        free();
+        (driver.free)(0);
         ensure!(
             libc::pread(fd, at.cast(), 4096, 0) == -1 && errno() == libc::EFAULT,
             "Freed"
