@@ -105,7 +105,7 @@ pub(crate) fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode:
         body,
         pattern,
         mode,
-        window: opened.file.disk.stack.window_bytes,
+        window: opened.file.disk.window_bytes(),
         model: model(opened, buffer.region),
     };
     read.plan(|body| look(opened, body))
@@ -130,7 +130,7 @@ pub(crate) fn sequence(
             stream.catch_up(from, offset);
         }
         stream.advice = readahead::advice_of(opened.fd);
-        let window = opened.file.disk.stack.window_bytes;
+        let window = opened.file.disk.window_bytes();
         stream.observe(offset, length, window, direct_from)
     };
     if pattern != Pattern::Short || opened.flags.contains(OFlags::DIRECT) {

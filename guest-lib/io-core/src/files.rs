@@ -1,7 +1,7 @@
 //! What is known of the program's files: how they are aligned, on which disk they lie.
 
 use crate::descriptors::Own;
-use crate::disks::Stack;
+use crate::disks::Watched;
 use crate::lock::Lock;
 use crate::readahead::{Advice, Stream};
 use crate::{readahead, sys};
@@ -60,11 +60,9 @@ impl Attributes {
 #[derive(Debug)]
 pub struct DiskFacts {
     /// Its layers.
-    pub stack: Stack,
+    pub stack: Watched,
     /// What calibration has found, by provider.
     models: [OnceLock<Option<CostModel>>; PROVIDERS.len()],
-    /// A tunnelled read of it has arrived.
-    pub tunnel_proven: AtomicBool,
 }
 
 /// What is known of one file.
@@ -166,9 +164,8 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
     let disk = disk.unwrap_or_else(|| {
         let (major, minor) = (rustix::fs::major(id.device), rustix::fs::minor(id.device));
         Arc::new(DiskFacts {
-            stack: Stack::look(Path::new("/sys"), major, minor),
+            stack: Watched::new(Path::new("/sys"), major, minor),
             models: [const { OnceLock::new() }; PROVIDERS.len()],
-            tunnel_proven: AtomicBool::new(false),
         })
     });
     let statx = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
@@ -205,6 +202,12 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
 }
 
 impl DiskFacts {
+    /// The system's read-ahead window in bytes.
+    #[must_use]
+    pub fn window_bytes(&self) -> u64 {
+        self.stack.last().stack.window_bytes
+    }
+
     /// What calibration has found for memory of a provider.
     #[must_use]
     pub fn model(&self, id: FileId, provider: &str) -> Option<&CostModel> {

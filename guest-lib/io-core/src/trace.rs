@@ -20,7 +20,7 @@ impl Trace {
     fn open(path: &std::ffi::OsStr) -> rustix::io::Result<Self> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))?;
-        Ok(Self(Guarded::new(fd, Kind::Log)))
+        Ok(Self(Guarded::new(fd, Kind::Inherited)))
     }
 
     fn write(&self, line: &str) {

@@ -68,7 +68,7 @@ extern "C" fn begin() {
     let _ = config::mode();
     if config::wants_stats() {
         if let Ok(copy) = std::io::stderr().as_fd().try_clone_to_owned() {
-            let _ = REPORT.set(Guarded::new(copy, Kind::Log));
+            let _ = REPORT.set(Guarded::new(copy, Kind::Inherited));
         }
         // SAFETY: the function is there for as long as the program.
         unsafe { libc::atexit(end) };

@@ -26,8 +26,8 @@ pub enum Kind {
     File,
     /// A device. Children do not have it.
     Device,
-    /// What is told to the user, by children too.
-    Log,
+    /// What children have, too.
+    Inherited,
 }
 
 /// Nothing, or something that is being put there.
@@ -101,7 +101,9 @@ impl Guarded {
         });
         let fd = match kind {
             Kind::File => fd,
-            Kind::Device | Kind::Log => rustix::io::fcntl_dupfd_cloexec(&fd, HIGH).unwrap_or(fd),
+            Kind::Device | Kind::Inherited => {
+                rustix::io::fcntl_dupfd_cloexec(&fd, HIGH).unwrap_or(fd)
+            }
         };
         let entry = fstat(&fd).ok().and_then(|stat| {
             let free = |entry: &&Entry| {
@@ -114,7 +116,9 @@ impl Guarded {
             let (at, entry) = TABLE.iter().enumerate().find(|(_, entry)| free(entry))?;
             entry.device.store(stat.st_dev, Ordering::Relaxed);
             entry.inode.store(stat.st_ino, Ordering::Relaxed);
-            entry.inherited.store(kind == Kind::Log, Ordering::Relaxed);
+            entry
+                .inherited
+                .store(kind == Kind::Inherited, Ordering::Relaxed);
             USED.fetch_max(at + 1, Ordering::AcqRel);
             Some(entry)
         });
@@ -178,7 +182,7 @@ impl<G: Deref<Target = Guarded>> AsFd for InUse<G> {
 
 impl<G: Deref<Target = Guarded>> InUse<G> {
     fn of(guarded: G) -> Option<Self> {
-        if !guarded.origin.is_here() && guarded.kind != Kind::Log {
+        if !guarded.origin.is_here() && guarded.kind != Kind::Inherited {
             return None;
         }
         let number = match &guarded.place {

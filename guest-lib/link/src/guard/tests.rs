@@ -129,11 +129,11 @@ fn ranges_are_cut_around_our_numbers() {
 }
 
 #[test]
-fn children_have_what_is_told_to_the_user_and_nothing_else() {
+fn children_have_what_is_theirs_too_and_nothing_else() {
     let _turn = turn();
     let (file, _) = guarded(Kind::File);
     let (device, _) = guarded(Kind::Device);
-    let (log, _) = guarded(Kind::Log);
+    let (log, _) = guarded(Kind::Inherited);
     let numbers = [&file, &device, &log].map(number);
     // SAFETY: the child asks and ends.
     let child = unsafe { libc::fork() };
