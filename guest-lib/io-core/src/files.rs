@@ -10,13 +10,16 @@ use rustix::fs::{OFlags, Stat};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Direct I/O with a file that was refused as often as this in a row is not tried any more while it is open.
 const MOST_REFUSALS: u32 = 8;
+
+/// `FS_XFLAG_REALTIME` (linux/fs.h).
+const XFLAG_REALTIME: u32 = 1;
 
 /// A file, whatever it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -54,6 +57,13 @@ impl Attributes {
         let tells = self.known & Self::ENCRYPTED != 0 || magic == libc::XFS_SUPER_MAGIC;
         tells && self.set & changing == 0
     }
+}
+
+/// Whether a file of xfs lies on its realtime device, which is another one than that of the file system's number; statx does not
+/// tell of it.
+fn is_elsewhere(fd: BorrowedFd<'_>, magic: libc::c_long) -> bool {
+    magic == libc::XFS_SUPER_MAGIC
+        && sys::extended_flags(fd.as_raw_fd()).is_none_or(|flags| flags & XFLAG_REALTIME != 0)
 }
 
 /// The disk beneath a file system.
@@ -178,7 +188,7 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
         set: statx.stx_attributes.bits(),
         known: statx.stx_attributes_mask.bits(),
     });
-    let passes_pages = attributes.unwrap_or_default().pass_pages(magic);
+    let passes_pages = attributes.unwrap_or_default().pass_pages(magic) && !is_elsewhere(fd, magic);
     let mut files = FILES.lock();
     let disk = Arc::clone(files.disks.entry(id.device).or_insert(disk));
     let file = files.files.entry(id).or_insert_with(|| {
@@ -386,7 +396,7 @@ pub fn advised(fd: RawFd, advice: c_int) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd as _;
+    use std::os::fd::AsFd as _;
 
     #[test]
     fn files_whose_pages_are_not_the_disks_are_not_tunnelled() {
@@ -406,6 +416,20 @@ mod tests {
         // Nothing is known of encryption.
         assert!(!passes(0, known & !0x800, ext4));
         assert!(passes(0, known & !0x800, libc::XFS_SUPER_MAGIC));
+    }
+
+    #[test]
+    fn files_of_a_realtime_device_are_elsewhere() {
+        // Of a file system that knows such flags at all, and of xfs.
+        let file = tempfile::tempfile_in(std::env::current_exe().unwrap().parent().unwrap());
+        let file = file.unwrap();
+        let flags = sys::extended_flags(file.as_raw_fd()).unwrap();
+        assert_eq!(flags & XFLAG_REALTIME, 0);
+        assert!(!is_elsewhere(file.as_fd(), libc::XFS_SUPER_MAGIC));
+        // A pipe has none: what cannot be asked is not on the disk.
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        assert!(is_elsewhere(pipe.as_fd(), libc::XFS_SUPER_MAGIC));
+        assert!(!is_elsewhere(pipe.as_fd(), libc::EXT4_SUPER_MAGIC));
     }
 
     #[test]

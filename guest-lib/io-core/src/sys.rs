@@ -241,6 +241,19 @@ pub fn close(fd: RawFd) {
     let _ = unsafe { call(libc::SYS_close, [word(fd), 0, 0, 0, 0, 0]) };
 }
 
+/// `FS_IOC_FSGETXATTR` and `struct fsxattr` (linux/fs.h): its words, of which the first are the flags.
+const IOC_FSGETXATTR: usize = 0x801c_581f;
+const FSXATTR_WORDS: usize = 7;
+
+/// The `FS_XFLAG_*` of a file, where its file system has any.
+pub(crate) fn extended_flags(fd: RawFd) -> Option<u32> {
+    let mut words = [0_u32; FSXATTR_WORDS];
+    let arguments = [word(fd), IOC_FSGETXATTR, (&raw mut words).addr(), 0, 0, 0];
+    // SAFETY: the kernel writes as many words, which live over the call.
+    unsafe { call(libc::SYS_ioctl, arguments) }.ok()?;
+    Some(words[0])
+}
+
 /// Pages of a range of a file that are in the page cache.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
