@@ -172,6 +172,10 @@ impl Device for DiskDevice {
         Worker::start(queue, disk, writeback, placement)
     }
 
+    fn ends(&mut self, worker: &Worker) {
+        worker.end();
+    }
+
     fn stop(&mut self, worker: Worker) -> u16 {
         worker.stop()
     }

@@ -63,6 +63,15 @@ fn killed_in_the_middle(folder: &Path) {
     assert!(vm.used().is_empty());
 }
 
+/// A backend that has served this VM and was killed when nothing was under way.
+fn killed_at_rest(folder: &Path, vm: &mut Vm) {
+    let mut daemon = Daemon::start(folder, "");
+    let frontend = vm.boot(&folder.join("socket"));
+    assert_eq!(vm.does(4, 0, DATA, 512), 0);
+    drop(frontend);
+    daemon.kill();
+}
+
 #[test]
 fn every_request_of_a_killed_backend_is_completed_exactly_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,13 +84,9 @@ fn every_request_of_a_killed_backend_is_completed_exactly_once() {
 fn what_a_predecessor_had_begun_is_done_in_its_order() {
     let folder = tempfile::tempdir().unwrap();
     let file = make_disk(folder.path(), DISK);
-    let mut daemon = Daemon::start(folder.path(), "");
     let mut vm = Vm::new();
     let socket = folder.path().join("socket");
-    let frontend = vm.boot(&socket);
-    assert_eq!(vm.does(4, 0, DATA, 512), 0);
-    drop(frontend);
-    daemon.kill();
+    killed_at_rest(folder.path(), &mut vm);
     // As a backend leaves it that was killed with three requests under way, taken in this order,
     // all of them writes of one sector.
     for (n, head) in [9_u16, 3, 6].into_iter().enumerate() {
@@ -105,6 +110,31 @@ fn what_a_predecessor_had_begun_is_done_in_its_order() {
     file.read_exact_at(&mut sector, 7 * 512).unwrap();
     assert!((1..=3).contains(&sector[0]) && sector.iter().all(|&b| b == sector[0]));
     assert_eq!(vm.get::<1>(STATUSES + 3), [0]);
+}
+
+#[test]
+fn a_queue_that_is_stopped_at_once_has_done_what_a_predecessor_had_begun() {
+    use vhost::VhostBackend as _;
+    let folder = tempfile::tempdir().unwrap();
+    make_disk(folder.path(), DISK);
+    let socket = folder.path().join("socket");
+    let mut vm = Vm::new();
+    for round in 0..10_u16 {
+        killed_at_rest(folder.path(), &mut vm);
+        for (n, head) in heads().into_iter().enumerate() {
+            vm.request(head, 0, 0, DATA, 512);
+            vm.mark_inflight(head, n as u64);
+        }
+        vm.publish(&heads(), false);
+        let _daemon = Daemon::start(folder.path(), "");
+        let frontend = vm.boot(&socket);
+        let base = frontend.get_vring_base(0).unwrap();
+        // What comes now may be another driver, which knows nothing of them.
+        let used = vm.used();
+        assert_eq!(used.len(), heads().len(), "round {round}");
+        assert!(used.iter().all(|&(.., status)| status == 0), "{used:?}");
+        assert_eq!(base, u32::from((round + 1) * (REQUESTS + 1)));
+    }
 }
 
 #[test]
@@ -151,13 +181,9 @@ fn reads_of_a_killed_backend_end_before_the_next_one_answers_them() {
 fn a_driver_that_a_predecessor_has_not_told_is_told() {
     let folder = tempfile::tempdir().unwrap();
     make_disk(folder.path(), DISK);
-    let mut daemon = Daemon::start(folder.path(), "");
     let mut vm = Vm::new();
     let socket = folder.path().join("socket");
-    let frontend = vm.boot(&socket);
-    assert_eq!(vm.does(4, 0, DATA, 512), 0);
-    drop(frontend);
-    daemon.kill();
+    killed_at_rest(folder.path(), &mut vm);
     // As a backend leaves it that was killed between publishing a used buffer and telling of it.
     vm.forget_calls();
     let _daemon = Daemon::start(folder.path(), "");

@@ -89,6 +89,10 @@ pub trait Device: Send + 'static {
     /// What the system says.
     fn start(&mut self, queue: Setup) -> io::Result<Self::Worker>;
 
+    /// Several queues are going to be [stopped](Self::stop), this one among them: nothing more is taken from it. To stop the others
+    /// may take long.
+    fn ends(&mut self, _worker: &Self::Worker) {}
+
     /// Stops to serve a queue; returns the running number of the first buffer that was not taken.
     /// Nothing touches the queue or its memory then.
     fn stop(&mut self, worker: Self::Worker) -> u16;
@@ -260,15 +264,23 @@ impl<D: Device> Session<D> {
 
     /// Stops all queues. Nothing touches the VM's memory then.
     pub fn stop(&mut self) {
-        for queue in &mut self.queues {
-            queue.stop(&mut self.device);
-        }
+        self.stop_queues();
         self.channel.close();
     }
 
-    fn reset(&mut self) {
+    fn stop_queues(&mut self) {
+        let workers = self.queues.iter().filter_map(|queue| queue.worker.as_ref());
+        for worker in workers {
+            self.device.ends(worker);
+        }
         for queue in &mut self.queues {
             queue.stop(&mut self.device);
+        }
+    }
+
+    fn reset(&mut self) {
+        self.stop_queues();
+        for queue in &mut self.queues {
             queue.kick = None;
             queue.enabled = false;
             queue.next_available = 0;
@@ -512,3 +524,6 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         Err(Error::InvalidMessage)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,9 @@
 //! Memory that registers itself: mappings of PCI BARs and of P2PDMA memory, by the files that the kernel has for them.
 
+use crate::provider::Provider;
 use crate::{registry, sys};
 use rustix::fs::Stat;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -92,6 +94,75 @@ pub fn unmapping(address: usize, length: usize) {
     }
 }
 
+/// Registered memory that the program moves with `mremap`: it is unregistered until that has [ended](Self::ended).
+#[derive(Debug)]
+pub struct Moving {
+    /// What moves, or is mapped once more.
+    old: Range<usize>,
+    new_length: usize,
+    /// It stays where it is, too.
+    again: bool,
+    taken: Vec<(usize, usize, Arc<dyn Provider>)>,
+}
+
+/// Is told that the program is about to move `old_length` bytes at `old`, which become `new_length`; of a length of zero they are
+/// mapped once more. Returns when no I/O is under way in any registered memory there.
+#[must_use]
+pub fn moving(old: usize, old_length: usize, new_length: usize) -> Moving {
+    let again = old_length == 0;
+    let pages = |length: usize| {
+        length
+            .checked_next_multiple_of(sys::page_bytes())
+            .unwrap_or(length)
+    };
+    let length = pages(if again { new_length } else { old_length });
+    Moving {
+        old: old..old.saturating_add(length),
+        new_length: pages(new_length),
+        again,
+        taken: registry::unregister_overlapping(old, length),
+    }
+}
+
+impl Moving {
+    /// It is at `new` now, or has not moved; whether it also `stays` where it was. What has not gone stays registered, and what has
+    /// moved is registered there.
+    pub fn ended(self, new: Option<usize>, stays: bool) {
+        for (start, bytes, provider) in &self.taken {
+            for part in self.left(*start..start + bytes, new, stays) {
+                let length = part.end - part.start;
+                let _ = registry::register_with(part.start, length, Arc::clone(provider));
+            }
+        }
+    }
+
+    /// Where memory is that was at `was`.
+    fn left(&self, was: Range<usize>, new: Option<usize>, stays: bool) -> Vec<Range<usize>> {
+        let Some(new) = new else {
+            return vec![was];
+        };
+        let moved = was.start.max(self.old.start)..was.end.min(self.old.end);
+        let mut left = if stays || self.again {
+            vec![was]
+        } else {
+            vec![was.start..moved.start, moved.end..was.end]
+        };
+        let offsets = moved.start - self.old.start..moved.end - self.old.start;
+        let offsets = offsets.start..offsets.end.min(self.new_length);
+        left.push(new.saturating_add(offsets.start)..new.saturating_add(offsets.end));
+        left.retain(|part| part.start < part.end);
+        left.sort_by_key(|part| part.start);
+        left.dedup_by(|next, last| {
+            let meet = next.start <= last.end;
+            if meet {
+                last.end = last.end.max(next.end);
+            }
+            meet
+        });
+        left
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,5 +186,48 @@ mod tests {
         }
         assert_eq!(of("/sys/devices/resource2"), None);
         assert_eq!(of("/home/0000:00:05/resource2"), None);
+    }
+
+    #[test]
+    fn what_is_moved_is_found_where_it_is() {
+        type Ends = (usize, usize);
+        const ALL: Ends = (0x1000, 0x9000);
+        let left = |old: Ends, new_length, was: Ends, new, stays| -> Vec<Ends> {
+            let moving = Moving {
+                again: old.0 == old.1,
+                old: old.0..old.1.max(old.0 + usize::from(old.0 == old.1) * new_length),
+                new_length,
+                taken: Vec::new(),
+            };
+            let left = moving.left(was.0..was.1, new, stays);
+            left.into_iter()
+                .map(|part| (part.start, part.end))
+                .collect()
+        };
+        // It has not moved.
+        assert_eq!(left(ALL, 0x8000, ALL, None, false), [ALL]);
+        assert_eq!(left(ALL, 0x8000, ALL, Some(0x1000), false), [ALL]);
+        // All of it, and more than that.
+        let (was, is) = ((0x3000, 0x4000), (0x10_3000, 0x10_4000));
+        assert_eq!(left(ALL, 0x8000, was, Some(0x10_1000), false), [is]);
+        assert_eq!(left(ALL, 0x8000, was, Some(0x10_1000), true), [was, is]);
+        // A part, shorter than it was.
+        let middle = (0x3000, 0x5000);
+        assert_eq!(
+            left(middle, 0x1000, ALL, Some(0x20_0000), false),
+            [(0x1000, 0x3000), (0x5000, 0x9000), (0x20_0000, 0x20_1000)]
+        );
+        assert_eq!(
+            left(middle, 0x1000, ALL, Some(0x3000), false),
+            [(0x1000, 0x4000), (0x5000, 0x9000)]
+        );
+        // Longer: what is new there nobody has registered.
+        let end = (0x3000, 0x9000);
+        assert_eq!(left(end, 0x10_0000, ALL, Some(0x3000), false), [ALL]);
+        // Once more, at another address.
+        assert_eq!(
+            left((0x1000, 0x1000), 0x2000, ALL, Some(0x20_0000), false),
+            [ALL, (0x20_0000, 0x20_2000)]
+        );
     }
 }

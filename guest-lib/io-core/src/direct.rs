@@ -36,7 +36,7 @@ pub fn read(
     repeat(opened, region, length, |done| {
         let to = std::ptr::with_exposed_provenance_mut(address + done);
         // SAFETY: registered memory, which the program gave for this.
-        unsafe { sys::pread(direct.fd, to, length - done, offset + done as u64) }
+        unsafe { sys::pread(direct.number(), to, length - done, offset + done as u64) }
     })
 }
 
@@ -56,7 +56,7 @@ pub fn write(
     repeat(opened, region, length, |done| {
         let from = std::ptr::with_exposed_provenance(address + done);
         // SAFETY: registered memory, which the program gave for this.
-        unsafe { sys::pwrite(direct.fd, from, length - done, offset + done as u64) }
+        unsafe { sys::pwrite(direct.number(), from, length - done, offset + done as u64) }
     })
 }
 

@@ -1,6 +1,14 @@
 //! What lies beneath a file system: the disks, and every layer between.
+//!
+//! Layers change under a file system in use: a volume becomes a mirror while it is moved, an array gets another level. The kernel
+//! tells of most changes of devices (`/sys/kernel/uevent_seqnum` counts them); of an array's level it does not.
 
+use crate::lock::Lock;
+use farlane_link::guard::{Guarded, Kind};
+use rustix::fs::{Mode, OFlags};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Layers upon layers that are followed: deeper ones are not known.
 const MAX_DEPTH: usize = 8;
@@ -16,6 +24,106 @@ pub struct Stack {
     pub serials: Option<Vec<String>>,
     /// The system's read-ahead window for it in bytes; zero where there is none.
     pub window_bytes: u64,
+    /// Files that say of what kind a layer is, and what they say.
+    kinds: Vec<(PathBuf, String)>,
+}
+
+/// What lies beneath a file system now.
+#[derive(Debug, Default)]
+pub struct Beneath {
+    /// Its layers.
+    pub stack: Stack,
+    /// A tunnelled read of it has arrived.
+    pub tunnel_proven: AtomicBool,
+}
+
+/// What lies beneath a file system, which may change.
+#[derive(Debug)]
+pub struct Watched {
+    sys: PathBuf,
+    number: (u32, u32),
+    /// Counts changes of devices; none where that cannot be read.
+    changes: Option<Guarded>,
+    seen: Lock<Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    /// As it was then.
+    changes: Option<u64>,
+    beneath: Arc<Beneath>,
+}
+
+impl Watched {
+    /// Watches the block device with this number, in a sysfs at `sys`.
+    #[must_use]
+    pub fn new(sys: &Path, major: u32, minor: u32) -> Self {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let changes = rustix::fs::open(sys.join("kernel/uevent_seqnum"), flags, Mode::empty());
+        let mut watched = Self {
+            sys: sys.to_owned(),
+            number: (major, minor),
+            changes: changes.ok().map(|fd| Guarded::new(fd, Kind::Inherited)),
+            seen: Lock::new(Seen {
+                changes: None,
+                beneath: Arc::default(),
+            }),
+        };
+        watched.seen = Lock::new(watched.look());
+        watched
+    }
+
+    fn look(&self) -> Seen {
+        // What changes while it is looked at is looked at again.
+        let changes = self.changes();
+        let stack = Stack::look(&self.sys, self.number.0, self.number.1);
+        let beneath = Beneath {
+            stack,
+            tunnel_proven: AtomicBool::new(false),
+        };
+        Seen {
+            changes,
+            beneath: Arc::new(beneath),
+        }
+    }
+
+    fn changes(&self) -> Option<u64> {
+        let fd = self.changes.as_ref().filter(|fd| fd.is_intact())?.enter()?;
+        let mut text = [0; 24];
+        let length = rustix::io::pread(&fd, &mut text, 0).ok()?;
+        std::str::from_utf8(text.get(..length)?)
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    }
+
+    /// As it was found last.
+    #[must_use]
+    pub fn last(&self) -> Arc<Beneath> {
+        Arc::clone(&self.seen.lock().beneath)
+    }
+
+    /// As it is now: the same one again, unless something has changed.
+    #[must_use]
+    pub fn now(&self) -> Arc<Beneath> {
+        let changes = self.changes();
+        let (before, known) = {
+            let seen = self.seen.lock();
+            (seen.changes, Arc::clone(&seen.beneath))
+        };
+        let same = |(file, said): &(PathBuf, String)| text(file).as_ref() == Some(said);
+        if changes.is_some() && changes == before && known.stack.kinds.iter().all(same) {
+            return known;
+        }
+        let found = self.look();
+        let mut seen = self.seen.lock();
+        seen.changes = found.changes;
+        if seen.beneath.stack != found.beneath.stack {
+            seen.beneath = found.beneath;
+        }
+        Arc::clone(&seen.beneath)
+    }
 }
 
 impl Stack {
@@ -24,10 +132,11 @@ impl Stack {
     pub fn look(sys: &Path, major: u32, minor: u32) -> Self {
         let number = format!("{major}:{minor}");
         let device = std::fs::canonicalize(sys.join("dev/block").join(&number)).ok();
-        let mut serials = Vec::new();
+        let mut found = Found::default();
         let known = device
             .as_ref()
-            .is_some_and(|device| leaves(device, MAX_DEPTH, &mut serials));
+            .is_some_and(|device| leaves(device, MAX_DEPTH, &mut found));
+        let Found { serials, kinds } = found;
         let windows = [
             device
                 .as_ref()
@@ -44,12 +153,20 @@ impl Stack {
         Self {
             serials: (known && !serials.is_empty()).then_some(serials),
             window_bytes: window_kib.unwrap_or(0).saturating_mul(1024),
+            kinds,
         }
     }
 }
 
+/// What is found beneath a device.
+#[derive(Debug, Default)]
+struct Found {
+    serials: Vec<String>,
+    kinds: Vec<(PathBuf, String)>,
+}
+
 /// Adds the disks beneath `device`; false when something is not known.
-fn leaves(device: &Path, depth: usize, found: &mut Vec<String>) -> bool {
+fn leaves(device: &Path, depth: usize, found: &mut Found) -> bool {
     if depth == 0 {
         return false;
     }
@@ -72,8 +189,13 @@ fn leaves(device: &Path, depth: usize, found: &mut Vec<String>) -> bool {
             return false;
         }
     } else if device.join("md").exists() {
-        let level = text(&device.join("md/level"));
-        if !matches!(level.as_deref(), Some("raid0" | "linear")) || slaves.is_empty() {
+        let file = device.join("md/level");
+        let Some(level) = text(&file) else {
+            return false;
+        };
+        let is_known = matches!(level.as_str(), "raid0" | "linear");
+        found.kinds.push((file, level));
+        if !is_known || slaves.is_empty() {
             return false;
         }
     } else {
@@ -84,7 +206,7 @@ fn leaves(device: &Path, depth: usize, found: &mut Vec<String>) -> bool {
 }
 
 /// A disk with nothing beneath it that the guest can see.
-fn leaf(device: &Path, found: &mut Vec<String>) -> bool {
+fn leaf(device: &Path, found: &mut Found) -> bool {
     let driver = std::fs::canonicalize(device.join("device/driver")).ok();
     let is_virtio = driver
         .as_ref()
@@ -92,7 +214,7 @@ fn leaf(device: &Path, found: &mut Vec<String>) -> bool {
         .is_some_and(|name| name == "virtio_blk");
     match text(&device.join("serial")) {
         Some(serial) if is_virtio && !serial.is_empty() => {
-            found.push(serial);
+            found.serials.push(serial);
             true
         }
         _ => false,
@@ -123,6 +245,7 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::sync::atomic::Ordering;
 
     /// A sysfs with block devices.
     struct Sys(tempfile::TempDir);
@@ -132,6 +255,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             for part in [
                 "dev/block",
+                "kernel",
                 "class/bdi",
                 "drivers/virtio_blk",
                 "drivers/nvme",
@@ -222,5 +346,53 @@ mod tests {
         sys.device("1:0", "md0", &[("md/level", "linear")], &["md1"]);
         sys.device("1:1", "md1", &[("md/level", "linear")], &["md0"]);
         assert_eq!(sys.serials(0), None);
+    }
+
+    #[test]
+    fn a_stack_that_changes_is_another_one_and_has_to_prove_itself() {
+        let sys = Sys::new();
+        let changes = sys.0.path().join("kernel/uevent_seqnum");
+        fs::write(&changes, "7\n").unwrap();
+        sys.virtio("1:0", "vda", "one");
+        sys.virtio("1:1", "vdb", "two");
+        sys.device("1:2", "md0", &[("md/level", "raid0\n")], &["vda", "vdb"]);
+        sys.device("1:3", "dm-0", &[("dm/uuid", &volume())], &["md0"]);
+        let watched = Watched::new(sys.0.path(), 1, 3);
+        let serials = |beneath: &Beneath| beneath.stack.serials.clone();
+        let both = Some(vec!["one".into(), "two".into()]);
+        let first = watched.now();
+        assert_eq!(serials(&first), both);
+        first.tunnel_proven.store(true, Ordering::Relaxed);
+        // Something else has changed.
+        fs::write(&changes, "8\n").unwrap();
+        assert!(Arc::ptr_eq(&watched.now(), &first));
+        // As pvmove does it: a mirror comes between.
+        sys.device("1:4", "dm-1", &[("dm/uuid", "LVM-mirror\n")], &["vda"]);
+        fs::remove_file(sys.block("dm-0").join("slaves/md0")).unwrap();
+        symlink(sys.block("dm-1"), sys.block("dm-0").join("slaves/dm-1")).unwrap();
+        fs::write(&changes, "9\n").unwrap();
+        assert_eq!(serials(&watched.now()), None);
+        // And is gone again.
+        fs::remove_file(sys.block("dm-0").join("slaves/dm-1")).unwrap();
+        symlink(sys.block("md0"), sys.block("dm-0").join("slaves/md0")).unwrap();
+        fs::write(&changes, "10\n").unwrap();
+        let last = watched.now();
+        assert_eq!(serials(&last), both);
+        assert!(!last.tunnel_proven.load(Ordering::Relaxed));
+        // An array gets another level, of which the kernel does not tell.
+        fs::write(sys.block("md0").join("md/level"), "raid1\n").unwrap();
+        assert_eq!(serials(&watched.now()), None);
+    }
+
+    #[test]
+    fn where_changes_are_not_counted_a_stack_is_looked_at_each_time() {
+        let sys = Sys::new();
+        sys.virtio("1:0", "vda", "one");
+        let watched = Watched::new(sys.0.path(), 1, 0);
+        let first = watched.now();
+        assert!(Arc::ptr_eq(&watched.now(), &first));
+        fs::write(sys.block("vda").join("serial"), "other").unwrap();
+        assert_eq!(watched.now().stack.serials, Some(vec!["other".into()]));
+        assert!(Arc::ptr_eq(&watched.last(), &watched.now()));
     }
 }

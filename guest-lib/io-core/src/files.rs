@@ -1,26 +1,25 @@
-//! What is known of the program's files: how they are aligned, on which disk they lie, and descriptors of our own for direct I/O.
-//!
-//! Closing any descriptor of a file drops the process's POSIX locks on it. So ours are closed only when the program closes one of
-//! its own, which drops them anyway.
+//! What is known of the program's files: how they are aligned, on which disk they lie.
 
-use crate::disks::Stack;
+use crate::descriptors::Own;
+use crate::disks::Watched;
 use crate::lock::Lock;
 use crate::readahead::{Advice, Stream};
-use crate::{fork, readahead, sys};
+use crate::{readahead, sys};
 use farlane_io_plan::CostModel;
-use rustix::fs::{Mode, OFlags, Stat};
+use rustix::fs::{OFlags, Stat};
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
-use std::os::fd::{BorrowedFd, IntoRawFd as _, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Most descriptors of ours: further files go without direct I/O.
-const MOST_OWN: usize = 256;
 /// Direct I/O with a file that was refused as often as this in a row is not tried any more while it is open.
 const MOST_REFUSALS: u32 = 8;
+
+/// `FS_XFLAG_REALTIME` (linux/fs.h).
+const XFLAG_REALTIME: u32 = 1;
 
 /// A file, whatever it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,15 +59,20 @@ impl Attributes {
     }
 }
 
+/// Whether a file of xfs lies on its realtime device, which is another one than that of the file system's number; statx does not
+/// tell of it.
+fn is_elsewhere(fd: BorrowedFd<'_>, magic: libc::c_long) -> bool {
+    magic == libc::XFS_SUPER_MAGIC
+        && sys::extended_flags(fd.as_raw_fd()).is_none_or(|flags| flags & XFLAG_REALTIME != 0)
+}
+
 /// The disk beneath a file system.
 #[derive(Debug)]
 pub struct DiskFacts {
     /// Its layers.
-    pub stack: Stack,
+    pub stack: Watched,
     /// What calibration has found, by provider.
     models: [OnceLock<Option<CostModel>>; PROVIDERS.len()],
-    /// A tunnelled read of it has arrived.
-    pub tunnel_proven: AtomicBool,
 }
 
 /// What is known of one file.
@@ -90,16 +94,9 @@ pub struct File {
     refusals: AtomicU32,
     /// Pattern of reads.
     pub stream: Lock<Stream>,
-    own: Lock<Vec<Own>>,
+    /// Descriptors of ours.
+    pub(crate) own: Lock<Vec<Own>>,
     mapping: Lock<Mapping>,
-}
-
-/// A descriptor of ours.
-#[derive(Debug)]
-struct Own {
-    flags: OFlags,
-    fd: RawFd,
-    users: usize,
 }
 
 /// An address range whose pages are those of the file: never read or written, only asked about.
@@ -126,10 +123,6 @@ static FILES: Lock<Files> = Lock::new(Files {
     files: BTreeMap::new(),
     disks: BTreeMap::new(),
 });
-/// Our open descriptors, plus one.
-static OWN: [AtomicI32; MOST_OWN] = [const { AtomicI32::new(0) }; MOST_OWN];
-/// How many they are, at most.
-static OWNED: AtomicUsize = AtomicUsize::new(0);
 /// Whether any file is known.
 static ANY: AtomicBool = AtomicBool::new(false);
 
@@ -139,12 +132,12 @@ struct Files {
     disks: BTreeMap<u64, Arc<DiskFacts>>,
 }
 
-fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
+pub(crate) fn borrow(fd: RawFd) -> Option<BorrowedFd<'static>> {
     // SAFETY: the program's descriptor over one of its own calls; the kernel checks it.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-fn id_of(stat: &Stat) -> FileId {
+pub(crate) fn id_of(stat: &Stat) -> FileId {
     FileId {
         device: stat.st_dev,
         inode: stat.st_ino,
@@ -181,9 +174,8 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
     let disk = disk.unwrap_or_else(|| {
         let (major, minor) = (rustix::fs::major(id.device), rustix::fs::minor(id.device));
         Arc::new(DiskFacts {
-            stack: Stack::look(Path::new("/sys"), major, minor),
+            stack: Watched::new(Path::new("/sys"), major, minor),
             models: [const { OnceLock::new() }; PROVIDERS.len()],
-            tunnel_proven: AtomicBool::new(false),
         })
     });
     let statx = rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok();
@@ -196,7 +188,7 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
         set: statx.stx_attributes.bits(),
         known: statx.stx_attributes_mask.bits(),
     });
-    let passes_pages = attributes.unwrap_or_default().pass_pages(magic);
+    let passes_pages = attributes.unwrap_or_default().pass_pages(magic) && !is_elsewhere(fd, magic);
     let mut files = FILES.lock();
     let disk = Arc::clone(files.disks.entry(id.device).or_insert(disk));
     let file = files.files.entry(id).or_insert_with(|| {
@@ -220,6 +212,12 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
 }
 
 impl DiskFacts {
+    /// The system's read-ahead window in bytes.
+    #[must_use]
+    pub fn window_bytes(&self) -> u64 {
+        self.stack.last().stack.window_bytes
+    }
+
     /// What calibration has found for memory of a provider.
     #[must_use]
     pub fn model(&self, id: FileId, provider: &str) -> Option<&CostModel> {
@@ -235,61 +233,6 @@ impl DiskFacts {
             }
         });
         found.as_ref()
-    }
-}
-
-/// A descriptor of ours in use.
-#[derive(Debug)]
-pub struct Direct<'a> {
-    file: &'a File,
-    /// Its number.
-    pub fd: RawFd,
-}
-
-impl Drop for Direct<'_> {
-    fn drop(&mut self) {
-        let mut own = self.file.own.lock();
-        if let Some(own) = own.iter_mut().find(|own| own.fd == self.fd) {
-            own.users = own.users.saturating_sub(1);
-        }
-    }
-}
-
-impl Opened {
-    /// A descriptor of the same file for direct I/O, with the same rights.
-    ///
-    /// # Errors
-    /// When it cannot be had.
-    pub fn direct(&self) -> Result<Direct<'_>, Errno> {
-        let keep = OFlags::RWMODE | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME;
-        let flags = (self.flags & keep) | OFlags::DIRECT | OFlags::CLOEXEC;
-        let file = &*self.file;
-        let mut own = file.own.lock();
-        if let Some(at) = own.iter().position(|own| own.flags == flags) {
-            let found = &mut own[at];
-            // A program may close numbers that it does not know, and get them again.
-            if is_ours(found.fd, file.id) {
-                found.users += 1;
-                return Ok(Direct { file, fd: found.fd });
-            }
-            disown(found.fd);
-            own.remove(at);
-        }
-        if OWNED.load(Ordering::Acquire) >= MOST_OWN {
-            return Err(Errno::MFILE);
-        }
-        let path = format!("/proc/self/fd/{}", self.fd);
-        let fd = rustix::fs::open(path, flags, Mode::empty())?.into_raw_fd();
-        // It must not be closed again even where it cannot be used, or the program's locks were gone.
-        if !own_it(fd) || !is_ours(fd, file.id) {
-            return Err(Errno::STALE);
-        }
-        own.push(Own {
-            flags,
-            fd,
-            users: 1,
-        });
-        Ok(Direct { file, fd })
     }
 }
 
@@ -309,6 +252,14 @@ impl File {
         if self.refusals.load(Ordering::Relaxed) > 0 {
             self.refusals.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// The program is about to close its last descriptor: ours go before it. False if one of them is in use.
+    fn let_go(&self) -> bool {
+        let mut own = self.own.lock();
+        own.retain(Own::is_used);
+        self.mapping.lock().unmap();
+        own.is_empty()
     }
 
     /// Asks which pages of `length` bytes at `offset` (a multiple of the page size) are in memory: a byte a page, bit 0.
@@ -371,108 +322,36 @@ impl Mapping {
     }
 }
 
-/// Whether `fd` is open for direct I/O on this file.
-fn is_ours(fd: RawFd, id: FileId) -> bool {
-    borrow(fd).is_some_and(|fd| {
-        rustix::fs::fstat(fd).is_ok_and(|stat| id_of(&stat) == id)
-            && rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
-    })
-}
-
-/// Remembers a descriptor as ours; false when there is no room.
-fn own_it(fd: RawFd) -> bool {
-    let free = OWN.iter().any(|word| {
-        let free = word.compare_exchange(0, fd + 1, Ordering::AcqRel, Ordering::Relaxed);
-        free.is_ok()
-    });
-    if free {
-        OWNED.fetch_add(1, Ordering::AcqRel);
-    }
-    free
-}
-
-/// Forgets that a descriptor is ours.
-fn disown(fd: RawFd) -> bool {
-    let known = OWNED.load(Ordering::Acquire) > 0
-        && OWN.iter().any(|word| {
-            let ours = word.compare_exchange(fd + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
-            ours.is_ok()
-        });
-    if known {
-        OWNED.fetch_sub(1, Ordering::AcqRel);
-    }
-    known
-}
-
-/// What the program's close of a descriptor is about to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Closing {
-    /// It closes one of its own.
-    Program,
-    /// It does not know of the descriptor: it is ours, and open it stays.
-    Ours,
-}
-
-/// Whether there is anything to do when a descriptor is closed.
+/// Whether any file is known.
 #[must_use]
 pub fn is_any_known() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// Is told that the program closes `fd`: goes before it with our descriptors of the same file.
-#[must_use]
-pub fn closing(fd: RawFd) -> Closing {
-    readahead::advise(fd, Advice::Normal);
-    if !ANY.load(Ordering::Relaxed) || !fork::is_owner() {
-        return Closing::Program;
-    }
-    let Some(_inside) = fork::Inside::enter() else {
-        return Closing::Program;
-    };
-    let Some(stat) = borrow(fd).and_then(|fd| rustix::fs::fstat(fd).ok()) else {
-        return Closing::Program;
-    };
-    let id = id_of(&stat);
+/// The program is about to close `fd`, a descriptor of the file with this number.
+pub(crate) fn forget_one(id: FileId, fd: RawFd) {
     let mut files = FILES.lock();
-    let Some(file) = files.files.get(&id) else {
-        disown(fd);
-        return Closing::Program;
+    let gone = match files.files.get(&id) {
+        Some(file) if file.let_go() => files.files.remove(&id),
+        _ => None,
     };
-    {
-        let mut own = file.own.lock();
-        if own.iter().any(|own| own.fd == fd) && is_ours(fd, id) {
-            return Closing::Ours;
-        }
-        disown(fd);
-        own.retain(|own| {
-            let stays = own.users > 0;
-            if !stays && disown(own.fd) && is_ours(own.fd, id) {
-                sys::close(own.fd);
-            }
-            stays
-        });
-        file.mapping.lock().unmap();
-        if !own.is_empty() {
-            return Closing::Program;
-        }
-    }
-    let file = files.files.remove(&id);
     drop(files);
-    if let Some(file) = file {
+    if let Some(file) = gone {
         readahead::drop_file(&file, fd);
     }
-    Closing::Program
 }
 
-/// Is told that whatever `first..=last` are will be closed, ours too.
-pub fn closing_range(first: u32, last: u32) {
-    if !ANY.load(Ordering::Relaxed) || !fork::is_owner() {
-        return;
-    }
-    for word in &OWN {
-        let fd = word.load(Ordering::Acquire) - 1;
-        if u32::try_from(fd).is_ok_and(|fd| (first..=last).contains(&fd)) {
-            disown(fd);
+/// Forgets files of which the program has no descriptor any more.
+pub(crate) fn forget_all_but(open: &BTreeSet<FileId>) {
+    let known: Vec<_> = FILES.lock().files.values().cloned().collect();
+    for file in known.iter().filter(|file| !open.contains(&file.id)) {
+        let own = file.own.lock().first().and_then(Own::enter);
+        if let Some(own) = own {
+            readahead::drop_file(file, own.number());
+        }
+        let mut files = FILES.lock();
+        if file.let_go() {
+            files.files.remove(&file.id);
         }
     }
 }
@@ -491,8 +370,7 @@ pub(crate) unsafe fn release() {
     unsafe { FILES.give() };
 }
 
-/// In a child: closes our descriptors, which is no loss, as a child has no POSIX locks; what other threads were in the middle of
-/// changing is left alone.
+/// In a child, which does not have our descriptors: what other threads were in the middle of changing is left alone.
 ///
 /// # Safety
 /// As [`release`].
@@ -501,13 +379,6 @@ pub(crate) unsafe fn forget() {
     let files = unsafe { FILES.held() };
     std::mem::forget(std::mem::take(&mut files.files));
     std::mem::forget(std::mem::take(&mut files.disks));
-    for word in &OWN {
-        let fd = word.swap(0, Ordering::AcqRel) - 1;
-        if fd >= 0 {
-            sys::close(fd);
-        }
-    }
-    OWNED.store(0, Ordering::Release);
     ANY.store(false, Ordering::Relaxed);
 }
 
@@ -525,7 +396,7 @@ pub fn advised(fd: RawFd, advice: c_int) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd as _;
+    use std::os::fd::AsFd as _;
 
     #[test]
     fn files_whose_pages_are_not_the_disks_are_not_tunnelled() {
@@ -545,6 +416,20 @@ mod tests {
         // Nothing is known of encryption.
         assert!(!passes(0, known & !0x800, ext4));
         assert!(passes(0, known & !0x800, libc::XFS_SUPER_MAGIC));
+    }
+
+    #[test]
+    fn files_of_a_realtime_device_are_elsewhere() {
+        // Of a file system that knows such flags at all, and of xfs.
+        let file = tempfile::tempfile_in(std::env::current_exe().unwrap().parent().unwrap());
+        let file = file.unwrap();
+        let flags = sys::extended_flags(file.as_raw_fd()).unwrap();
+        assert_eq!(flags & XFLAG_REALTIME, 0);
+        assert!(!is_elsewhere(file.as_fd(), libc::XFS_SUPER_MAGIC));
+        // A pipe has none: what cannot be asked is not on the disk.
+        let (pipe, _writer) = rustix::pipe::pipe().unwrap();
+        assert!(is_elsewhere(pipe.as_fd(), libc::XFS_SUPER_MAGIC));
+        assert!(!is_elsewhere(pipe.as_fd(), libc::EXT4_SUPER_MAGIC));
     }
 
     #[test]

@@ -6,6 +6,8 @@
 
 pub mod automatic;
 pub mod config;
+mod decide;
+pub mod descriptors;
 mod direct;
 pub mod disks;
 pub mod files;
@@ -14,6 +16,7 @@ mod lock;
 mod log;
 mod plain;
 pub mod plan;
+mod position;
 pub mod provider;
 mod ranges;
 pub mod readahead;
@@ -28,6 +31,7 @@ pub mod tunnel;
 pub mod vector;
 
 pub use config::{Mode, set_mode};
+pub use farlane_link::guard;
 pub use registry::{
     RegisterError, is_registered, may_hold, may_overlap, register, register_with, unregister,
     unregister_overlapping,

@@ -12,27 +12,22 @@ use std::ops::Range;
 const BOUNCE: usize = 1 << 20;
 
 /// Memory for a copy, aligned to pages: descriptors of the program may be for direct I/O.
-struct Bounce {
+pub(crate) struct Bounce {
     memory: Vec<u8>,
     start: usize,
-    length: usize,
 }
 
 impl Bounce {
-    fn new(length: usize) -> Self {
-        let (page, length) = (sys::page_bytes(), length.min(BOUNCE));
+    pub(crate) fn new(length: usize) -> Self {
+        let page = sys::page_bytes();
         let memory = vec![0; length + page];
         let start = memory.as_ptr().align_offset(page).min(page);
-        Self {
-            memory,
-            start,
-            length,
-        }
+        Self { memory, start }
     }
 
-    fn bytes(&mut self, length: usize) -> &mut [u8] {
-        let end = self.start + length.min(self.length);
-        self.memory.get_mut(self.start..end).unwrap_or_default()
+    pub(crate) fn bytes(&mut self, range: Range<usize>) -> &mut [u8] {
+        let range = self.start + range.start..self.start + range.end;
+        self.memory.get_mut(range).unwrap_or_default()
     }
 }
 
@@ -59,8 +54,9 @@ pub fn read(
             }
         }
         // Direct I/O of the program itself into memory without pages, or no mapping at all.
-        let mut bounce = Bounce::new(left);
-        let buffer = bounce.bytes(left);
+        let length = left.min(BOUNCE);
+        let mut bounce = Bounce::new(length);
+        let buffer = bounce.bytes(0..length);
         // SAFETY: a buffer of our own.
         let moved = unsafe { sys::pread(opened.fd, buffer.as_mut_ptr().cast(), buffer.len(), at) }?;
         let short = moved < buffer.len();
@@ -94,8 +90,9 @@ pub fn write(
                 return result.map(|moved| (moved, moved < left));
             }
         }
-        let mut bounce = Bounce::new(left);
-        let buffer = bounce.bytes(left);
+        let length = left.min(BOUNCE);
+        let mut bounce = Bounce::new(length);
+        let buffer = bounce.bytes(0..length);
         check(region, address + done, buffer.len())?;
         // SAFETY: registered memory.
         unsafe { region.provider.copy_out(buffer, address + done) }?;
@@ -114,7 +111,7 @@ fn wants_bounce(opened: &Opened, address: usize, result: Result<usize, Errno>) -
 }
 
 /// A mapping may have been taken away under a registration: a copy by the processor must not be the one to find out.
-fn check(region: &Region, address: usize, length: usize) -> Result<(), Errno> {
+pub(crate) fn check(region: &Region, address: usize, length: usize) -> Result<(), Errno> {
     if !region.provider.is_mapped() {
         return Ok(());
     }

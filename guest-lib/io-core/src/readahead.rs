@@ -220,7 +220,7 @@ pub fn prepare(opened: &Opened, offset: u64, length: u64) -> Prepared {
     let last = opened.size.next_multiple_of(page);
     let (ahead, asked, cached, mut read) = {
         let mut stream = opened.file.stream.lock();
-        let window = stream.window(opened.file.disk.stack.window_bytes);
+        let window = stream.window(opened.file.disk.window_bytes());
         let mut read: Vec<_> = stream.abandoned.drain(..).collect();
         let (mut asked, mut cached) = (0, false);
         let mut begin = offset;

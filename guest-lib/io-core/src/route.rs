@@ -3,17 +3,16 @@
 //! Every function here answers `None` for a call that is not ours: the caller gives it to the C library as it is.
 
 use crate::config::{self, Mode};
+use crate::decide::{Reach, plan_read, plan_write, reach};
 use crate::files::{self, Opened};
 use crate::fork::Inside;
-use crate::plan::{self, Plan, Read};
-use crate::readahead::{self, Pattern};
+use crate::position::{self, Part, Whole};
+use crate::readahead;
 use crate::region::Region;
-use crate::residency::{self, Residency};
 use crate::trace::{Account, Began};
-use crate::tunnel::{Moved, PinnedDevice};
+use crate::tunnel::Moved;
 use crate::{direct, plain, provider, registry, stats, sys, trace, tunnel};
 use farlane_io_plan::trace::{Piece, Way, Why};
-use farlane_io_plan::{CostModel, Run};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::c_void;
@@ -134,20 +133,34 @@ fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
     if !may(&opened, direction) {
         return None;
     }
-    Some(positioned(&opened, call, &region, direction, mode))
+    if let Position::At(offset) = call.position
+        && !position::is_needed(&opened, call.position, direction)
+    {
+        return Some(at(&opened, call, &region, offset, direction, mode));
+    }
+    let part = Part {
+        address: call.address,
+        length: call.length,
+        region: Some(&region),
+    };
+    Some(position::serve(&Whole {
+        opened: &opened,
+        name: call.name,
+        parts: &[part],
+        position: call.position,
+        direction,
+        mode,
+    }))
 }
 
 /// Whether the descriptor is one that the router serves in this direction: the C library says what is wrong with others.
 pub(crate) fn may(opened: &Opened, direction: Direction) -> bool {
     let mode = opened.flags & OFlags::RWMODE;
-    match direction {
-        Direction::Read => mode == OFlags::RDONLY || mode == OFlags::RDWR,
-        // The end of a file is known to the kernel only.
-        Direction::Write => {
-            (mode == OFlags::WRONLY || mode == OFlags::RDWR)
-                && !opened.flags.contains(OFlags::APPEND)
-        }
-    }
+    let needed = match direction {
+        Direction::Read => OFlags::RDONLY,
+        Direction::Write => OFlags::WRONLY,
+    };
+    mode == needed || mode == OFlags::RDWR
 }
 
 /// A short read of a sequence that has been looked at: the plain call and nothing else.
@@ -219,47 +232,23 @@ fn small_and_cached(call: &Call, region: &Region, mode: Mode) -> Option<Result<u
     Some(Ok(moved))
 }
 
-fn positioned(
+fn at(
     opened: &Opened,
     call: &Call,
     region: &Region,
+    offset: u64,
     direction: Direction,
     mode: Mode,
 ) -> Result<usize, Errno> {
-    let length = call.length.min(sys::MAX_BYTES);
-    at_position(opened.fd, call.position, length, |offset| {
-        let buffer = Buffer {
-            address: call.address,
-            length,
-            region,
-        };
-        one(opened, call.name, &buffer, offset, direction, mode)
-    })
-}
-
-/// Runs a transfer of up to `length` bytes at a position. The file position is moved on first, in one step, so that no other
-/// thread gets the same bytes, and back by what was not moved.
-pub(crate) fn at_position(
-    fd: RawFd,
-    position: Position,
-    length: usize,
-    transfer: impl FnOnce(u64) -> Result<usize, Errno>,
-) -> Result<usize, Errno> {
-    let offset = match position {
-        Position::At(offset) if offset > i64::MAX.unsigned_abs() => return Err(Errno::INVAL),
-        Position::At(offset) => return transfer(offset),
-        Position::Current => {
-            let ahead = i64::try_from(length).map_err(|_| Errno::INVAL)?;
-            sys::seek(fd, ahead, libc::SEEK_CUR)?.saturating_sub(length as u64)
-        }
-    };
-    let result = transfer(offset);
-    let left = length - result.unwrap_or(0).min(length);
-    if left > 0 {
-        let back = i64::try_from(left).map_or(0, |left| -left);
-        let _ = sys::seek(fd, back, libc::SEEK_CUR);
+    if offset > i64::MAX.unsigned_abs() {
+        return Err(Errno::INVAL);
     }
-    result
+    let buffer = Buffer {
+        address: call.address,
+        length: call.length.min(sys::MAX_BYTES),
+        region,
+    };
+    one(opened, call.name, &buffer, offset, direction, mode)
 }
 
 /// A buffer in a region.
@@ -311,192 +300,6 @@ pub(crate) fn one(
         began.ended(name, opened, (offset, length), result, account);
     }
     result
-}
-
-/// How P2P reaches a buffer.
-#[derive(Clone, Copy, Debug)]
-enum Reach<'a> {
-    Tunnel(&'a PinnedDevice),
-    Direct,
-}
-
-/// How P2P reaches the buffer, and which part of the request it can serve.
-fn reach<'a>(
-    opened: &Opened,
-    buffer: &Buffer<'a>,
-    request: &Range<u64>,
-    direction: Direction,
-) -> Result<(Reach<'a>, Range<u64>), Why> {
-    let align = opened.file.offset_align.ok_or(Why::NoP2p)?;
-    let unit = align.max(sys::page_bytes() as u64);
-    let offset = request.start;
-    let region = buffer.region;
-    if let Some(pinned) = region
-        .pinned
-        .as_ref()
-        .filter(|pinned| pinned.serves(opened, direction))
-    {
-        // What of the request lies in the part of the region that is pinned, and for a write in the file as it is.
-        let inside = pinned.part(buffer.address, buffer.length);
-        let mut part = offset + inside.start as u64..request.end.min(offset + inside.end as u64);
-        if direction == Direction::Write {
-            part.end = part.end.min(opened.size);
-        }
-        if part.start < part.end {
-            let body = plan::aligned(&part, unit).ok_or(Why::Misaligned)?;
-            return Ok((Reach::Tunnel(pinned), body));
-        }
-    }
-    let is_off = opened.file.is_direct_off() || region.is_refused(opened.file.id.device);
-    if !region.provider.is_direct() || is_off {
-        return Err(Why::NoP2p);
-    }
-    let body = plan::aligned(request, unit).ok_or(if request.end - offset < unit {
-        Why::Small
-    } else {
-        Why::Misaligned
-    })?;
-    let first = buffer.address + sys::to_usize(body.start - offset);
-    if !first.is_multiple_of(opened.file.memory_align) {
-        return Err(Why::Misaligned);
-    }
-    Ok((Reach::Direct, body))
-}
-
-fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> Plan {
-    let length = buffer.length as u64;
-    let whole = |why| Plan::whole(Way::Cache, length, why);
-    let end = opened.size.min(offset.saturating_add(length));
-    if offset >= end {
-        return whole(Why::Small);
-    }
-    // What is beyond the end goes the plain way, which finds out that there is nothing, or that there is by now.
-    let request = offset..offset.saturating_add(length);
-    let inside = offset..end;
-    if mode == Mode::Cache {
-        return whole(Why::Forced);
-    }
-    let window = opened.file.disk.stack.window_bytes;
-    let disk = &opened.file.disk;
-    let model = disk.model(opened.file.id, buffer.region.provider.name());
-    let pattern = match mode {
-        Mode::Auto => {
-            let direct_from = model.and_then(CostModel::direct_from);
-            let mut stream = opened.file.stream.lock();
-            if let Some(from) = readahead::granted_from(opened.fd, offset) {
-                stream.catch_up(from, offset);
-            }
-            stream.advice = readahead::advice_of(opened.fd);
-            stream.observe(offset, length, window, direct_from)
-        }
-        _ => Pattern::Single,
-    };
-    if mode == Mode::Auto && pattern == Pattern::Single {
-        readahead::expect(opened.fd, request.end);
-    }
-    let is_direct = opened.flags.contains(OFlags::DIRECT);
-    if pattern == Pattern::Short && !is_direct {
-        let ahead = readahead::prepare(opened, offset, length);
-        let way = if ahead.cached {
-            Way::Cache
-        } else {
-            Way::ReadAhead
-        };
-        readahead::grant(opened.fd, request.end, ahead.until, way);
-        let why = if ahead.cached {
-            Why::Cached
-        } else {
-            Why::Sequential
-        };
-        return Plan::whole(way, length, why);
-    }
-    let body = match reach(opened, buffer, &inside, Direction::Read) {
-        Ok((_, body)) => body,
-        Err(why) => return whole(why),
-    };
-    // Of a descriptor for direct I/O the rest would be refused.
-    if is_direct {
-        return if body == request {
-            Plan::whole(Way::P2p, length, Why::Forced)
-        } else {
-            whole(Why::Misaligned)
-        };
-    }
-    let read = Read {
-        request,
-        body,
-        pattern,
-        mode,
-        window,
-        model,
-    };
-    read.plan(|body| look(opened, body))
-}
-
-/// Looks at ranges of any length.
-fn look(opened: &Opened, body: &Range<u64>) -> Residency {
-    let most = residency::MOST_PAGES as u64 * sys::page_bytes() as u64;
-    if body.end - body.start <= most {
-        return residency::look(opened, body.start, body.end - body.start);
-    }
-    let mut runs: Vec<Run> = Vec::new();
-    let mut at = body.start;
-    while at < body.end {
-        let bytes = most.min(body.end - at);
-        let found = match residency::look(opened, at, bytes) {
-            Residency::All => vec![Run {
-                bytes,
-                cached: true,
-            }],
-            Residency::Nothing => vec![Run {
-                bytes,
-                cached: false,
-            }],
-            Residency::Some(runs) => runs,
-            Residency::Unknown => return Residency::Unknown,
-        };
-        for run in found {
-            match runs.last_mut() {
-                Some(last) if last.cached == run.cached => last.bytes += run.bytes,
-                _ => runs.push(run),
-            }
-        }
-        at += bytes;
-    }
-    match runs.as_slice() {
-        [one] if one.cached => Residency::All,
-        [_] => Residency::Nothing,
-        _ => Residency::Some(runs),
-    }
-}
-
-fn plan_write(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> Plan {
-    let length = buffer.length as u64;
-    let whole = |why| Plan::whole(Way::Cache, length, why);
-    let Some(end) = offset.checked_add(length) else {
-        return whole(Why::Misaligned);
-    };
-    if mode == Mode::Cache {
-        return whole(Why::Forced);
-    }
-    let request = offset..end;
-    let body = match reach(opened, buffer, &request, Direction::Write) {
-        Ok((_, body)) => body,
-        Err(why) => return whole(why),
-    };
-    if opened.flags.contains(OFlags::DIRECT) && body != request {
-        return whole(Why::Misaligned);
-    }
-    let why = if mode == Mode::P2p {
-        Why::Forced
-    } else {
-        Why::Write
-    };
-    let middle = Piece {
-        way: Way::P2p,
-        bytes: body.end - body.start,
-    };
-    Plan::around(&request, &body, vec![middle], why)
 }
 
 /// A request under way.

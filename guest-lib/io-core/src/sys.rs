@@ -130,6 +130,62 @@ pub unsafe fn pwrite_with(
     unsafe { call(libc::SYS_pwritev2, arguments) }
 }
 
+/// # Safety
+/// The kernel may read or write what the vectors name, as call `number` does; it checks that it is mapped.
+unsafe fn vectored(
+    number: c_long,
+    fd: RawFd,
+    vectors: &[libc::iovec],
+    offset: u64,
+) -> Result<usize, Errno> {
+    let arguments = [
+        word(fd),
+        vectors.as_ptr().addr(),
+        vectors.len(),
+        to_usize(offset),
+        0,
+        0,
+    ];
+    // SAFETY: as promised by the caller.
+    unsafe { call(number, arguments) }
+}
+
+/// `readv`.
+///
+/// # Safety
+/// The kernel may write what the vectors name; it checks that it is mapped.
+pub unsafe fn readv(fd: RawFd, vectors: &[libc::iovec]) -> Result<usize, Errno> {
+    // SAFETY: as promised by the caller.
+    unsafe { vectored(libc::SYS_readv, fd, vectors, 0) }
+}
+
+/// `writev`.
+///
+/// # Safety
+/// The kernel reads what the vectors name; it checks that it is mapped.
+pub unsafe fn writev(fd: RawFd, vectors: &[libc::iovec]) -> Result<usize, Errno> {
+    // SAFETY: as promised by the caller.
+    unsafe { vectored(libc::SYS_writev, fd, vectors, 0) }
+}
+
+/// `preadv`.
+///
+/// # Safety
+/// As [`readv`].
+pub unsafe fn preadv(fd: RawFd, vectors: &[libc::iovec], offset: u64) -> Result<usize, Errno> {
+    // SAFETY: as promised by the caller.
+    unsafe { vectored(libc::SYS_preadv, fd, vectors, offset) }
+}
+
+/// `pwritev`.
+///
+/// # Safety
+/// As [`writev`].
+pub unsafe fn pwritev(fd: RawFd, vectors: &[libc::iovec], offset: u64) -> Result<usize, Errno> {
+    // SAFETY: as promised by the caller.
+    unsafe { vectored(libc::SYS_pwritev, fd, vectors, offset) }
+}
+
 /// `lseek`.
 pub fn seek(fd: RawFd, offset: i64, whence: c_int) -> Result<u64, Errno> {
     let offset = usize::from_ne_bytes(offset.to_ne_bytes());
@@ -183,6 +239,19 @@ pub fn touch(fd: RawFd) {
 pub fn close(fd: RawFd) {
     // SAFETY: touches no memory.
     let _ = unsafe { call(libc::SYS_close, [word(fd), 0, 0, 0, 0, 0]) };
+}
+
+/// `FS_IOC_FSGETXATTR` and `struct fsxattr` (linux/fs.h): its words, of which the first are the flags.
+const IOC_FSGETXATTR: usize = 0x801c_581f;
+const FSXATTR_WORDS: usize = 7;
+
+/// The `FS_XFLAG_*` of a file, where its file system has any.
+pub(crate) fn extended_flags(fd: RawFd) -> Option<u32> {
+    let mut words = [0_u32; FSXATTR_WORDS];
+    let arguments = [word(fd), IOC_FSGETXATTR, (&raw mut words).addr(), 0, 0, 0];
+    // SAFETY: the kernel writes as many words, which live over the call.
+    unsafe { call(libc::SYS_ioctl, arguments) }.ok()?;
+    Some(words[0])
 }
 
 /// Pages of a range of a file that are in the page cache.

@@ -4,39 +4,28 @@ use crate::config::TRACE_VARIABLE;
 use crate::files::Opened;
 use crate::log;
 use farlane_io_plan::trace::{Decision, Piece, Why};
+use farlane_link::guard::{Guarded, Kind};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::OnceLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 static FILE: OnceLock<Option<Trace>> = OnceLock::new();
 
-/// The file, and which one it is: a program may close numbers that it does not know, and get them again.
+/// The file.
 #[derive(Debug)]
-struct Trace {
-    fd: OwnedFd,
-    device: u64,
-    inode: u64,
-}
+struct Trace(Guarded);
 
 impl Trace {
     fn open(path: &std::ffi::OsStr) -> rustix::io::Result<Self> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o644))?;
-        let stat = rustix::fs::fstat(&fd)?;
-        Ok(Self {
-            fd,
-            device: stat.st_dev,
-            inode: stat.st_ino,
-        })
+        Ok(Self(Guarded::new(fd, Kind::Inherited)))
     }
 
     fn write(&self, line: &str) {
-        let same = rustix::fs::fstat(&self.fd)
-            .is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (self.device, self.inode));
-        if same {
-            let _ = rustix::io::write(self.fd.as_fd(), line.as_bytes());
+        if let Some(fd) = self.0.enter().filter(|_| self.0.is_intact()) {
+            let _ = rustix::io::write(&fd, line.as_bytes());
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Calls with several buffers, some of them device memory.
 
 use crate::config::{self, Mode};
-use crate::files;
+use crate::files::{self, Opened};
 use crate::fork::Inside;
+use crate::position::{self, Part, Whole};
 use crate::registry;
 use crate::route::{self, Buffer, Direction, Position};
 use crate::sys;
@@ -41,51 +42,99 @@ pub fn serve(call: &VectorCall<'_>, direction: Direction) -> Option<Result<usize
     isize::try_from(total).ok()?;
     let _inside = Inside::enter()?;
     let opened = files::open(call.fd)?;
+    if !route::may(&opened, direction) {
+        return None;
+    }
+    if position::is_needed(&opened, call.position, direction) {
+        return Some(as_one(&opened, call, direction, mode));
+    }
+    let Position::At(offset) = call.position else {
+        return None;
+    };
     // Buffers of direct I/O are one request; cut to pieces it would be aligned otherwise.
-    if !route::may(&opened, direction) || opened.flags.contains(rustix::fs::OFlags::DIRECT) {
+    if opened.flags.contains(rustix::fs::OFlags::DIRECT) {
         return None;
     }
     let total = total.min(sys::MAX_BYTES);
-    Some(route::at_position(
-        call.fd,
-        call.position,
-        total,
-        |offset| {
-            let mut done = 0;
-            for buffer in call.buffers {
-                let address = buffer.iov_base.expose_provenance();
-                let length = buffer.iov_len.min(total - done);
-                if length == 0 {
-                    continue;
-                }
-                let at = offset.checked_add(done as u64).ok_or(Errno::INVAL)?;
-                let result = match registry::find(address, length) {
-                    Some(region) => {
-                        let buffer = Buffer {
-                            address,
-                            length,
-                            region: &region,
-                        };
-                        route::one(&opened, call.name, &buffer, at, direction, mode)
-                    }
-                    // SAFETY: the program's own buffer.
-                    None => unsafe {
-                        match direction {
-                            Direction::Read => sys::pread(call.fd, buffer.iov_base, length, at),
-                            Direction::Write => sys::pwrite(call.fd, buffer.iov_base, length, at),
-                        }
-                    },
+    Some(one_by_one(&opened, call, offset, total, direction, mode))
+}
+
+/// All buffers in one call of the kernel.
+fn as_one(
+    opened: &Opened,
+    call: &VectorCall<'_>,
+    direction: Direction,
+    mode: Mode,
+) -> Result<usize, Errno> {
+    let buffers = call.buffers.iter().map(|buffer| {
+        let address = buffer.iov_base.expose_provenance();
+        (address, buffer.iov_len)
+    });
+    let held: Vec<_> = buffers
+        .map(|(address, length)| (address, length, registry::find(address, length)))
+        .collect();
+    let parts: Vec<_> = held
+        .iter()
+        .map(|(address, length, region)| Part {
+            address: *address,
+            length: *length,
+            region: region.as_deref(),
+        })
+        .collect();
+    position::serve(&Whole {
+        opened,
+        name: call.name,
+        parts: &parts,
+        position: call.position,
+        direction,
+        mode,
+    })
+}
+
+fn one_by_one(
+    opened: &Opened,
+    call: &VectorCall<'_>,
+    offset: u64,
+    total: usize,
+    direction: Direction,
+    mode: Mode,
+) -> Result<usize, Errno> {
+    if offset > i64::MAX.unsigned_abs() {
+        return Err(Errno::INVAL);
+    }
+    let mut done = 0;
+    for buffer in call.buffers {
+        let address = buffer.iov_base.expose_provenance();
+        let length = buffer.iov_len.min(total - done);
+        if length == 0 {
+            continue;
+        }
+        let at = offset.checked_add(done as u64).ok_or(Errno::INVAL)?;
+        let result = match registry::find(address, length) {
+            Some(region) => {
+                let buffer = Buffer {
+                    address,
+                    length,
+                    region: &region,
                 };
-                match result {
-                    Ok(moved) => done += moved,
-                    Err(error) if done == 0 => return Err(error),
-                    Err(_) => break,
-                }
-                if !result.is_ok_and(|moved| moved == length) {
-                    break;
-                }
+                route::one(opened, call.name, &buffer, at, direction, mode)
             }
-            Ok(done)
-        },
-    ))
+            // SAFETY: the program's own buffer.
+            None => unsafe {
+                match direction {
+                    Direction::Read => sys::pread(call.fd, buffer.iov_base, length, at),
+                    Direction::Write => sys::pwrite(call.fd, buffer.iov_base, length, at),
+                }
+            },
+        };
+        match result {
+            Ok(moved) => done += moved,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        if !result.is_ok_and(|moved| moved == length) {
+            break;
+        }
+    }
+    Ok(done)
 }

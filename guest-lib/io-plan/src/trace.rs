@@ -58,6 +58,8 @@ pub enum Why {
     Unknown,
     /// Writes go by P2P (section 5.2 of the paper).
     Write,
+    /// It uses the file position, or appends: the kernel's own call.
+    Position,
 }
 
 /// A call and what was decided.

@@ -1,6 +1,7 @@
 //! Calls that say what becomes of descriptors and of mappings.
 
 use crate::next;
+use farlane_io_core::descriptors::{self, Closing};
 use farlane_io_core::sys::{SavedErrno, page_bytes, set_errno};
 use farlane_io_core::{automatic, files, may_overlap};
 use libc::{off_t, size_t};
@@ -9,15 +10,15 @@ use std::ffi::{c_int, c_uint, c_void};
 /// `CLOSE_RANGE_CLOEXEC`: nothing is closed yet.
 const CLOEXEC: c_int = 1 << 2;
 
-/// Before a descriptor number gets another meaning.
-fn forget(fd: c_int) {
+/// Before `new` becomes a duplicate of `old`. False where that cannot be, and `errno` says why.
+fn replacing(old: c_int, new: c_int) -> bool {
     let saved = SavedErrno::new();
-    if files::closing(fd) == files::Closing::Ours
-        && let Ok(number) = u32::try_from(fd)
-    {
-        files::closing_range(number, number);
-    }
+    let result = descriptors::replacing(old, new);
     drop(saved);
+    if let Err(error) = result {
+        set_errno(error.raw_os_error());
+    }
+    result.is_ok()
 }
 
 /// `close`.
@@ -27,9 +28,9 @@ fn forget(fd: c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     let saved = SavedErrno::new();
-    let closing = files::closing(fd);
+    let closing = descriptors::closing(fd);
     drop(saved);
-    if closing == files::Closing::Ours {
+    if closing == Closing::Ours {
         set_errno(libc::EBADF);
         return -1;
     }
@@ -47,7 +48,7 @@ pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
         let saved = SavedErrno::new();
         // SAFETY: the program's own stream.
         let fd = unsafe { libc::fileno(file) };
-        let _ = files::closing(fd);
+        let _ = descriptors::closing(fd);
         drop(saved);
     }
     // SAFETY: as promised by the caller.
@@ -60,8 +61,8 @@ pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
 /// As the C library's function of this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    if old != new {
-        forget(new);
+    if old != new && !replacing(old, new) {
+        return -1;
     }
     // SAFETY: as promised by the caller.
     unsafe { next::dup2(old, new) }
@@ -73,8 +74,8 @@ pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 /// As the C library's function of this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    if old != new {
-        forget(new);
+    if old != new && !replacing(old, new) {
+        return -1;
     }
     // SAFETY: as promised by the caller.
     unsafe { next::dup3(old, new, flags) }
@@ -86,11 +87,34 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
 /// As the C library's function of this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
-    if flags & CLOEXEC == 0 {
-        files::closing_range(first, last);
+    if flags & CLOEXEC != 0 {
+        // SAFETY: as promised by the caller.
+        return unsafe { next::close_range(first, last, flags) };
     }
+    let mut result = 0;
+    let mut error = SavedErrno::new();
+    descriptors::closing_range(first, last, |first, last| {
+        // SAFETY: as promised by the caller.
+        if unsafe { next::close_range(first, last, flags) } != 0 {
+            result = -1;
+            error = SavedErrno::new();
+        }
+    });
+    drop(error);
+    result
+}
+
+/// `closefrom`.
+///
+/// # Safety
+/// As the C library's function of this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    let saved = SavedErrno::new();
+    let first = c_uint::try_from(first).unwrap_or(0);
     // SAFETY: as promised by the caller.
-    unsafe { next::close_range(first, last, flags) }
+    unsafe { close_range(first, c_uint::MAX, 0) };
+    drop(saved);
 }
 
 /// `posix_fadvise`.
@@ -172,6 +196,43 @@ pub unsafe extern "C" fn mmap64(
 ) -> *mut c_void {
     // SAFETY: as promised by the caller.
     unsafe { mmap(address, length, protection, flags, fd, offset) }
+}
+
+/// `mremap`: device memory that moves stays registered.
+///
+/// # Safety
+/// As the C library's function of this name, which has `new` only with some flags.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_length: size_t,
+    new_length: size_t,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    let with_new = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
+    let new = if with_new { new } else { std::ptr::null_mut() };
+    if flags & libc::MREMAP_FIXED != 0 {
+        unmapping(new, new_length);
+    }
+    // Of a shared mapping that is mapped once more (a length of zero) all that is mapped again is looked at.
+    if !may_overlap(old.addr(), old_length.max(new_length)) {
+        // SAFETY: as promised by the caller.
+        return unsafe { next::mremap(old, old_length, new_length, flags, new) };
+    }
+    let saved = SavedErrno::new();
+    let moving = automatic::moving(old.addr(), old_length, new_length);
+    drop(saved);
+    // SAFETY: as promised by the caller.
+    let moved = unsafe { next::mremap(old, old_length, new_length, flags, new) };
+    let saved = SavedErrno::new();
+    let stays = flags & libc::MREMAP_DONTUNMAP != 0;
+    moving.ended(
+        (moved != libc::MAP_FAILED).then(|| moved.expose_provenance()),
+        stays,
+    );
+    drop(saved);
+    moved
 }
 
 /// `munmap`.

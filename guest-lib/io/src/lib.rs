@@ -11,10 +11,11 @@ mod transfer;
 pub use descriptors::*;
 pub use transfer::*;
 
+use farlane_io_core::guard::{Guarded, Kind};
 use farlane_io_core::{Totals, config, registry_errno, totals};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::AsFd as _;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Registers device memory: see `include/farlane_io.h`.
 ///
@@ -59,28 +60,15 @@ pub unsafe extern "C" fn farlane_io_stats(to: *mut Totals) {
 }
 
 /// Where totals go: a copy of standard error, which programs close before they end.
-static REPORT: AtomicI32 = AtomicI32::new(-1);
-/// Which file that is: a program may close numbers that it does not know, and get them again.
-static REPORT_FILE: OnceLock<(u64, u64)> = OnceLock::new();
-
-fn file_of(fd: c_int) -> Option<(u64, u64)> {
-    // SAFETY: the structure is written by the call.
-    unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        (libc::fstat(fd, &raw mut stat) == 0).then_some((stat.st_dev, stat.st_ino))
-    }
-}
+static REPORT: OnceLock<Guarded> = OnceLock::new();
 
 /// Runs when the library is loaded, before the program's own code.
 extern "C" fn begin() {
     next::resolve_all();
     let _ = config::mode();
     if config::wants_stats() {
-        // SAFETY: copies a descriptor.
-        let report = unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, 3) };
-        REPORT.store(report, Ordering::Relaxed);
-        if let Some(file) = file_of(report) {
-            let _ = REPORT_FILE.set(file);
+        if let Ok(copy) = std::io::stderr().as_fd().try_clone_to_owned() {
+            let _ = REPORT.set(Guarded::new(copy, Kind::Inherited));
         }
         // SAFETY: the function is there for as long as the program.
         unsafe { libc::atexit(end) };
@@ -89,12 +77,11 @@ extern "C" fn begin() {
 
 extern "C" fn end() {
     let line = format!("{}\n", totals().line());
-    let report = REPORT.load(Ordering::Relaxed);
-    if file_of(report).is_none() || file_of(report) != REPORT_FILE.get().copied() {
-        return;
+    let report = REPORT.get().filter(|report| report.is_intact());
+    if let Some(report) = report.and_then(Guarded::enter) {
+        // SAFETY: a string of our own.
+        let _ = unsafe { next::write(report.number(), line.as_ptr().cast(), line.len()) };
     }
-    // SAFETY: a string of our own.
-    let _ = unsafe { next::write(report, line.as_ptr().cast(), line.len()) };
 }
 
 #[used]

@@ -47,6 +47,9 @@ originals! {
     mmap = c"mmap64": fn(address: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off_t) -> *mut c_void,
         or std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(
             syscall(libc::SYS_mmap, address, length, protection, flags, fd, offset).to_ne_bytes()));
+    mremap = c"mremap": fn(old: *mut c_void, old_length: size_t, new_length: size_t, flags: c_int, new: *mut c_void) -> *mut c_void,
+        or std::ptr::with_exposed_provenance_mut(usize::from_ne_bytes(
+            syscall(libc::SYS_mremap, old, old_length, new_length, flags, new).to_ne_bytes()));
     munmap = c"munmap": fn(address: *mut c_void, length: size_t) -> c_int,
         or narrow(syscall(libc::SYS_munmap, address, length));
     close = c"close": fn(fd: c_int) -> c_int,

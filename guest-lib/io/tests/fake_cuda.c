@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause */
 /*
- * A CUDA driver with one allocation of device memory, at addresses that neither the processor nor the kernel can use. The functions
- * are those of cuda.h that the I/O library calls; copies without the allocation's context fail, as they do in the driver.
+ * A CUDA driver with two devices and two allocations of device memory, at addresses that neither the processor nor the kernel can use. The
+ * functions are those of cuda.h that the I/O library calls. The first allocation is of a context of the program on device 0, and copies without
+ * it fail, as they do in the driver. The second one is of no context, as stream-ordered memory is, and lies on device 1.
  */
 #include <stdint.h>
 #include <string.h>
@@ -12,61 +13,127 @@
 #define INVALID_VALUE 1
 #define INVALID_CONTEXT 201
 
-static char *device; /* the address */
-static char content[SIZE];
-static int context;
-static __thread void *current;
+struct context {
+	int device;
+};
+
+struct allocation {
+	char *address;
+	char content[SIZE];
+	struct context *context;
+	int device;
+};
+
+static struct context own[2] = { { 0 }, { 1 } }; /* made by the program */
+static struct context primary[2] = { { 0 }, { 1 } };
+static int retained[2];
+static struct allocation allocations[2] = {
+	{ .context = &own[0], .device = 0 },
+	{ .context = 0, .device = 1 },
+};
+static __thread struct context *current;
+static __thread struct context *below;
 
 /* Not CUDA's: allocates, frees, and tells what is in device memory. */
-void *fake_allocate(void)
+void *fake_allocate(int which)
 {
-	device = mmap(0, SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	return device;
+	char *address = mmap(0, SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	allocations[which].address = address;
+	return address;
 }
 
-void fake_free(void)
+void fake_free(int which)
 {
-	device = 0;
+	allocations[which].address = 0;
 }
 
-char *fake_content(void)
+char *fake_content(int which)
 {
-	return content;
+	return allocations[which].content;
 }
 
-static int inside(uint64_t at, size_t bytes)
+/* Makes the program's context of a device current, or none; tells whether another one was left behind. */
+int fake_make_current(int device, int before)
 {
-	uint64_t start = (uintptr_t)device;
+	struct context *was = before < 0 ? 0 : &own[before];
+	int as_it_was = current == was && !below;
 
-	return device && at >= start && at - start + bytes <= SIZE;
+	current = device < 0 ? 0 : &own[device];
+	return as_it_was;
+}
+
+int fake_retained(int device)
+{
+	return retained[device];
+}
+
+static struct allocation *find(uint64_t at, size_t bytes)
+{
+	for (int which = 0; which < 2; which++) {
+		struct allocation *found = &allocations[which];
+		uint64_t start = (uintptr_t)found->address;
+
+		if (found->address && at >= start && at - start + bytes <= SIZE)
+			return found;
+	}
+	return 0;
 }
 
 int cuPointerGetAttribute(void *data, int attribute, uint64_t at)
 {
-	if (!inside(at, 1))
+	struct allocation *found = find(at, 1);
+
+	if (!found)
 		return INVALID_VALUE;
-	if (attribute == 1)
-		*(void **)data = &context;
-	else if (attribute == 2)
+	switch (attribute) {
+	case 1:
+		*(void **)data = found->context;
+		return SUCCESS;
+	case 2:
 		*(unsigned int *)data = 2;
-	else
-		return INVALID_VALUE;
+		return SUCCESS;
+	case 9:
+		*(int *)data = found->device;
+		return SUCCESS;
+	case 11:
+		*(uint64_t *)data = (uintptr_t)found->address;
+		return SUCCESS;
+	case 12:
+		*(size_t *)data = SIZE;
+		return SUCCESS;
+	}
+	return INVALID_VALUE;
+}
+
+int cuCtxGetDevice(int *device)
+{
+	if (!current)
+		return INVALID_CONTEXT;
+	*device = current->device;
 	return SUCCESS;
 }
 
-int cuMemGetAddressRange_v2(uint64_t *start, size_t *size, uint64_t at)
+int cuDeviceGet(int *device, int ordinal)
 {
-	if (!inside(at, 1))
+	if (ordinal < 0 || ordinal > 1)
 		return INVALID_VALUE;
-	*start = (uintptr_t)device;
-	*size = SIZE;
+	*device = ordinal;
+	return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+	retained[device]++;
+	*context = &primary[device];
 	return SUCCESS;
 }
 
 int cuCtxPushCurrent_v2(void *pushed)
 {
-	if (pushed != &context || current)
+	if (!pushed || below)
 		return INVALID_CONTEXT;
+	below = current;
 	current = pushed;
 	return SUCCESS;
 }
@@ -76,26 +143,40 @@ int cuCtxPopCurrent_v2(void **popped)
 	if (!current)
 		return INVALID_CONTEXT;
 	*popped = current;
-	current = 0;
+	current = below;
+	below = 0;
 	return SUCCESS;
+}
+
+/* What a copy may be made with. */
+static int fits(const struct allocation *found)
+{
+	if (found->context)
+		return current == found->context;
+	return current && current->device == found->device &&
+	       (current != &primary[found->device] || retained[found->device]);
 }
 
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes)
 {
-	if (current != &context)
-		return INVALID_CONTEXT;
-	if (!inside(to, bytes))
+	struct allocation *found = find(to, bytes);
+
+	if (!found)
 		return INVALID_VALUE;
-	memcpy(content + (to - (uintptr_t)device), from, bytes);
+	if (!fits(found))
+		return INVALID_CONTEXT;
+	memcpy(found->content + (to - (uintptr_t)found->address), from, bytes);
 	return SUCCESS;
 }
 
 int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes)
 {
-	if (current != &context)
-		return INVALID_CONTEXT;
-	if (!inside(from, bytes))
+	struct allocation *found = find(from, bytes);
+
+	if (!found)
 		return INVALID_VALUE;
-	memcpy(to, content + (from - (uintptr_t)device), bytes);
+	if (!fits(found))
+		return INVALID_CONTEXT;
+	memcpy(to, found->content + (from - (uintptr_t)found->address), bytes);
 	return SUCCESS;
 }

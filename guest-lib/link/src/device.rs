@@ -1,13 +1,14 @@
 //! A link over `/dev/farlaneN`, for processes in a VM.
 
-use crate::{Link, LinkError, LinkInfo, Map, Origin};
+use crate::guard::{Guarded, InUse, Kind};
+use crate::{Link, LinkError, LinkInfo, Map};
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{FLAG_PHONY, FLAG_WRITABLE};
 use farlane_abi::ioctl as uapi;
 use farlane_abi::zerocopy::FromZeros as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,11 +17,10 @@ use std::time::Duration;
 /// A link over the kernel driver. One open file is one context.
 #[derive(Debug)]
 pub struct DeviceLink {
-    device: OwnedFd,
+    device: Guarded,
     info: LinkInfo,
     /// Set when the driver says so; it stays so.
     dead: AtomicBool,
-    origin: Origin,
 }
 
 impl DeviceLink {
@@ -36,10 +36,9 @@ impl DeviceLink {
                 source: source.into(),
             })?;
         let mut link = Self {
-            device,
+            device: Guarded::new(device, Kind::Device),
             info: LinkInfo::default(),
             dead: AtomicBool::new(false),
-            origin: Origin::here(),
         };
         let mut info = uapi::Info::new_zeroed();
         // SAFETY: IOC_INFO writes one `Info`.
@@ -58,6 +57,11 @@ impl DeviceLink {
         Ok(link)
     }
 
+    /// The device in use. A child of the process that opened it does not have it.
+    fn device(&self) -> Result<InUse<&Guarded>, LinkError> {
+        self.device.enter().ok_or(LinkError::Gone)
+    }
+
     /// # Safety
     /// `argument` is what ioctl `number` reads and writes.
     unsafe fn ioctl<T>(
@@ -66,13 +70,11 @@ impl DeviceLink {
         number: u64,
         argument: &mut T,
     ) -> Result<(), LinkError> {
-        if !self.origin.is_here() {
-            return Err(LinkError::Gone);
-        }
+        let device = self.device()?;
         loop {
             let argument: *mut T = argument;
             // SAFETY: the file is open; `argument` is right for `number`, says the caller.
-            let result = unsafe { libc::ioctl(self.device.as_raw_fd(), number, argument) };
+            let result = unsafe { libc::ioctl(device.number(), number, argument) };
             if result >= 0 {
                 return Ok(());
             }
@@ -136,7 +138,10 @@ impl Link for DeviceLink {
         unsafe { self.ioctl("FARLANE_IOC_SEGMENT", uapi::IOC_SEGMENT, &mut segment)? };
         let mapped = usize::try_from(segment.length)
             .map_err(|_| LinkError::Protocol("a segment longer than memory"))
-            .and_then(|length| Map::shared(self.device.as_fd(), segment.mmap_offset, length));
+            .and_then(|length| {
+                let device = self.device()?;
+                Map::shared(device.as_fd(), segment.mmap_offset, length)
+            });
         match mapped {
             Ok(map) => Ok((segment.region, Arc::new(map))),
             Err(error) => {
@@ -185,14 +190,8 @@ impl Link for DeviceLink {
     }
 
     fn map_buffer(&self, _handle: u32, offset: u64, length: usize) -> Result<Map, LinkError> {
-        if !self.origin.is_here() {
-            return Err(LinkError::Gone);
-        }
-        Map::shared(
-            self.device.as_fd(),
-            uapi::window_mmap_offset(offset),
-            length,
-        )
+        let device = self.device()?;
+        Map::shared(device.as_fd(), uapi::window_mmap_offset(offset), length)
     }
 
     fn unmap_buffer(&self, _handle: u32, _offset: u64, _length: usize) -> Result<(), LinkError> {
@@ -209,12 +208,17 @@ impl Link for DeviceLink {
     }
 
     fn doorbell(&self) {
-        // SAFETY: IOC_DOORBELL takes no argument. A dead device needs no bell.
-        let _ = unsafe { libc::ioctl(self.device.as_raw_fd(), uapi::IOC_DOORBELL) };
+        if let Ok(device) = self.device() {
+            // SAFETY: IOC_DOORBELL takes no argument. A dead device needs no bell.
+            let _ = unsafe { libc::ioctl(device.number(), uapi::IOC_DOORBELL) };
+        }
     }
 
     fn wait(&self, timeout: Duration) {
-        let mut fds = [PollFd::new(&self.device, PollFlags::IN)];
+        let Ok(device) = self.device() else {
+            return;
+        };
+        let mut fds = [PollFd::new(&device, PollFlags::IN)];
         let timeout = Timespec::try_from(timeout).ok();
         if !poll(&mut fds, timeout.as_ref()).is_ok_and(|ready| ready > 0) {
             return;
@@ -223,7 +227,7 @@ impl Link for DeviceLink {
             self.dead.store(true, Ordering::Release);
         }
         // Not blocking; empty when another waiter was faster.
-        if let Err(rustix::io::Errno::NODEV) = rustix::io::read(&self.device, &mut [0; 8]) {
+        if let Err(rustix::io::Errno::NODEV) = rustix::io::read(&device, &mut [0; 8]) {
             self.dead.store(true, Ordering::Release);
         }
     }

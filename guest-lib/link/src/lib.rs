@@ -16,6 +16,7 @@ pub mod device;
 mod discover;
 mod error;
 mod fork;
+pub mod guard;
 mod map;
 mod packet;
 mod quiet;

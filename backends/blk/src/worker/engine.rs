@@ -150,7 +150,7 @@ impl Engine {
         loop {
             let stopping = self.stopping.load(Ordering::Acquire);
             let result = self.turn(stopping).and_then(|worked| {
-                if stopping && self.requests.is_empty() && self.ended.is_empty() {
+                if stopping && self.is_idle() {
                     return Ok(true);
                 }
                 if worked {
@@ -173,6 +173,13 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Whether nothing is under way. What a predecessor has begun is under way until it is done: a queue that is stopped before
+    /// may be another driver's when it is started again.
+    fn is_idle(&self) -> bool {
+        let left = !self.broken && !self.resubmit.is_empty();
+        self.requests.is_empty() && self.ended.is_empty() && !left
     }
 
     /// Finds out where the queue is, and what a predecessor has left.
@@ -227,8 +234,8 @@ impl Engine {
     /// One turn. Returns whether there was anything to do.
     fn turn(&mut self, stopping: bool) -> Result<bool, Broken> {
         let mut worked = self.reap()?;
-        if !stopping && !self.broken {
-            worked |= self.take()?;
+        if !self.broken {
+            worked |= self.take(stopping)?;
         }
         self.ring.submit()?;
         worked |= self.reap()?;
@@ -267,8 +274,11 @@ impl Engine {
         Ok(worked)
     }
 
-    /// Takes new requests.
-    fn take(&mut self) -> Result<bool, Broken> {
+    /// Takes requests: those of a predecessor, then new ones unless the queue is stopping.
+    fn take(&mut self, stopping: bool) -> Result<bool, Broken> {
+        if stopping && self.resubmit.is_empty() {
+            return Ok(false);
+        }
         let rings = self.rings()?;
         let mut worked = false;
         for _ in 0..AT_ONCE {
@@ -278,6 +288,7 @@ impl Engine {
             }
             let head = match self.resubmit.pop_front() {
                 Some(head) => head,
+                None if stopping => break,
                 None => match self.progress.take(&rings)? {
                     None => break,
                     Some(head) => {

@@ -89,12 +89,17 @@ impl Worker {
         })
     }
 
+    /// Takes no further request.
+    pub fn end(&self) {
+        self.stopping.store(true, Ordering::Release);
+        eventfd::signal(self.wake.as_fd());
+    }
+
     /// Takes no further request, waits for those under way, and returns the running number of the
     /// first buffer that was not taken. Nothing touches the queue or its memory then.
     #[must_use]
     pub fn stop(self) -> u16 {
-        self.stopping.store(true, Ordering::Release);
-        eventfd::signal(self.wake.as_fd());
+        self.end();
         self.thread.join().unwrap_or_else(|_| {
             log::error!("A queue's worker has panicked");
             0

@@ -4,6 +4,7 @@
 
 pub mod loops;
 pub mod machine;
+pub mod stage;
 pub mod vmm;
 
 use std::fs::File;

@@ -4,7 +4,9 @@
 //! Where an application has a mapping of the device's BAR (gdrcopy), it registers that as [`soft`](super::Soft) instead.
 
 use super::Provider;
+use crate::lock::Lock;
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::sync::{Arc, OnceLock};
 
@@ -14,15 +16,22 @@ const LIBRARY: &CStr = c"libcuda.so.1";
 const POINTER_CONTEXT: c_int = 1;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
 const POINTER_MEMORY_TYPE: c_int = 2;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+const POINTER_DEVICE: c_int = 9;
+/// `CU_POINTER_ATTRIBUTE_RANGE_START_ADDR` and `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
+const POINTER_START: c_int = 11;
+const POINTER_SIZE: c_int = 12;
 /// `CU_MEMORYTYPE_DEVICE`.
 const MEMORY_DEVICE: c_uint = 2;
 
 type GetAttribute = unsafe extern "C" fn(*mut c_void, c_int, u64) -> c_int;
-type GetRange = unsafe extern "C" fn(*mut u64, *mut usize, u64) -> c_int;
 type CopyIn = unsafe extern "C" fn(u64, *const c_void, usize) -> c_int;
 type CopyOut = unsafe extern "C" fn(*mut c_void, u64, usize) -> c_int;
 type Push = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Pop = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
+type GetDevice = unsafe extern "C" fn(*mut c_int) -> c_int;
+type FindDevice = unsafe extern "C" fn(*mut c_int, c_int) -> c_int;
+type Retain = unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int;
 
 /// Why the driver cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -39,11 +48,15 @@ pub enum CudaError {
 #[derive(Debug)]
 pub struct Cuda {
     attribute: GetAttribute,
-    range: GetRange,
     copy_in: CopyIn,
     copy_out: CopyOut,
     push: Push,
     pop: Pop,
+    current_device: GetDevice,
+    find_device: FindDevice,
+    retain: Retain,
+    /// The primary contexts of devices that are retained, by ordinal: addresses, kept to the end.
+    primary: Lock<BTreeMap<c_int, usize>>,
 }
 
 static SHARED: OnceLock<Arc<Cuda>> = OnceLock::new();
@@ -97,57 +110,111 @@ impl Cuda {
                 attribute: std::mem::transmute::<*mut c_void, GetAttribute>(find(
                     "cuPointerGetAttribute",
                 )?),
-                range: std::mem::transmute::<*mut c_void, GetRange>(find(
-                    "cuMemGetAddressRange_v2",
-                )?),
                 copy_in: std::mem::transmute::<*mut c_void, CopyIn>(find("cuMemcpyHtoD_v2")?),
                 copy_out: std::mem::transmute::<*mut c_void, CopyOut>(find("cuMemcpyDtoH_v2")?),
                 push: std::mem::transmute::<*mut c_void, Push>(find("cuCtxPushCurrent_v2")?),
                 pop: std::mem::transmute::<*mut c_void, Pop>(find("cuCtxPopCurrent_v2")?),
+                current_device: std::mem::transmute::<*mut c_void, GetDevice>(find(
+                    "cuCtxGetDevice",
+                )?),
+                find_device: std::mem::transmute::<*mut c_void, FindDevice>(find("cuDeviceGet")?),
+                retain: std::mem::transmute::<*mut c_void, Retain>(find(
+                    "cuDevicePrimaryCtxRetain",
+                )?),
+                primary: Lock::new(BTreeMap::new()),
             })
         }
+    }
+
+    /// An attribute of a pointer, which has the type that the driver writes.
+    fn attribute<T: Copy>(&self, address: usize, attribute: c_int, mut value: T) -> Option<T> {
+        let data: *mut T = &raw mut value;
+        // SAFETY: the callers name the attribute's type.
+        let status = unsafe { (self.attribute)(data.cast(), attribute, address as u64) };
+        (status == 0).then_some(value)
     }
 
     /// Whether `address` is memory of a device.
     #[must_use]
     pub fn is_device(&self, address: usize) -> bool {
-        let mut kind: c_uint = 0;
-        let data: *mut c_uint = &raw mut kind;
-        // SAFETY: this attribute is an unsigned int.
-        let status = unsafe { (self.attribute)(data.cast(), POINTER_MEMORY_TYPE, address as u64) };
-        status == 0 && kind == MEMORY_DEVICE
+        let kind: Option<c_uint> = self.attribute(address, POINTER_MEMORY_TYPE, 0);
+        kind == Some(MEMORY_DEVICE)
     }
 
-    /// The allocation that `address` lies in: first byte and length.
+    /// The allocation that `address` lies in: first byte and length. Unlike `cuMemGetAddressRange`, pointer attributes are told in
+    /// every thread, whatever context it has.
     #[must_use]
     pub fn allocation(&self, address: usize) -> Option<(usize, usize)> {
-        let (mut start, mut length) = (0, 0);
-        // SAFETY: both are written by the driver.
-        let status = unsafe { (self.range)(&raw mut start, &raw mut length, address as u64) };
-        (status == 0 && length > 0)
-            .then(|| usize::try_from(start).ok())
-            .flatten()
-            .map(|start| (start, length))
+        let start: u64 = self.attribute(address, POINTER_START, 0)?;
+        let length: usize = self.attribute(address, POINTER_SIZE, 0)?;
+        let start = usize::try_from(start).ok()?;
+        (length > 0).then_some((start, length))
     }
 
-    /// Runs `copy` with the context of the allocation current in this thread.
+    /// Runs `copy` with a context current in this thread that reaches the allocation.
     fn with_context(&self, address: usize, copy: impl FnOnce() -> c_int) -> Result<(), Errno> {
-        let mut context = std::ptr::null_mut::<c_void>();
-        let data: *mut *mut c_void = &raw mut context;
-        // SAFETY: this attribute is a context, a pointer.
-        let status = unsafe { (self.attribute)(data.cast(), POINTER_CONTEXT, address as u64) };
-        // SAFETY: the driver's own context.
-        if status != 0 || unsafe { (self.push)(context) } != 0 {
+        let null = std::ptr::null_mut::<c_void>();
+        let found = self.attribute(address, POINTER_CONTEXT, null);
+        let mut context = found.ok_or(Errno::FAULT)?;
+        if context.is_null() {
+            // Stream-ordered and mapped allocations are of no context: all of their device reach them.
+            let device: c_int = self
+                .attribute(address, POINTER_DEVICE, -1)
+                .ok_or(Errno::FAULT)?;
+            if self.has_context_of(device) {
+                return done(copy());
+            }
+            context = self.primary_of(device)?;
+        }
+        // SAFETY: a context of the driver's.
+        if unsafe { (self.push)(context) } != 0 {
             return Err(Errno::FAULT);
         }
         let status = copy();
         // SAFETY: takes off what was pushed; the driver writes which one it was.
         unsafe { (self.pop)(&raw mut context) };
-        if status == 0 {
-            Ok(())
-        } else {
-            Err(Errno::FAULT)
+        done(status)
+    }
+
+    fn device_of(&self, ordinal: c_int) -> Option<c_int> {
+        let mut device = 0;
+        // SAFETY: the driver writes the number of a device.
+        let status = unsafe { (self.find_device)(&raw mut device, ordinal) };
+        (status == 0).then_some(device)
+    }
+
+    /// Whether the context that is current in this thread is one of a device.
+    fn has_context_of(&self, ordinal: c_int) -> bool {
+        let mut current = 0;
+        // SAFETY: as above; without a context it is an error.
+        let status = unsafe { (self.current_device)(&raw mut current) };
+        status == 0 && self.device_of(ordinal) == Some(current)
+    }
+
+    /// The primary context of a device, which is retained when it is asked for first.
+    fn primary_of(&self, ordinal: c_int) -> Result<*mut c_void, Errno> {
+        if let Some(known) = self.primary.lock().get(&ordinal) {
+            return Ok(std::ptr::with_exposed_provenance_mut(*known));
         }
+        let device = self.device_of(ordinal).ok_or(Errno::FAULT)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the driver writes the context.
+        let status = unsafe { (self.retain)(&raw mut context, device) };
+        if status != 0 || context.is_null() {
+            return Err(Errno::FAULT);
+        }
+        // Where two threads are here at the same time it is retained twice, which does no harm.
+        let address = context.expose_provenance();
+        self.primary.lock().insert(ordinal, address);
+        Ok(context)
+    }
+}
+
+fn done(status: c_int) -> Result<(), Errno> {
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(Errno::FAULT)
     }
 }
 

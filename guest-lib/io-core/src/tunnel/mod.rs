@@ -5,7 +5,7 @@
 //! tunnelled writes are made only where nothing but disks of the backend lies beneath the file system ([`crate::disks`]), after a
 //! read of the same file system has arrived, on file systems whose direct writes are understood, inside the file's size, and with
 //! `RWF_NOWAIT`, which ext4 and xfs refuse where they would go through the page cache instead. Each sector without a receipt is
-//! written again at once.
+//! written again at once, and so are all where the layers beneath the file system have changed meanwhile.
 
 mod client;
 mod phony;
@@ -13,6 +13,7 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
+use crate::disks::Beneath;
 use crate::files::Opened;
 use crate::provider::Provider;
 use crate::route::{Buffer, Direction};
@@ -97,8 +98,8 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 impl PinnedDevice {
-    fn tunnel(&self, opened: &Opened) -> Option<&(Arc<Tunnel>, Pin)> {
-        let serials = opened.file.disk.stack.serials.as_ref()?;
+    fn tunnel(&self, beneath: &Beneath) -> Option<&(Arc<Tunnel>, Pin)> {
+        let serials = beneath.stack.serials.as_ref()?;
         let mut tunnels = self.tunnels.iter();
         tunnels.find(|(tunnel, _)| tunnel.is_usable() && tunnel.has_all(serials))
     }
@@ -107,9 +108,12 @@ impl PinnedDevice {
     pub(crate) fn serves(&self, opened: &Opened, direction: Direction) -> bool {
         let file = &opened.file;
         let is_right = file.offset_align.is_some() && !file.tunnel_off.load(Ordering::Relaxed);
-        let proven = direction == Direction::Read
-            || (file.writes_known && file.disk.tunnel_proven.load(Ordering::Relaxed));
-        is_right && proven && self.tunnel(opened).is_some()
+        if !is_right || (direction == Direction::Write && !file.writes_known) {
+            return false;
+        }
+        let beneath = file.disk.stack.now();
+        let proven = direction == Direction::Read || beneath.tunnel_proven.load(Ordering::Relaxed);
+        proven && self.tunnel(&beneath).is_some()
     }
 
     /// What of `length` bytes at `address` tunnels reach, as offsets.
@@ -133,7 +137,8 @@ pub(crate) fn transfer(
     offset: u64,
     direction: Direction,
 ) -> Result<Moved, Errno> {
-    let (tunnel, pin) = pinned.tunnel(opened).ok_or(Errno::NODEV)?;
+    let beneath = opened.file.disk.stack.now();
+    let (tunnel, pin) = pinned.tunnel(&beneath).ok_or(Errno::NODEV)?;
     let mut moved = Moved::default();
     while moved.bytes < buffer.length {
         let left = buffer.length - moved.bytes;
@@ -143,6 +148,7 @@ pub(crate) fn transfer(
             .ok_or(Errno::NOMEM)?;
         let part = Part {
             opened,
+            beneath: &beneath,
             tunnel,
             region: pin.region(),
             provider: &*buffer.region.provider,
@@ -174,6 +180,8 @@ pub(crate) fn transfer(
 /// As much of a request as goes into one phony buffer.
 struct Part<'a> {
     opened: &'a Opened,
+    /// What lay beneath the file when the tunnel was chosen.
+    beneath: &'a Arc<Beneath>,
     tunnel: &'a Tunnel,
     region: u32,
     provider: &'a dyn Provider,
@@ -196,7 +204,11 @@ impl Part<'_> {
             Direction::Read,
         )?;
         // SAFETY: our own phony memory.
-        let bytes = unsafe { sys::pread(direct.fd, lent.base(), self.length, self.offset) }?;
+        let bytes = unsafe { sys::pread(direct.number(), lent.base(), self.length, self.offset) }?;
+        if !self.is_over_the_same() {
+            // What has arrived may be what a layer was to change first.
+            return Err(Errno::STALE);
+        }
         let mut landed = 0;
         for sectors in armed.runs(bytes) {
             if sectors.landed {
@@ -212,9 +224,10 @@ impl Part<'_> {
             }?;
         }
         let file = &self.opened.file;
+        let proven = &self.beneath.tunnel_proven;
         if landed > 0 {
-            file.disk.tunnel_proven.store(true, Ordering::Relaxed);
-        } else if bytes > 0 && !file.disk.tunnel_proven.load(Ordering::Relaxed) {
+            proven.store(true, Ordering::Relaxed);
+        } else if bytes > 0 && !proven.load(Ordering::Relaxed) {
             file.tunnel_off.store(true, Ordering::Relaxed);
         }
         Ok(Moved { bytes, landed })
@@ -234,7 +247,13 @@ impl Part<'_> {
             let (length, offset) = (self.length, self.offset);
             // SAFETY: our own phony memory.
             bytes = unsafe {
-                sys::pwrite_with(direct.fd, lent.base(), length, offset, libc::RWF_NOWAIT)
+                sys::pwrite_with(
+                    direct.number(),
+                    lent.base(),
+                    length,
+                    offset,
+                    libc::RWF_NOWAIT,
+                )
             };
             if bytes != Err(Errno::AGAIN) {
                 break;
@@ -242,15 +261,22 @@ impl Part<'_> {
             self.make_way(if attempt == 0 { 0 } else { AROUND });
         }
         let bytes = bytes?;
+        // Through layers that have come meanwhile it may have gone elsewhere, too.
+        let same = self.is_over_the_same();
         let mut landed = 0;
         for sectors in armed.runs(bytes) {
-            if sectors.landed {
+            if sectors.landed && same {
                 landed += sectors.range.len();
             } else {
                 self.write_again(&sectors.range)?;
             }
         }
         Ok(Moved { bytes, landed })
+    }
+
+    /// Whether beneath the file lies what lay there when the tunnel was chosen.
+    fn is_over_the_same(&self) -> bool {
+        Arc::ptr_eq(self.beneath, &self.opened.file.disk.stack.now())
     }
 
     /// Removes what keeps a write from being made at once: pages of the range in the page cache, or parts of larger ones that reach

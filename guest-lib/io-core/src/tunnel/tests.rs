@@ -329,6 +329,16 @@ impl Rig {
     }
 
     fn part(&self, tunnel: &Tunnel, move_it: impl FnOnce(&Part<'_>, &Lent<'_>) -> Moved) -> Moved {
+        let beneath = self.opened().file.disk.stack.now();
+        self.part_over(&beneath, tunnel, move_it)
+    }
+
+    fn part_over(
+        &self,
+        beneath: &Arc<Beneath>,
+        tunnel: &Tunnel,
+        move_it: impl FnOnce(&Part<'_>, &Lent<'_>) -> Moved,
+    ) -> Moved {
         let opened = self.opened();
         let address = self.memory.base().as_ptr().expose_provenance();
         let length = self.memory.len();
@@ -339,6 +349,7 @@ impl Rig {
         };
         let part = Part {
             opened: &opened,
+            beneath,
             tunnel,
             region: 7,
             provider: &Soft,
@@ -365,7 +376,7 @@ fn what_a_disk_reads_without_opening_envelopes_is_copied_and_not_counted() {
     assert!(rig.memory() == content);
     let file = rig.opened().file;
     assert!(file.tunnel_off.load(Ordering::Relaxed));
-    assert!(!file.disk.tunnel_proven.load(Ordering::Relaxed));
+    assert!(!file.disk.stack.now().tunnel_proven.load(Ordering::Relaxed));
 }
 
 #[test]
@@ -385,6 +396,38 @@ fn envelopes_that_got_onto_a_disk_are_written_over_at_once() {
     let dirty = sys::cachestat(opened.fd, 0, 8 * PAGE as u64).unwrap().dirty;
     assert_eq!(dirty, 0);
     sys::advise(opened.fd, 0, 0, libc::POSIX_FADV_DONTNEED).unwrap();
+    let mut found = vec![0; 8 * PAGE];
+    std::os::unix::fs::FileExt::read_exact_at(&rig.file, &mut found, 0).unwrap();
+    assert!(found == content);
+}
+
+#[test]
+fn what_was_read_through_layers_that_have_changed_does_not_count() {
+    let (backend, tunnel) = tunnel(Backend::default());
+    let rig = Rig::new(&vec![1; 8 * PAGE]);
+    (0..8).for_each(|slot| backend.land(slot, 1, 0xff));
+    let before = Arc::default();
+    rig.part_over(&before, &tunnel, |part, lent| {
+        assert_eq!(part.read(lent), Err(Errno::STALE));
+        Moved::default()
+    });
+    assert!(!before.tunnel_proven.load(Ordering::Relaxed));
+}
+
+#[test]
+fn what_was_written_through_layers_that_have_changed_is_written_again() {
+    let (backend, tunnel) = tunnel(Backend::default());
+    let rig = Rig::new(&vec![1; 8 * PAGE]);
+    let content: Vec<u8> = (0..8 * PAGE)
+        .map(|index| (index / 3 % 251).try_into().unwrap())
+        .collect();
+    // SAFETY: one thread.
+    unsafe { rig.memory.write_bytes(0, &content) };
+    // Each page has its receipt: one leg of a mirror has it.
+    (0..8).for_each(|slot| backend.land(slot, 1, 0xff));
+    let before = Arc::default();
+    let moved = rig.part_over(&before, &tunnel, |part, lent| part.write(lent).unwrap());
+    assert_eq!((moved.bytes, moved.landed), (8 * PAGE, 0));
     let mut found = vec![0; 8 * PAGE];
     std::os::unix::fs::FileExt::read_exact_at(&rig.file, &mut found, 0).unwrap();
     assert!(found == content);

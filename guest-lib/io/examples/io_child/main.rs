@@ -1,6 +1,11 @@
 //! A program that the tests of the library run with it preloaded: it calls the C library's functions and knows nothing else of
 //! the library than its registration. Each story ends with what the totals say.
 
+mod cuda;
+mod guards;
+mod moves;
+mod positions;
+
 use anyhow::{Context as _, Result, bail, ensure};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::File;
@@ -409,61 +414,6 @@ fn signals(file: &File, content: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Device pointers of a CUDA driver that the program has loaded, and that nobody has registered.
-fn cuda(file: &File, content: &[u8]) -> Result<()> {
-    let driver = std::ffi::CString::new(std::env::var("DRIVER")?)?;
-    // SAFETY: the test's own library, and the types of its functions.
-    let (allocate, free, device) = unsafe {
-        let library = libc::dlopen(driver.as_ptr(), libc::RTLD_NOW);
-        ensure!(!library.is_null(), "The driver cannot be loaded");
-        let find = |name: &CStr| libc::dlsym(library, name.as_ptr());
-        type Allocate = unsafe extern "C" fn() -> *mut u8;
-        (
-            std::mem::transmute::<*mut c_void, Allocate>(find(c"fake_allocate")),
-            std::mem::transmute::<*mut c_void, unsafe extern "C" fn()>(find(c"fake_free")),
-            std::mem::transmute::<*mut c_void, Allocate>(find(c"fake_content"))(),
-        )
-    };
-    let fd = file.as_raw_fd();
-    // SAFETY: device pointers go to calls only.
-    unsafe {
-        let at = allocate();
-        let moved = [
-            libc::pread(fd, at.wrapping_add(3).cast(), 700_000, 5),
-            libc::pread(fd, at.wrapping_add(800_000).cast(), 4096, 0),
-        ];
-        ensure!(moved == [700_000, 4096], "{moved:?}, errno {}", errno());
-        ensure!(
-            bytes(device, 3, 700_000) == &content[5..700_005],
-            "Other bytes"
-        );
-        ensure!(
-            bytes(device, 800_000, 4096) == &content[..4096],
-            "Other bytes"
-        );
-        ensure!(
-            libc::pwrite(fd, at.cast(), 10_000, 1_000_000) == 10_000,
-            "pwrite: errno {}",
-            errno()
-        );
-        let mut back = vec![0; 10_000];
-        ensure!(libc::pread(fd, back.as_mut_ptr().cast(), 10_000, 1_000_000) == 10_000);
-        ensure!(back == bytes(device, 0, 10_000), "Other bytes in the file");
-        // Beyond the allocation, and after it is gone.
-        let beyond = at.wrapping_add((1 << 20) - 10).cast();
-        ensure!(
-            libc::pread(fd, beyond, 4096, 0) == -1 && errno() == libc::EFAULT,
-            "Beyond the end"
-        );
-        free();
-        ensure!(
-            libc::pread(fd, at.cast(), 4096, 0) == -1 && errno() == libc::EFAULT,
-            "Freed"
-        );
-    }
-    Ok(())
-}
-
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().collect();
     let [_, story, path] = words.as_slice() else {
@@ -476,7 +426,12 @@ fn main() -> Result<()> {
         "locks" => locks(file, path)?,
         "forks" => forks(&file, &content)?,
         "signals" => signals(&file, &content)?,
-        "cuda" => cuda(&file, &content)?,
+        "cuda" => cuda::cuda(&file, &content)?,
+        "cuda_contexts" => cuda::of_no_context(&file, &content)?,
+        "guards" => guards::guards(file, path)?,
+        "moves" => moves::moves(&file, &content)?,
+        "positions" => positions::positions(&file, &content)?,
+        "killed" => positions::killed(&file)?,
         _ => bail!("There is no story {story}"),
     }
     let totals = totals()?;

@@ -1,0 +1,177 @@
+//! Device memory of a CUDA driver that is none.
+
+use crate::{bytes, errno, vector};
+use anyhow::{Result, ensure};
+use std::ffi::{CStr, c_int, c_void};
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+
+/// What the driver of the tests has besides the functions of a driver: each takes the number of an allocation or a device.
+struct Driver {
+    allocate: unsafe extern "C" fn(c_int) -> *mut u8,
+    free: unsafe extern "C" fn(c_int),
+    content: unsafe extern "C" fn(c_int) -> *mut u8,
+    /// Makes the context of a device current, or none, and says whether that of another one was.
+    make_current: unsafe extern "C" fn(c_int, c_int) -> c_int,
+    retained: unsafe extern "C" fn(c_int) -> c_int,
+}
+
+impl Driver {
+    fn load() -> Result<Self> {
+        let path = std::ffi::CString::new(std::env::var("DRIVER")?)?;
+        // SAFETY: the test's own library, and the types of its functions.
+        unsafe {
+            let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
+            ensure!(!library.is_null(), "The driver cannot be loaded");
+            let find = |name: &CStr| libc::dlsym(library, name.as_ptr());
+            type Address = unsafe extern "C" fn(c_int) -> *mut u8;
+            type Free = unsafe extern "C" fn(c_int);
+            type Current = unsafe extern "C" fn(c_int, c_int) -> c_int;
+            type Number = unsafe extern "C" fn(c_int) -> c_int;
+            Ok(Self {
+                allocate: std::mem::transmute::<*mut c_void, Address>(find(c"fake_allocate")),
+                free: std::mem::transmute::<*mut c_void, Free>(find(c"fake_free")),
+                content: std::mem::transmute::<*mut c_void, Address>(find(c"fake_content")),
+                make_current: std::mem::transmute::<*mut c_void, Current>(find(
+                    c"fake_make_current",
+                )),
+                retained: std::mem::transmute::<*mut c_void, Number>(find(c"fake_retained")),
+            })
+        }
+    }
+}
+
+/// Memory of no context, in a thread that has one of its device, none, or one of another device.
+pub fn of_no_context(file: &File, content: &[u8]) -> Result<()> {
+    const NONE: c_int = -1;
+    let driver = Driver::load()?;
+    let fd = file.as_raw_fd();
+    // SAFETY: device pointers go to calls only.
+    unsafe {
+        let at = (driver.allocate)(1);
+        let device = (driver.content)(1);
+        let mut before = NONE;
+        for (round, (current, retained)) in [(1, 0), (NONE, 1), (0, 1)].into_iter().enumerate() {
+            ensure!((driver.make_current)(current, before) == 1, "Round {round}");
+            before = current;
+            let offset = round * 4096;
+            let moved = libc::pread(fd, at.cast(), 50_000, offset.try_into()?);
+            ensure!(moved == 50_000, "Round {round}: {moved}, errno {}", errno());
+            ensure!(bytes(device, 0, 50_000) == &content[offset..offset + 50_000]);
+            let moved = libc::pwrite(fd, at.cast(), 5000, 1_000_000);
+            ensure!(moved == 5000, "Round {round}: {moved}, errno {}", errno());
+            // The device's own context is asked for where there is no other, and once.
+            ensure!((driver.retained)(1) == retained, "Round {round}");
+        }
+        ensure!((driver.make_current)(NONE, before) == 1);
+        ensure!((driver.retained)(0) == 0);
+        (driver.free)(1);
+    }
+    Ok(())
+}
+
+/// Device pointers of a CUDA driver that the program has loaded, and that nobody has registered.
+pub fn cuda(file: &File, content: &[u8]) -> Result<()> {
+    let driver = Driver::load()?;
+    let fd = file.as_raw_fd();
+    // SAFETY: device pointers go to calls only.
+    unsafe {
+        let (at, device) = ((driver.allocate)(0), (driver.content)(0));
+        let moved = [
+            libc::pread(fd, at.wrapping_add(3).cast(), 700_000, 5),
+            libc::pread(fd, at.wrapping_add(800_000).cast(), 4096, 0),
+        ];
+        ensure!(moved == [700_000, 4096], "{moved:?}, errno {}", errno());
+        ensure!(
+            bytes(device, 3, 700_000) == &content[5..700_005],
+            "Other bytes"
+        );
+        ensure!(
+            bytes(device, 800_000, 4096) == &content[..4096],
+            "Other bytes"
+        );
+        ensure!(
+            libc::pwrite(fd, at.cast(), 10_000, 1_000_000) == 10_000,
+            "pwrite: errno {}",
+            errno()
+        );
+        let mut back = vec![0; 10_000];
+        ensure!(libc::pread(fd, back.as_mut_ptr().cast(), 10_000, 1_000_000) == 10_000);
+        ensure!(back == bytes(device, 0, 10_000), "Other bytes in the file");
+        at_position_and_end(file, content, at, device)?;
+        // Beyond the allocation, and after it is gone.
+        let beyond = at.wrapping_add((1 << 20) - 10).cast();
+        ensure!(
+            libc::pread(fd, beyond, 4096, 0) == -1 && errno() == libc::EFAULT,
+            "Beyond the end"
+        );
+        (driver.free)(0);
+        ensure!(
+            libc::pread(fd, at.cast(), 4096, 0) == -1 && errno() == libc::EFAULT,
+            "Freed"
+        );
+    }
+    Ok(())
+}
+
+/// Calls that use the file position, and those that append.
+///
+/// # Safety
+/// `at` is a device pointer to `LENGTH` bytes, which are at `device`.
+unsafe fn at_position_and_end(
+    file: &File,
+    content: &[u8],
+    at: *mut u8,
+    device: *mut u8,
+) -> Result<()> {
+    let fd = file.as_raw_fd();
+    let append = File::options()
+        .append(true)
+        .open(format!("/proc/self/fd/{fd}"))?;
+    let mut host = vec![0; 5000];
+    let parts = [
+        vector(at, 40_000, 10_000),
+        vector(host.as_mut_ptr(), 0, 5000),
+        vector(at, 60_000, 7000),
+    ];
+    // SAFETY: as promised by the caller; the rest is memory of this program.
+    unsafe {
+        ensure!(libc::lseek(fd, 777, libc::SEEK_SET) == 777);
+        ensure!(libc::read(fd, at.cast(), 30_000) == 30_000, "read");
+        ensure!(
+            bytes(device, 0, 30_000) == &content[777..30_777],
+            "read: other bytes"
+        );
+        ensure!(libc::readv(fd, parts.as_ptr(), 3) == 22_000, "readv");
+        let ends = [(40_000, 30_777, 10_000), (60_000, 45_777, 7000)];
+        for (to, from, length) in ends {
+            ensure!(
+                bytes(device, to, length) == &content[from..from + length],
+                "readv: other bytes"
+            );
+        }
+        ensure!(host == content[40_777..45_777], "readv: other bytes");
+        ensure!(libc::lseek(fd, 0, libc::SEEK_CUR) == 52_777);
+        let append = append.as_raw_fd();
+        ensure!(
+            libc::write(append, at.cast(), 9000) == 9000,
+            "write at the end: errno {}",
+            errno()
+        );
+        ensure!(libc::writev(append, parts.as_ptr(), 3) == 22_000, "writev");
+        let mut added = vec![0; 31_001];
+        let end = i64::try_from(content.len())?;
+        ensure!(libc::pread(fd, added.as_mut_ptr().cast(), 31_001, end) == 31_000);
+        let written = [
+            bytes(device, 0, 9000),
+            bytes(device, 40_000, 10_000),
+            &host,
+            bytes(device, 60_000, 7000),
+        ];
+        ensure!(
+            added[..31_000] == written.concat(),
+            "Other bytes at the end"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+use super::*;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::FromRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Numbers are the process's: one test at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn guarded(kind: Kind) -> (Guarded, u64) {
+    let file = tempfile::tempfile().unwrap();
+    let inode = file.metadata().unwrap().ino();
+    (Guarded::new(file.into(), kind), inode)
+}
+
+fn number(guarded: &Guarded) -> RawFd {
+    guarded.enter().unwrap().number()
+}
+
+fn inode(number: RawFd) -> Option<u64> {
+    std::fs::metadata(format!("/proc/self/fd/{number}"))
+        .ok()
+        .map(|file| file.ino())
+}
+
+#[test]
+fn numbers_are_known_while_they_are_ours_and_out_of_the_programs_way() {
+    let _turn = turn();
+    let (file, _) = guarded(Kind::File);
+    let (device, of) = guarded(Kind::Device);
+    let [low, high] = [&file, &device].map(number);
+    assert!(low < HIGH && high >= HIGH);
+    assert!(is_ours(low) && is_ours(high) && file.is_intact());
+    assert!(!is_ours(high + 1) && !is_ours(-1) && !is_ours(RawFd::MAX));
+    assert_eq!(inode(high), Some(of));
+    drop((file, device));
+    assert!(!is_ours(low) && !is_ours(high));
+    assert_eq!(inode(high), None);
+}
+
+#[test]
+fn what_the_program_puts_at_our_number_is_its_own_and_ours_goes_on_elsewhere() {
+    let _turn = turn();
+    let (ours, of) = guarded(Kind::File);
+    let number_before = number(&ours);
+    make_way(number_before, true).unwrap();
+    let program = tempfile::tempfile().unwrap();
+    // SAFETY: the number that has made way.
+    let at = unsafe { libc::dup2(program.as_raw_fd(), number_before) };
+    assert_eq!(at, number_before);
+    // SAFETY: the program's.
+    let theirs = unsafe { File::from_raw_fd(number_before) };
+    assert!(ours.is_intact() && !is_ours(number_before));
+    assert_eq!(inode(number(&ours)), Some(of));
+    drop(ours);
+    (&theirs).write_all(b"theirs").unwrap();
+}
+
+#[test]
+fn a_number_in_use_is_waited_for_or_refused() {
+    let _turn = turn();
+    let (ours, _) = guarded(Kind::File);
+    let in_use = ours.enter().unwrap();
+    let before = in_use.number();
+    assert_eq!(make_way(before, false), Err(Errno::BUSY));
+    assert_eq!(number(&ours), before);
+    std::thread::scope(|scope| {
+        let moving = scope.spawn(|| make_way(before, true));
+        let Place::Entry(entry) = &ours.place else {
+            unreachable!()
+        };
+        while entry.users.load(Ordering::Relaxed) & MOVING == 0 {
+            std::thread::yield_now();
+        }
+        let next = scope.spawn(|| number(&ours));
+        assert!(!moving.is_finished() && !next.is_finished());
+        assert_eq!(in_use.number(), before);
+        drop(in_use);
+        moving.join().unwrap().unwrap();
+        assert_ne!(next.join().unwrap(), before);
+    });
+    // SAFETY: the number that has made way.
+    assert_eq!(unsafe { libc::close(before) }, 0);
+    assert!(ours.is_intact());
+}
+
+#[test]
+fn a_number_that_was_closed_around_us_is_not_closed_again() {
+    let _turn = turn();
+    let (ours, _) = guarded(Kind::File);
+    let before = number(&ours);
+    let program = tempfile::tempfile().unwrap();
+    // SAFETY: as a program that makes system calls by itself.
+    let at = unsafe { libc::dup2(program.as_raw_fd(), before) };
+    assert_eq!(at, before);
+    assert!(!is_ours(before) && !ours.is_intact());
+    drop(ours);
+    assert_eq!(inode(before), Some(program.metadata().unwrap().ino()));
+    // SAFETY: the program's.
+    assert_eq!(unsafe { libc::close(before) }, 0);
+}
+
+#[test]
+fn ranges_are_cut_around_our_numbers() {
+    let _turn = turn();
+    let all: Vec<_> = (0..3).map(|_| guarded(Kind::Device).0).collect();
+    let numbers: Vec<_> = all
+        .iter()
+        .map(|one| u32::try_from(number(one)).unwrap())
+        .collect();
+    let [low, high] = [numbers[0] - 10, numbers[2] + 10];
+    for (first, last) in [(low, high), (numbers[0], numbers[1]), (low, u32::MAX)] {
+        let mut seen = Vec::new();
+        spare(first, last, |from, to| seen.push((from, to)));
+        for at in first..=last.min(high) {
+            let in_range = seen.iter().filter(|(from, to)| (*from..=*to).contains(&at));
+            assert_eq!(
+                in_range.count(),
+                usize::from(!numbers.contains(&at)),
+                "{at}"
+            );
+        }
+    }
+}
+
+#[test]
+fn children_have_what_is_theirs_too_and_nothing_else() {
+    let _turn = turn();
+    let (file, _) = guarded(Kind::File);
+    let (device, _) = guarded(Kind::Device);
+    let (log, _) = guarded(Kind::Inherited);
+    let numbers = [&file, &device, &log].map(number);
+    // SAFETY: the child asks and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let open = numbers.map(|number| {
+            // SAFETY: a number that is asked about.
+            unsafe { libc::fcntl(number, libc::F_GETFD) >= 0 }
+        });
+        let entered = [&file, &device, &log].map(|one| one.enter().is_some());
+        let right = [false, false, true];
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(open != right || entered != right)) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just made.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0);
+    assert!(file.is_intact() && device.is_intact() && log.is_intact());
+}

@@ -1,0 +1,146 @@
+//! What ends: tokens by their time, device memory, and the VM for a while.
+
+use crate::vm::{DEVICE, DEVICE_PAGES, PHONY, PIN, Page, REGION, Vm, read_disk};
+use farlane_abi::tunnel::{OFF_EPOCH, TOKEN_EPOCHS};
+use farlane_abi::{Errno, PAGE_BYTES};
+use farlane_zero_copy::tokens::{Direction, TokenError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[test]
+fn tokens_expire_and_are_revoked() {
+    let vm = Vm::new();
+    let whole = [(PHONY, PAGE_BYTES)];
+    vm.prepare(0, Page::new(0, 0));
+    for _ in 0..TOKEN_EPOCHS {
+        vm.tokens.tick();
+    }
+    assert!(matches!(
+        vm.open(&whole),
+        Err(TokenError::Expired { slot: 0 })
+    ));
+    // From a time to come.
+    let header = &vm.processes[0];
+    let clock = header.word(OFF_EPOCH).unwrap();
+    let now = clock.load(Ordering::Acquire);
+    clock.store(now + 1, Ordering::Release);
+    vm.prepare(
+        0,
+        Page {
+            sequence: 2,
+            ..Page::new(0, 0)
+        },
+    );
+    assert!(matches!(
+        vm.open(&whole),
+        Err(TokenError::Expired { slot: 0 })
+    ));
+    clock.store(now, Ordering::Release);
+    // The device memory goes: under way it stays, afterwards nothing begins.
+    vm.prepare(
+        0,
+        Page {
+            sequence: 3,
+            ..Page::new(0, 0)
+        },
+    );
+    let opened = vm.open(&whole).unwrap();
+    let gone = Arc::new(AtomicBool::new(false));
+    let detaching = std::thread::spawn({
+        let (tokens, gone) = (Arc::clone(&vm.tokens), Arc::clone(&gone));
+        move || {
+            tokens.detach(0, REGION).unwrap();
+            gone.store(true, Ordering::SeqCst);
+        }
+    });
+    let mut sequence = 4;
+    loop {
+        vm.prepare(
+            1,
+            Page {
+                sequence,
+                ..Page::new(1, 0)
+            },
+        );
+        match vm.open(&[(PHONY + PAGE_BYTES, PAGE_BYTES)]) {
+            Ok(opened) => drop(opened),
+            Err(e) => {
+                assert!(matches!(e, TokenError::NoRegion { region: REGION }));
+                break;
+            }
+        }
+        sequence += 1;
+    }
+    assert!(!gone.load(Ordering::SeqCst));
+    read_disk(opened, &[5; 4096]);
+    detaching.join().unwrap();
+    assert_eq!(vm.tokens.detach(0, REGION), Err(Errno::ENOENT));
+    // The phony buffer goes: its pages are ordinary memory again.
+    vm.tokens.detach(0, PIN).unwrap();
+    assert!(
+        vm.open_with(Direction::IntoDevice, &whole)
+            .unwrap()
+            .is_none()
+    );
+}
+
+#[test]
+fn device_memory_that_vanishes_is_an_error() {
+    let vm = Vm::new();
+    vm.prepare(0, Page::new(0, 0));
+    let opened = vm.open(&[(PHONY, PAGE_BYTES)]).unwrap();
+    let unmapping = std::thread::spawn({
+        let device = Arc::clone(&vm.device);
+        move || device.unmap(DEVICE, DEVICE_PAGES / 2 * PAGE_BYTES).unwrap()
+    });
+    while vm.device.view().word(DEVICE).is_ok() {
+        std::thread::yield_now();
+    }
+    read_disk(opened, &[6; 4096]);
+    unmapping.join().unwrap();
+    vm.prepare(
+        0,
+        Page {
+            sequence: 2,
+            ..Page::new(0, 0)
+        },
+    );
+    assert!(matches!(
+        vm.open(&[(PHONY, PAGE_BYTES)]),
+        Err(TokenError::Memory(_))
+    ));
+}
+
+#[test]
+fn receipts_wait_while_the_vm_does_not_run() {
+    let vm = Vm::new();
+    vm.prepare(0, Page::new(0, 0));
+    vm.prepare(1, Page::new(1, PAGE_BYTES));
+    let first = vm.open(&[(PHONY, PAGE_BYTES)]).unwrap();
+    vm.tokens.suspend();
+    read_disk(first, &[1; 4096]);
+    read_disk(
+        vm.open(&[(PHONY + PAGE_BYTES, PAGE_BYTES)]).unwrap(),
+        &[2; 4096],
+    );
+    vm.tokens.tick();
+    assert_eq!([vm.landed(0), vm.landed(1)], [0, 0]);
+    vm.tokens.resume();
+    assert_eq!([vm.landed(0), vm.landed(1)], [1 << 16 | 0xff; 2]);
+    // A process that has gone gets none.
+    vm.prepare(2, Page::new(2, 0));
+    let last = vm.open(&[(PHONY + 2 * PAGE_BYTES, PAGE_BYTES)]).unwrap();
+    let tokens = Arc::clone(&vm.tokens);
+    let closing = std::thread::spawn(move || tokens.close_context(0).unwrap());
+    while vm.tokens.has_context(0) {
+        std::thread::yield_now();
+    }
+    read_disk(last, &[3; 4096]);
+    closing.join().unwrap();
+    assert_eq!(vm.landed(2), 0);
+    assert!(
+        vm.open_with(Direction::IntoDevice, &[(PHONY, 512)])
+            .unwrap()
+            .is_none()
+    );
+}
