@@ -17,6 +17,9 @@ const SHARDS: usize = 64;
 /// Entries that a [`tick`](FlowTable::tick) looks at.
 const TICK_STEPS: usize = 8;
 
+/// Wishes that the port is asked for in one turn of a worker, whose frames wait meanwhile.
+const WISHES_AT_ONCE: usize = 64;
+
 /// Frames in each direction that make a flow established.
 const ESTABLISHED: u8 = 2;
 
@@ -452,7 +455,8 @@ impl FlowTable {
     }
 
     /// Asks the port, `steer(flow, queue)`, for what would spare handing over: frames of a flow from a queue, or from any (`None`).
-    /// `false`: it cannot at all, and is not asked any more. What it refuses is asked for again later.
+    /// `false`: it cannot at all, and is not asked any more. What it refuses is asked for again later. Returns whether there is more
+    /// to be asked for now.
     ///
     /// # Errors
     /// The first that the port has had.
@@ -460,12 +464,15 @@ impl FlowTable {
         &self,
         now_us: u64,
         mut steer: impl FnMut(&FlowKey, Option<u16>) -> io::Result<bool>,
-    ) -> io::Result<()> {
+    ) -> io::Result<bool> {
         let Some(_turn) = self.wishes.turn(now_us) else {
-            return Ok(());
+            return Ok(false);
         };
         let mut result = Ok(());
-        while let Some(wish) = self.wishes.take() {
+        for _ in 0..WISHES_AT_ONCE {
+            let Some(wish) = self.wishes.take() else {
+                break;
+            };
             let queue = match wish.rule {
                 Rule::Set { to, .. } => Some(to),
                 Rule::TakeBack => None,
@@ -489,7 +496,7 @@ impl FlowTable {
             }
             result = result.and(Err(error));
         }
-        result
+        result.map(|()| self.wishes.are_due(now_us))
     }
 
     /// The port has not taken the rule of a flow, and keeps the one before.

@@ -177,11 +177,11 @@ fn hand_over(table: &FlowTable, flow: u32, now: u64) {
 /// What a port is asked for that can do everything.
 fn asked(table: &FlowTable, now: u64) -> Vec<(FlowKey, Option<u16>)> {
     let mut asked = Vec::new();
-    let steer = |flow: &FlowKey, queue| {
+    let mut steer = |flow: &FlowKey, queue| {
         asked.push((*flow, queue));
         Ok(true)
     };
-    table.steer(now, steer).unwrap();
+    while table.steer(now, &mut steer).unwrap() {}
     asked
 }
 
@@ -234,6 +234,25 @@ fn what_a_port_refuses_is_asked_for_again_and_not_at_once() {
     assert_eq!(refused(&table, LATE + 200_000), 1);
     assert_eq!(asked(&table, LATE + 400_000), [(key(1), None)]);
     assert_eq!(asked(&table, LATE + 600_000), []);
+}
+
+#[test]
+fn whoever_asks_the_port_is_not_kept_by_those_who_wish_for_more() {
+    let table = table(1 << 14, Placement::Arrival);
+    hand_over(&table, 0, 0);
+    let mut flows = 1;
+    let steer = |_: &FlowKey, _| {
+        // Another worker's flows meanwhile.
+        for _ in 0..2 {
+            if flows < 4000 {
+                hand_over(&table, flows, 0);
+                flows += 1;
+            }
+        }
+        Ok(true)
+    };
+    let more = table.steer(0, steer).unwrap();
+    assert!(more && flows < 4000, "{flows} flows");
 }
 
 #[test]
