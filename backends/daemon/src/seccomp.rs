@@ -98,6 +98,7 @@ const COMMON: &[&[libc::c_long]] = &[
     &[
         libc::SYS_read,
         libc::SYS_readv,
+        libc::SYS_preadv2,
         libc::SYS_write,
         libc::SYS_writev,
         libc::SYS_close,

@@ -98,6 +98,19 @@ fn a_chain_that_makes_no_sense_stops_its_queue_and_no_other() {
 }
 
 #[test]
+fn a_kick_that_blocks_who_reads_it_stops_nobody() {
+    let backend = Backend::start(2, &[]);
+    let socket = host_socket();
+    let mut vm = Vm::boot(&backend.socket());
+    sends(&mut vm, TX, 1, &socket);
+    // The backend has made it one that does not.
+    vm.let_kick_block(TX);
+    wait_until(|| backend.sleeps());
+    vm.must_stop(TX);
+    sends(&mut vm, OTHER_TX, 1, &socket);
+}
+
+#[test]
 fn receive_buffers_without_room_stop_their_queue_and_no_other() {
     let backend = Backend::start(2, &[]);
     let socket = host_socket();
