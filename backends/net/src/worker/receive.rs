@@ -1,7 +1,8 @@
 //! Frames from the port, and from other workers, to the guest.
 //!
-//! A frame goes straight from the port into the guest's buffers. Then the flow table says whose it is: where it is another queue
-//! pair's, it is copied out again, the buffers stay as they were, and that pair's worker gets it.
+//! A frame goes straight from the port into the guest's buffers; where the guest has a filter, into memory of the backend, and into the
+//! buffers if it passes. Then the flow table says whose it is: where it is another queue pair's, it is copied out again, the buffers are
+//! used for the next one, and that pair's worker gets it.
 
 use super::buffers::{Buffers, copy_in, copy_out};
 use super::end::End;
@@ -43,7 +44,7 @@ pub(super) struct Receive {
     expected: usize,
     /// Where bytes lie that were moved since somebody looked.
     pub moved: Vec<(Node, u64)>,
-    /// Where the end of a frame goes that is larger than expected.
+    /// Where the end of a frame goes that is larger than expected, or all of one that the guest may not want.
     scratch: Box<[u8]>,
     vectors: Vec<libc::iovec>,
 }
@@ -443,13 +444,17 @@ impl Engine {
         vectors.clear();
         vectors.push(vector(std::ptr::from_mut(&mut header).cast(), HEADER_BYTES));
         let mut room = MAX_FRAME;
-        for piece in receive.buffers.pieces(header_bytes) {
-            let bytes = piece.bytes.min(room);
-            if bytes == 0 {
-                break;
+        // What the guest may not want it is not to see either, in buffers that stay its own.
+        let is_screened = self.filter.as_ref().is_some_and(|f| !f.admits_all());
+        if !is_screened {
+            for piece in receive.buffers.pieces(header_bytes) {
+                let bytes = piece.bytes.min(room);
+                if bytes == 0 {
+                    break;
+                }
+                vectors.push(vector(piece.base, bytes));
+                room -= bytes;
             }
-            vectors.push(vector(piece.base, bytes));
-            room -= bytes;
         }
         vectors.push(vector(receive.scratch.as_mut_ptr(), room));
         // SAFETY: the header and the scratch memory are ours and as long as is said (what the buffers do not take of MAX_FRAME,
