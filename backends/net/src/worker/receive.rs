@@ -518,7 +518,11 @@ impl Engine {
                 None => Route::Deliver,
                 Some(table) => {
                     let parsed = parse(prefix);
-                    let buffers = receive.buffers.count_for(header_bytes + frame).max(1);
+                    // It may be larger than expected: the driver is not done with it before its last buffer.
+                    let (total, several) = (header_bytes + frame, receive.terms.mergeable);
+                    let (buffers, end) = (&mut receive.buffers, &mut receive.end);
+                    buffers.find(end, total, several, &self.places)?;
+                    let buffers = receive.buffers.count_for(total).max(1);
                     let next = self.pair.position() + u64::from(buffers);
                     table.received(self.pair.index, &parsed, next, self.now_us)
                 }

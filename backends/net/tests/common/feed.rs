@@ -16,6 +16,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
@@ -151,6 +152,11 @@ impl Feed {
         }
     }
 
+    /// Where a VMM connects.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
     /// A VM that uses all pairs.
     pub fn connect(&self, features: u64) -> Nic {
         let options = Options {
@@ -159,7 +165,7 @@ impl Feed {
             memory_bytes: 16 << 20,
             ..Options::default()
         };
-        Nic::connect(&self.folder.path().join("socket"), &options).unwrap()
+        Nic::connect(&self.socket(), &options).unwrap()
     }
 
     /// A frame comes from a queue.
