@@ -14,6 +14,7 @@ pub(super) fn key(flow: u32) -> FlowKey {
         source_port: 1000 + u16::from(a),
         destination_port: 80,
         protocol: 6,
+        vlans: [0; 2],
     }
 }
 
@@ -25,7 +26,6 @@ pub(super) fn segment(flow: FlowKey, signal: Signal, end: u32, acknowledges: u32
             end,
             acknowledges: Some(acknowledges),
         }),
-        vlan: None,
         ether_type: 0x0800,
         network: 14,
         transport: Some(34),
@@ -373,6 +373,7 @@ fn both_families_and_all_protocols_have_a_place() {
         source_port: 0,
         destination_port: 0,
         protocol: 58,
+        vlans: [0; 2],
     };
     let mut frame = data(0);
     frame.flow = Some(flow.reversed());
