@@ -20,8 +20,14 @@ const TICK_STEPS: usize = 8;
 /// Wishes that the port is asked for in one turn of a worker, whose frames wait meanwhile.
 const WISHES_AT_ONCE: usize = 64;
 
-/// Frames in each direction that make a flow established.
+/// Frames in each direction that make a flow established. Of TCP those count that neither open a connection nor end one: what a
+/// sender under another's name has the guest say, however often.
 const ESTABLISHED: u8 = 2;
+
+/// Whether a frame counts.
+fn counts(signal: Signal) -> bool {
+    !matches!(signal, Signal::Open | Signal::Close)
+}
 
 /// Groups of unknown flows, in a part.
 const STRANGERS: usize = 512;
@@ -307,11 +313,11 @@ impl FlowTable {
         };
         let shard = &mut part.flows;
         let promote = match shard.get(slot, now_us) {
-            None => false,
-            Some((_, flow)) => {
+            Some((_, flow)) if counts(frame.signal) => {
                 flow.received = flow.received.saturating_add(1);
                 flow.received == ESTABLISHED && flow.sent >= ESTABLISHED
             }
+            _ => false,
         };
         if promote {
             self.promote(shard, slot);
@@ -403,7 +409,7 @@ impl FlowTable {
                 && let Some(slot) = self.insert(&mut part, key, within, queue, now_us)
                 && let Some((_, flow)) = part.flows.peek(slot)
             {
-                flow.sent = 1;
+                flow.sent = u8::from(counts(frame.signal));
             }
             return;
         };
@@ -411,8 +417,11 @@ impl FlowTable {
         let Some((_, flow)) = shard.get(slot, now_us) else {
             return;
         };
-        flow.sent = flow.sent.saturating_add(1);
-        let promote = flow.sent == ESTABLISHED && flow.received >= ESTABLISHED;
+        let mut promote = false;
+        if counts(frame.signal) {
+            flow.sent = flow.sent.saturating_add(1);
+            promote = flow.sent == ESTABLISHED && flow.received >= ESTABLISHED;
+        }
         if let Some(number) = frame.sequence.and_then(|sequence| sequence.acknowledges) {
             flow.course.acknowledged(number);
         }

@@ -322,6 +322,26 @@ fn a_million_flows_neither_grow_the_table_nor_push_out_established_ones() {
 }
 
 #[test]
+fn a_connection_that_is_not_made_is_not_established() {
+    let table = table(4096, Placement::Arrival);
+    let exchange = |flow, comes, answer| {
+        for now in 0..8 {
+            let answer = segment(key(flow).reversed(), answer, 1, 1);
+            table.transmitted(1, &answer, now);
+            table.received(1, &segment(key(flow), comes, 1, 1), 1, now);
+        }
+        table.census().established
+    };
+    // Whoever sends with another's address hears nothing: the guest says again and again that it would, or that it would not.
+    assert_eq!(exchange(1, Signal::Open, Signal::Open), 0);
+    assert_eq!(exchange(2, Signal::Data, Signal::Close), 0);
+    assert_eq!(exchange(3, Signal::Acknowledge, Signal::Close), 0);
+    // With what follows it is.
+    assert_eq!(exchange(1, Signal::Acknowledge, Signal::Data), 1);
+    assert_eq!(exchange(4, Signal::Datagram, Signal::Datagram), 2);
+}
+
+#[test]
 fn one_source_with_many_connections_pushes_out_its_own() {
     let table = table(4096, Placement::Arrival);
     for flow in 0..500 {
