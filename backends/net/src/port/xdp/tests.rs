@@ -223,6 +223,19 @@ fn a_queue_that_is_closed_can_be_opened_again_and_the_program_goes_with_the_port
 }
 
 #[test]
+fn the_driver_leaves_tags_of_vlans_in_frames() {
+    pair(1);
+    let strips = || flags(&packet_socket().unwrap(), "port").unwrap() & RECEIVE_VLAN != 0;
+    assert!(strips(), "a veth does, until it is told");
+    let port = Xdp::open("port", 1, Mode::Generic).unwrap();
+    assert!(!strips());
+    drop(port);
+    // Once more, of one that does not.
+    let _port = Xdp::open("port", 1, Mode::Generic).unwrap();
+    assert!(!strips());
+}
+
+#[test]
 fn a_queue_that_somebody_gives_back_is_taken() {
     let mut tries = 0;
     let taken = take(|| {
