@@ -121,6 +121,11 @@ pub struct Feed {
 impl Feed {
     /// One with so many queue pairs, on a machine with one node.
     pub fn start(queues: usize) -> Self {
+        Self::start_on(queues, Topology::of(Described::new(&[&[0]])))
+    }
+
+    /// One with so many queue pairs, on this machine.
+    pub fn start_on(queues: usize, topology: Topology) -> Self {
         let lane = || {
             Arc::new(Lane {
                 frames: Mutex::default(),
@@ -129,7 +134,7 @@ impl Feed {
             })
         };
         let lanes: Vec<_> = (0..queues).map(|_| lane()).collect();
-        let limbs = Limbs::new(Topology::of(Described::new(&[&[0]])));
+        let limbs = Limbs::new(topology);
         let interface = Arc::new(Interface::new(
             "feed".to_owned(),
             Box::new(FeedPort(lanes.clone())),
