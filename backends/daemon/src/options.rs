@@ -57,10 +57,16 @@ pub struct LocalityOptions {
 }
 
 impl LocalityOptions {
+    /// What the system says of the machine.
+    #[must_use]
+    pub fn sysfs(&self) -> Sysfs {
+        Sysfs::new(&self.sysfs)
+    }
+
     /// The machine.
     #[must_use]
     pub fn topology(&self) -> Topology {
-        Topology::of(Sysfs::new(&self.sysfs))
+        Topology::of(self.sysfs())
     }
 
     /// What is known of the VM's memory.

@@ -45,7 +45,10 @@ fn run() -> anyhow::Result<ExitCode> {
     for net in &given {
         let port: Box<dyn Port> = match &net.host {
             HostOption::Tap(name) => Box::new(Tap::open(name, net.queues, net.mtu)?),
-            HostOption::Xdp(name, mode) => Box::new(Xdp::open(name, net.queues, *mode)?),
+            HostOption::Xdp(name, mode) => {
+                let node = xdp::node_of(&options.locality.sysfs(), name);
+                Box::new(Xdp::open(name, net.queues, *mode, node)?)
+            }
         };
         interfaces.push(Arc::new(Interface::new(
             net.id.clone(),

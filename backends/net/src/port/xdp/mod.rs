@@ -20,6 +20,7 @@ use super::{Offloads, Port, PortQueue};
 use crate::ebpf::BpfError;
 use crate::ebpf::redirect::{Attachment, Redirect};
 use crate::flow::FlowKey;
+use farlane_zero_copy::topology::{Class, Node, Sysfs};
 use socket::{Copying, XdpSocket};
 use std::io;
 use std::mem::ManuallyDrop;
@@ -129,6 +130,15 @@ fn take<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
+/// The node of the NIC that an interface is, where the firmware says.
+#[must_use]
+pub fn node_of(sysfs: &Sysfs, interface: &str) -> Option<Node> {
+    let functions = sysfs.functions().into_iter();
+    let mut nics = functions.filter(|function| function.class == Class::Network);
+    nics.find(|nic| nic.names.iter().any(|name| name == interface))?
+        .node
+}
+
 /// Queues of a NIC.
 #[derive(Debug)]
 pub struct Xdp {
@@ -148,11 +158,11 @@ struct Shared {
 }
 
 impl Xdp {
-    /// Takes the first so many queues of an interface.
+    /// Takes the first so many queues of an interface, with memory of `node`, where it is to be of a certain one.
     ///
     /// # Errors
     /// See [`XdpError`].
-    pub fn open(name: &str, queues: u16, mode: Mode) -> Result<Self, XdpError> {
+    pub fn open(name: &str, queues: u16, mode: Mode, node: Option<Node>) -> Result<Self, XdpError> {
         let failed = |what: &str| {
             let what = what.to_owned();
             move |source: io::Error| XdpError::System {
@@ -197,7 +207,7 @@ impl Xdp {
             })?;
         let sockets = (0..queues)
             .map(|queue| {
-                let socket = take(|| XdpSocket::bind(index, queue, copying, mtu))
+                let socket = take(|| XdpSocket::bind((index, queue), copying, mtu, node))
                     .map_err(failed(&format!("take queue {queue}")))?;
                 Ok(Mutex::new(Some(Box::new(socket))))
             })
