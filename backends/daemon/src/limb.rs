@@ -15,9 +15,6 @@ pub const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_get_mempolicy,
     libc::SYS_madvise,
     libc::SYS_mincore,
-    libc::SYS_move_pages,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity,
     libc::SYS_set_mempolicy,
 ];
 

@@ -85,13 +85,8 @@ fn run() -> anyhow::Result<ExitCode> {
             farlane_net::metrics_text(&interfaces)
         })?;
     }
-    let calls = [
-        farlane_net::SYSTEM_CALLS,
-        xdp::SYSTEM_CALLS,
-        limb::SYSTEM_CALLS,
-    ]
-    .concat();
-    seccomp::confine(options.daemon.seccomp, &calls)?;
+    let mode = options.daemon.seccomp;
+    seccomp::confine(mode, limb::SYSTEM_CALLS, farlane_net::SYSTEM_CALLS)?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();

@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
 /// `TUNSETSTEERINGEBPF` (`linux/if_tun.h`).
-const TUNSETSTEERINGEBPF: libc::c_ulong = 0x8004_54e0;
+pub const TUNSETSTEERINGEBPF: libc::c_ulong = 0x8004_54e0;
 
 /// Flows that can be steered.
 pub const MAX_FLOWS: u32 = 1 << 16;

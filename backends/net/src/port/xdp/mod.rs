@@ -33,14 +33,6 @@ use thiserror::Error;
 /// Most queues of a NIC that are used.
 pub const MAX_QUEUES: u16 = 256;
 
-/// What the kernel is asked for while frames move.
-pub const SYSTEM_CALLS: &[libc::c_long] = &[
-    libc::SYS_sendto,
-    libc::SYS_recvfrom,
-    libc::SYS_bpf,
-    libc::SYS_ioctl,
-];
-
 /// How the NIC's frames are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
