@@ -21,7 +21,7 @@ pub struct DaemonOptions {
     #[allow(missing_docs)]
     pub access: Access,
 
-    /// What a system call costs that this backend has no business with
+    /// Action on a disallowed system call
     #[arg(long, value_enum, value_name = "ACTION", default_value_t = SeccompMode::Kill)]
     pub seccomp: SeccompMode,
 

@@ -15,7 +15,7 @@ use seccompiler::{
 use std::collections::BTreeMap;
 use thiserror::Error;
 
-/// What a forbidden system call costs.
+/// Action on a disallowed system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum SeccompMode {
     /// No filter
