@@ -7,6 +7,7 @@
 mod buffers;
 mod control;
 mod end;
+mod held;
 mod homing;
 mod mail;
 mod pair;

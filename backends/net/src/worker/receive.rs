@@ -6,12 +6,13 @@
 
 use super::buffers::{Buffers, copy_in, copy_out};
 use super::end::End;
+use super::held::{Held, HeldFrame};
 use super::mail::{FRAME_BYTES, FRAMES, Handed};
 use super::sequence::Sequence;
 use super::{AT_ONCE, Broken, Engine, Places, Terms, note, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::counters::count;
-use crate::flow::{PARSE_BYTES, Route, Task, Ticket, parse};
+use crate::flow::{PARSE_BYTES, Route, Task, parse};
 use crate::header::{MAX_FRAME, received};
 use crate::interface::Interface;
 use crate::port::Offloads;
@@ -21,8 +22,6 @@ use zerocopy::{FromZeros as _, IntoBytes as _};
 
 /// Bytes that the next frame is expected to have, at least.
 const LEAST_EXPECTED: usize = 2048;
-/// Frames that are held while their flows move, at most.
-const MOST_HELD: usize = 1024;
 /// Frames that wait for buffers, at most, and their bytes: as many as wait to be handed over.
 const MOST_WAITING: usize = FRAMES;
 const MOST_WAITING_BYTES: usize = FRAME_BYTES;
@@ -38,7 +37,7 @@ pub(super) struct Receive {
     /// Frames that wait until the port's queue was seen empty.
     sequence: Sequence,
     /// Frames whose flow is moving away from a queue.
-    held: VecDeque<(Ticket, u16, Handed)>,
+    held: Held,
     /// There were too few buffers for the last frame.
     hungry: bool,
     expected: usize,
@@ -80,7 +79,7 @@ impl Receive {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             sequence: Sequence::default(),
-            held: VecDeque::new(),
+            held: Held::default(),
             hungry: false,
             expected: LEAST_EXPECTED,
             moved: Vec::new(),
@@ -111,7 +110,8 @@ impl Receive {
 
     /// Takes all frames that it has, with what the flow table thinks of them.
     pub fn take_all(&mut self) -> Vec<Task> {
-        let mut tasks: Vec<_> = self.held.drain(..).map(|(t, ..)| Task::Held(t)).collect();
+        let held = std::iter::from_fn(|| self.held.pop());
+        let mut tasks: Vec<_> = held.map(|held| Task::Held(held.ticket)).collect();
         self.waiting_bytes = 0;
         let others = self.waiting.drain(..).chain(self.sequence.drain());
         tasks.extend(others.map(|frame| frame.task));
@@ -278,7 +278,7 @@ impl Engine {
             }
         }
         for _ in 0..receive.held.len() {
-            let Some((ticket, on, frame)) = receive.held.pop_front() else {
+            let Some(HeldFrame { ticket, on, frame }) = receive.held.pop() else {
                 break;
             };
             self.look_how_far(on);
@@ -339,9 +339,7 @@ impl Engine {
                 self.hand_over(tally, to, frame);
             }
             Route::Hold { ticket, on } => {
-                if receive.held.len() < MOST_HELD {
-                    receive.held.push_back((ticket, on, frame));
-                } else {
+                if receive.held.push(HeldFrame { ticket, on, frame }).is_err() {
                     self.lose(tally, Task::Held(ticket));
                 }
             }
