@@ -4,6 +4,7 @@ mod model;
 
 use super::*;
 use crate::flow::parse::Sequence;
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub(super) fn key(flow: u32) -> FlowKey {
