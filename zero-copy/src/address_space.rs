@@ -494,16 +494,26 @@ impl AddressSpace {
     pub fn place(&self, topology: &Topology, granule: u64, mut each: impl FnMut(Placed)) {
         let mut at = Some(0);
         while let Some(from) = at {
-            at = self.place_some(topology, granule, from, &mut each);
+            at = self.place_some(topology, (granule, GRANULES_AT_ONCE), from, &mut each);
         }
     }
 
-    /// As [`place`](Self::place), for some of the memory from an address on; returns where it goes on. So whoever takes memory
-    /// away does not wait for all of it to be looked at.
+    /// As [`place`](Self::place) says of the part that an address is in, of which nothing before the address is looked at.
+    #[must_use]
+    pub fn place_at(&self, topology: &Topology, granule: u64, address: u64) -> Option<Placed> {
+        let mut found = None;
+        self.place_some(topology, (granule, 1), address, &mut |part| {
+            found = (part.start..part.end).contains(&address).then_some(part);
+        });
+        found
+    }
+
+    /// As [`place`](Self::place), for some of the memory from an address on, in so many parts at most; returns where it goes on. So
+    /// whoever takes memory away does not wait for all of it to be looked at.
     fn place_some(
         &self,
         topology: &Topology,
-        granule: u64,
+        (granule, most): (u64, usize),
         from: u64,
         each: &mut impl FnMut(Placed),
     ) -> Option<u64> {
@@ -526,10 +536,10 @@ impl AddressSpace {
             let offset = usize::try_from(guest - range.start).unwrap_or(0);
             base.wrapping_add(offset).cast_const()
         };
-        let mut parts = Vec::with_capacity(GRANULES_AT_ONCE);
-        let mut pages = Vec::with_capacity(GRANULES_AT_ONCE * usize::from(SAMPLES));
+        let mut parts = Vec::with_capacity(most);
+        let mut pages = Vec::with_capacity(most * usize::from(SAMPLES));
         let mut at = from.max(range.start);
-        while at < end && parts.len() < GRANULES_AT_ONCE {
+        while at < end && parts.len() < most {
             let until = (at / granule + 1).saturating_mul(granule).min(end);
             parts.push((at, until));
             let step = (until - at) / u64::from(SAMPLES);

@@ -2,8 +2,13 @@
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
+use rustix::io::ReadWriteFlags;
+use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use thiserror::Error;
+
+/// `preadv2`: where the file stands.
+const NO_POSITION: u64 = u64::MAX;
 
 /// Why a descriptor is refused.
 #[derive(Debug, Error)]
@@ -54,11 +59,12 @@ pub fn signal(fd: BorrowedFd<'_>) {
     }
 }
 
-/// Takes what an eventfd has counted.
+/// Takes what an eventfd has counted. Does not block, whatever others who share it have set meanwhile.
 #[must_use]
 pub fn drain(fd: BorrowedFd<'_>) -> u64 {
     let mut count = [0; 8];
-    match rustix::io::read(fd, &mut count) {
+    let mut into = [IoSliceMut::new(&mut count)];
+    match rustix::io::preadv2(fd, &mut into, NO_POSITION, ReadWriteFlags::NOWAIT) {
         Ok(8) => u64::from_ne_bytes(count),
         _ => 0,
     }

@@ -128,16 +128,25 @@ impl Placement {
     /// That of the memory of `space`; what is `given` is believed.
     #[must_use]
     pub fn new(space: Arc<AddressSpace>, topology: Topology, given: Vec<Given>) -> Arc<Self> {
-        let placement = Arc::new(Self {
+        let placement = Self::unseen(space, topology, given);
+        placement.refresh();
+        placement
+    }
+
+    /// The same, of memory that is not looked at yet: of a large VM that takes a second. Until it is, all but what is `given` is said to
+    /// lie on the machine's first node.
+    #[must_use]
+    pub fn unseen(space: Arc<AddressSpace>, topology: Topology, given: Vec<Given>) -> Arc<Self> {
+        let placement = Self {
             space,
             nodes: topology.nodes(),
             topology,
             given,
             map: RwLock::default(),
             generation: AtomicU64::new(0),
-        });
-        placement.refresh();
-        placement
+        };
+        placement.set(Vec::new());
+        Arc::new(placement)
     }
 
     /// The nodes as they are known now. Keep it as long as the [generation](Self::generation) stays the same.
@@ -154,15 +163,39 @@ impl Placement {
 
     /// Looks at the memory again: after it has come or gone, and now and then, because pages migrate.
     pub fn refresh(&self) {
-        let other = self.nodes.first().copied().unwrap_or_default();
-        let mut runs = Vec::new();
         // On a machine with one node there is nothing to look at.
-        if self.nodes.len() > 1 {
-            let mut parts = Vec::new();
-            self.space
-                .place(&self.topology, GRANULE, |part| parts.push(part));
-            runs = runs_of(&parts, other);
+        if self.nodes.len() < 2 {
+            return;
         }
+        let mut parts = Vec::new();
+        self.space
+            .place(&self.topology, GRANULE, |part| parts.push(part));
+        self.set(runs_of(&parts, self.other()));
+    }
+
+    /// Looks where one address lies, and nothing else.
+    #[must_use]
+    pub fn look_at(&self, address: u64) -> Node {
+        let mut given = self.given.iter().rev();
+        let given = given.find(|g| (g.start..g.start.saturating_add(g.length)).contains(&address));
+        if let Some(given) = given {
+            return given.node;
+        }
+        let several = self.nodes.len() > 1;
+        let look = || self.space.place_at(&self.topology, GRANULE, address);
+        let part = several.then(look).flatten();
+        part.and_then(|part| part.node.or(part.preferred))
+            .unwrap_or(self.other())
+    }
+
+    /// The node of what nobody knows.
+    fn other(&self) -> Node {
+        self.nodes.first().copied().unwrap_or_default()
+    }
+
+    /// What was seen, under what is given, is known from now on.
+    fn set(&self, seen: Vec<Run>) {
+        let (mut runs, other) = (seen, self.other());
         for given in &self.given {
             runs = overlaid(&runs, given);
         }
@@ -190,33 +223,43 @@ impl Placement {
 /// A thread that follows the memory of a VM; ends when this is dropped.
 #[derive(Debug)]
 pub struct Watch {
-    stop: Option<mpsc::Sender<()>>,
+    /// Has it look; it ends with this.
+    ask: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watch {
     fn start(placement: Arc<Placement>, every: Duration) -> std::io::Result<Self> {
-        let (stop, stopped) = mpsc::channel::<()>();
+        let (ask, asked) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new()
             .name("placement".to_owned())
             .spawn(move || {
                 let mut pause = every;
-                while stopped.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Timeout) {
+                while asked.recv_timeout(pause) != Err(mpsc::RecvTimeoutError::Disconnected) {
+                    // Whoever asks twice before it is looked is answered once.
+                    while asked.try_recv().is_ok() {}
                     let begun = Instant::now();
                     placement.refresh();
                     pause = every.max(begun.elapsed().saturating_mul(SHARE));
                 }
             })?;
         Ok(Self {
-            stop: Some(stop),
+            ask: Some(ask),
             thread: Some(thread),
         })
+    }
+
+    /// Has the thread look at once, and does not wait: memory has come or gone.
+    pub fn look(&self) {
+        if let Some(ask) = &self.ask {
+            let _ = ask.send(());
+        }
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        drop(self.ask.take());
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -368,6 +411,36 @@ mod tests {
         let (asked, before) = (machine.asked(), placement.generation());
         placement.refresh();
         assert!(machine.asked() > asked && placement.generation() == before);
+    }
+
+    #[test]
+    fn memory_that_was_not_looked_at_is_looked_at_when_somebody_asks_and_not_by_whoever_asks() {
+        let (machine, space, [low, high]) = machine();
+        machine.move_pages(low, 16 << 20, Some(Node(1)));
+        machine.bind(high, 2 << 20, Some(Node(1)));
+        let given = Given {
+            start: 0x1000,
+            length: 0x1000,
+            node: Node(0),
+        };
+        let topology = Topology::of(machine.clone());
+        let placement = Placement::unseen(space, topology, vec![given]);
+        let at = [0, 0x1000, 15 << 20, 17 << 20];
+        assert_eq!(nodes(&placement, &at), [0, 0, 0, 0]);
+        assert_eq!(machine.asked(), 0);
+        // One address is.
+        let seen =
+            [0, 0x1000, 0x2000, 15 << 20, 17 << 20, 40 << 20].map(|at| placement.look_at(at).0);
+        assert_eq!(seen, [1, 0, 1, 1, 1, 0]);
+        let before = placement.generation();
+        let hour = Duration::from_secs(3600);
+        let watch = placement.watch(hour).unwrap().unwrap();
+        watch.look();
+        while placement.generation() == before {
+            std::thread::yield_now();
+        }
+        drop(watch);
+        assert_eq!(nodes(&placement, &at), [1, 0, 1, 1]);
     }
 
     #[test]

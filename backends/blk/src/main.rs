@@ -98,7 +98,7 @@ fn run() -> anyhow::Result<ExitCode> {
     if fails_over {
         calls.extend(paths::SYSTEM_CALLS);
     }
-    seccomp::confine(options.daemon.seccomp, &calls)?;
+    seccomp::confine(options.daemon.seccomp, &calls, &[seccomp::UNIX_SOCKETS])?;
     log::info!("Ready");
 
     let mut ending = lifecycle.wait();

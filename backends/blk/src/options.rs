@@ -63,7 +63,7 @@ pub struct Options {
     #[arg(long, value_name = "on|off", value_parser = switch, default_value = "on", action = clap::ArgAction::Set)]
     pub steer: bool,
 
-    /// Split requests whose data lies on several nodes into parts of at least so many bytes; K, M or G may follow
+    /// Split requests whose data lies on several nodes into parts of at least so many bytes; K, M, G or T may follow
     #[arg(long, value_name = "BYTES", value_parser = split, default_value_t = SPLIT)]
     pub split: u64,
 

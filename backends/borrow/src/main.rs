@@ -7,6 +7,7 @@ use farlane_daemon::lifecycle::{Ending, Lifecycle, Stopper};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::metrics::{self, Sample, write_labelled};
 use farlane_daemon::options::host_name;
+use farlane_daemon::seccomp::With;
 use farlane_daemon::{privileges, seccomp};
 use farlane_ntb::{IvshmemNtb, Ntb};
 use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig, PeerPath, Peers};
@@ -19,12 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// System calls besides those of every backend: links to lenders, made anew for each monitor.
-const SYSTEM_CALLS: &[libc::c_long] = &[
-    libc::SYS_socket,
-    libc::SYS_connect,
-    libc::SYS_ioctl,
-    libc::SYS_eventfd2,
-];
+const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_connect];
+/// The same, with certain arguments.
+const SYSTEM_CALLS_WITH: &[With] = &[seccomp::ALL_SOCKETS, seccomp::NONBLOCKING];
 
 fn main() -> ExitCode {
     match run() {
@@ -92,7 +90,7 @@ fn run() -> anyhow::Result<ExitCode> {
         broker::SYSTEM_CALLS,
     ]
     .concat();
-    seccomp::confine(options.daemon.seccomp, &calls)?;
+    seccomp::confine(options.daemon.seccomp, &calls, SYSTEM_CALLS_WITH)?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();

@@ -1,10 +1,11 @@
 //! Who may connect to a daemon's sockets.
 
-use rustix::fs::{AtFlags, CWD, Mode};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Gid;
 use std::ffi::CString;
 use std::mem::MaybeUninit;
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
 /// Most bytes of a group's entry that are looked at: its members are among them.
@@ -23,13 +24,22 @@ pub struct Access {
 }
 
 impl Access {
-    /// Gives a socket's file to the group, and then opens it as far as it is to be.
+    /// Gives a socket's file to the group, and then opens it as far as it is to be. Whoever may write its folder can put another file
+    /// in its place, or a link to one: nothing else than a socket of this user is changed.
     ///
     /// # Errors
     /// What was tried, and why it failed.
     pub(crate) fn apply(&self, path: &Path) -> Result<(), (&'static str, Errno)> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| ("examine", e))?;
+        let stat = rustix::fs::fstat(&file).map_err(|e| ("examine", e))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket
+            || stat.st_uid != rustix::process::geteuid().as_raw()
+        {
+            return Err(("protect", Errno::NOTSOCK));
+        }
         if let Some(group) = self.socket_group.map(Gid::from_raw) {
-            rustix::fs::chownat(CWD, path, None, Some(group), AtFlags::SYMLINK_NOFOLLOW)
+            rustix::fs::chownat(&file, "", None, Some(group), AtFlags::EMPTY_PATH)
                 .map_err(|e| ("give to its group", e))?;
         }
         let usual = match self.socket_group {
@@ -37,7 +47,8 @@ impl Access {
             None => 0o600,
         };
         let mode = Mode::from_bits_truncate(self.socket_mode.unwrap_or(usual));
-        rustix::fs::chmod(path, mode).map_err(|e| ("protect", e))
+        let held = format!("/proc/self/fd/{}", file.as_raw_fd());
+        rustix::fs::chmod(held, mode).map_err(|e| ("protect", e))
     }
 }
 
@@ -99,6 +110,22 @@ mod tests {
     fn parse(words: &[&str]) -> Result<Access, clap::Error> {
         let words = [&["daemon"], words].concat();
         <Options as clap::Parser>::try_parse_from(words).map(|options| options.access)
+    }
+
+    #[test]
+    fn what_somebody_has_put_in_a_sockets_place_is_left_alone() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let [precious, link] = ["precious", "link"].map(|name| folder.path().join(name));
+        std::fs::write(&precious, "").unwrap();
+        std::os::unix::fs::symlink(&precious, &link).unwrap();
+        let mode = || std::fs::metadata(&precious).unwrap().permissions().mode() & 0o7777;
+        let before = mode();
+        let access = parse(&["--socket-mode", "0602"]).unwrap();
+        for path in [&link, &precious] {
+            assert!(access.apply(path).is_err(), "{}", path.display());
+            assert_eq!(mode(), before);
+        }
     }
 
     #[test]

@@ -15,13 +15,10 @@ pub const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_get_mempolicy,
     libc::SYS_madvise,
     libc::SYS_mincore,
-    libc::SYS_move_pages,
-    libc::SYS_sched_getaffinity,
-    libc::SYS_sched_setaffinity,
     libc::SYS_set_mempolicy,
 ];
 
-/// `set_mempolicy`: of this node, where it has room (`MPOL_PREFERRED`).
+/// `set_mempolicy` and `mbind`: of this node, where it has room (`MPOL_PREFERRED`).
 const PREFERRED: i32 = 1;
 /// Nodes of a mask: the most that Linux can be built for.
 const MASK_BITS: usize = 1024;
@@ -85,20 +82,50 @@ impl Limb {
     }
 }
 
-/// The calling thread's memory comes from `node`, where it has room.
-fn prefer(node: Node) -> io::Result<()> {
+/// A node as calls about memory take it: a mask, and its bits, of which the kernel reads one less.
+fn mask(node: Node) -> io::Result<([u64; MASK_BITS / 64], usize)> {
     let mut mask = [0_u64; MASK_BITS / 64];
     let word = usize::try_from(node.0 / 64).map_err(io::Error::other)?;
     *mask.get_mut(word).ok_or(io::ErrorKind::InvalidInput)? |= 1 << (node.0 % 64);
-    // The kernel counts one more than it reads.
-    let bits = MASK_BITS + 1;
-    // SAFETY: the mask has as many bits as the kernel reads, and is only read.
-    let rc = unsafe { libc::syscall(libc::SYS_set_mempolicy, PREFERRED, mask.as_ptr(), bits) };
-    if rc == 0 {
+    Ok((mask, MASK_BITS + 1))
+}
+
+/// What a call about memory has returned.
+fn done(result: libc::c_long) -> io::Result<()> {
+    if result == 0 {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// The calling thread's memory comes from `node`, where it has room.
+fn prefer(node: Node) -> io::Result<()> {
+    let (mask, bits) = mask(node)?;
+    // SAFETY: the mask has as many bits as the kernel reads, and is only read.
+    done(unsafe { libc::syscall(libc::SYS_set_mempolicy, PREFERRED, mask.as_ptr(), bits) })
+}
+
+/// Memory at an address of this process, a multiple of a page, that nobody has touched yet comes from `node`, where it has room. To be
+/// called before [`seccomp::confine`](crate::seccomp::confine).
+///
+/// # Errors
+/// There is no such node, or no such memory.
+pub fn prefer_for(address: usize, bytes: usize, node: Node) -> io::Result<()> {
+    let (mask, mask_bits) = mask(node)?;
+    let mask = mask.as_ptr();
+    // SAFETY: the mask has as many bits as the kernel reads, and is only read; what the memory holds stays as it is, wherever it is.
+    done(unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            address,
+            bytes,
+            PREFERRED,
+            mask,
+            mask_bits,
+            0,
+        )
+    })
 }
 
 /// All limbs of a machine.
@@ -254,5 +281,6 @@ mod tests {
     fn memory_of_a_node_that_no_kernel_has_is_refused() {
         assert!(prefer(Node(1 << 20)).is_err());
         assert!(prefer(Node(1023)).is_err());
+        assert!(prefer_for(4096, 4096, Node(1023)).is_err());
     }
 }

@@ -21,7 +21,7 @@ pub struct DaemonOptions {
     #[allow(missing_docs)]
     pub access: Access,
 
-    /// What a system call costs that this backend has no business with
+    /// Action on a disallowed system call
     #[arg(long, value_enum, value_name = "ACTION", default_value_t = SeccompMode::Kill)]
     pub seccomp: SeccompMode,
 
@@ -50,17 +50,23 @@ pub struct LocalityOptions {
     #[arg(long, value_name = "FOLDER", default_value = "/sys")]
     pub sysfs: PathBuf,
 
-    /// The node of a part of the VM's memory (guest-physical), where its VMM binds it to none; sizes may end in K, M or G; can be
+    /// The node of a part of the VM's memory (guest-physical), where its VMM binds it to none; sizes may end in K, M, G or T; can be
     /// given several times
     #[arg(long, value_name = "node=N,start=ADDRESS,length=BYTES")]
     pub memory_node: Vec<MemoryNode>,
 }
 
 impl LocalityOptions {
+    /// What the system says of the machine.
+    #[must_use]
+    pub fn sysfs(&self) -> Sysfs {
+        Sysfs::new(&self.sysfs)
+    }
+
     /// The machine.
     #[must_use]
     pub fn topology(&self) -> Topology {
-        Topology::of(Sysfs::new(&self.sysfs))
+        Topology::of(self.sysfs())
     }
 
     /// What is known of the VM's memory.
@@ -103,13 +109,14 @@ impl std::str::FromStr for MemoryNode {
     }
 }
 
-/// A number of bytes: decimal or, after 0x, hexadecimal, with K, M or G after it.
+/// A number of bytes: decimal or, after 0x, hexadecimal, with K, M, G or T (powers of 1024) after it.
 #[must_use]
 pub fn bytes(text: &str) -> Option<u64> {
     let (digits, shift) = match text.char_indices().last()? {
         (at, 'K') => (text.get(..at)?, 10),
         (at, 'M') => (text.get(..at)?, 20),
         (at, 'G') => (text.get(..at)?, 30),
+        (at, 'T') => (text.get(..at)?, 40),
         _ => (text, 0),
     };
     let number = match digits.strip_prefix("0x") {
@@ -185,7 +192,7 @@ impl Capabilities {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use super::*;
 
     /// Types of QEMU's `docs/interop/vhost-user.json` that libvirt's parser has (`qemuVhostUserType`).
     const TYPES: [&str; 15] = [
@@ -205,6 +212,26 @@ mod tests {
         "scsi",
         "vsock",
     ];
+
+    #[test]
+    fn sizes_have_units_up_to_tebibytes() {
+        let all = [
+            ("512", Some(512)),
+            ("0x10", Some(16)),
+            ("4K", Some(4 << 10)),
+            ("0x2M", Some(2 << 20)),
+            ("3G", Some(3 << 30)),
+            ("1T", Some(1 << 40)),
+            ("16777216T", None),
+            ("", None),
+            ("G", None),
+            ("1P", None),
+            ("-1K", None),
+        ];
+        for (text, number) in all {
+            assert_eq!(bytes(text), number, "{text}");
+        }
+    }
 
     #[test]
     fn what_is_installed_for_libvirt_is_of_types_that_it_knows() {

@@ -119,7 +119,7 @@ pub enum Backing {
     Null(Size),
 }
 
-/// A number of bytes: digits and perhaps K, M, G or T (powers of 1024).
+/// A number of bytes that is not zero, as [`farlane_daemon::options::bytes`] reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Size(pub u64);
@@ -128,20 +128,9 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let refuse = || format!("{text:?} is not a size such as 16G");
-        let (digits, shift) = match text.char_indices().last() {
-            Some((at, 'K')) => (&text[..at], 10),
-            Some((at, 'M')) => (&text[..at], 20),
-            Some((at, 'G')) => (&text[..at], 30),
-            Some((at, 'T')) => (&text[..at], 40),
-            _ => (text, 0),
-        };
-        let number: u64 = digits.parse().map_err(|_| refuse())?;
-        number
-            .checked_mul(1 << shift)
-            .filter(|&bytes| bytes > 0)
-            .map(Self)
-            .ok_or_else(refuse)
+        let bytes = farlane_daemon::options::bytes(text).filter(|&bytes| bytes > 0);
+        let bytes = bytes.ok_or_else(|| format!("{text:?} is not a size such as 16G"));
+        bytes.map(Self)
     }
 }
 

@@ -4,6 +4,7 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use farlane_daemon::lifecycle::{Ending, Lifecycle};
 use farlane_daemon::listener::{Kind, Listener};
+use farlane_daemon::seccomp::With;
 use farlane_daemon::{metrics, privileges, seccomp};
 use farlane_lend::options::{Command, Options};
 use farlane_lend::setup::{self, Setup};
@@ -21,9 +22,9 @@ const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_preadv2,
     libc::SYS_pwritev2,
     libc::SYS_fdatasync,
-    libc::SYS_eventfd2,
-    libc::SYS_socketpair,
 ];
+/// The same, with certain arguments.
+const SYSTEM_CALLS_WITH: &[With] = &[seccomp::NONBLOCKING, With::requests(farlane_vfio::IOCTLS)];
 
 fn main() -> ExitCode {
     match run() {
@@ -81,7 +82,7 @@ fn run() -> anyhow::Result<ExitCode> {
         farlane_vfio::SYSTEM_CALLS,
     ]
     .concat();
-    seccomp::confine(options.daemon.seccomp, &calls)?;
+    seccomp::confine(options.daemon.seccomp, &calls, SYSTEM_CALLS_WITH)?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();

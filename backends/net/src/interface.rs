@@ -198,11 +198,11 @@ impl Interface {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The nodes of a VM's memory.
+    /// The nodes of a VM's memory, which is not looked at yet.
     #[must_use]
     pub fn place(&self, space: &Arc<AddressSpace>) -> Arc<Placement> {
         let topology = self.limbs.topology().clone();
-        Placement::new(Arc::clone(space), topology, self.given.clone())
+        Placement::unseen(Arc::clone(space), topology, self.given.clone())
     }
 
     /// Microseconds since it was made.

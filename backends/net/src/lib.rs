@@ -28,6 +28,7 @@ pub mod worker;
 
 use farlane_daemon::locality;
 use farlane_daemon::metrics::write_labelled;
+use farlane_daemon::seccomp::With;
 use interface::Interface;
 use std::sync::Arc;
 
@@ -39,7 +40,14 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
     };
 
 /// What the kernel is asked for besides what every daemon asks: offloads and states of interfaces, and where flows go.
-pub const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_bpf, libc::SYS_ioctl];
+pub const SYSTEM_CALLS: &[With] = &[
+    With {
+        call: libc::SYS_bpf,
+        argument: 0,
+        values: ebpf::COMMANDS,
+    },
+    With::requests(port::tap::REQUESTS),
+];
 
 /// The counters of all interfaces, as Prometheus text.
 #[must_use]

@@ -45,7 +45,10 @@ fn run() -> anyhow::Result<ExitCode> {
     for net in &given {
         let port: Box<dyn Port> = match &net.host {
             HostOption::Tap(name) => Box::new(Tap::open(name, net.queues, net.mtu)?),
-            HostOption::Xdp(name, mode) => Box::new(Xdp::open(name, net.queues, *mode)?),
+            HostOption::Xdp(name, mode) => {
+                let node = xdp::node_of(&options.locality.sysfs(), name);
+                Box::new(Xdp::open(name, net.queues, *mode, node)?)
+            }
         };
         interfaces.push(Arc::new(Interface::new(
             net.id.clone(),
@@ -82,13 +85,8 @@ fn run() -> anyhow::Result<ExitCode> {
             farlane_net::metrics_text(&interfaces)
         })?;
     }
-    let calls = [
-        farlane_net::SYSTEM_CALLS,
-        xdp::SYSTEM_CALLS,
-        limb::SYSTEM_CALLS,
-    ]
-    .concat();
-    seccomp::confine(options.daemon.seccomp, &calls)?;
+    let mode = options.daemon.seccomp;
+    seccomp::confine(mode, limb::SYSTEM_CALLS, farlane_net::SYSTEM_CALLS)?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();

@@ -231,16 +231,18 @@ impl Device for NetDevice {
             let watch = placement.watch(LOOK_AT_MEMORY)?;
             self.placement = Some((placement, watch));
         }
-        let (placement, _) = self.placement.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        // A queue starts after memory has come.
-        placement.refresh();
+        let (placement, watch) = self.placement.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its queue.
+        if let Some(watch) = watch {
+            watch.look();
+        }
         let at = usize::from(index / 2);
         let pair = self.pairs.get(at).ok_or(io::ErrorKind::NotFound)?;
         let used = self.used.get_mut(at).ok_or(io::ErrorKind::NotFound)?;
         let worker = match &used.worker {
             Some(worker) => worker,
             None => {
-                let node = placement.map().node_of(queue.layout.available);
+                let node = placement.look_at(queue.layout.available);
                 let limbs = &interface.limbs;
                 let limb = limbs.all().get(limbs.index_of(node));
                 let limb = limb.ok_or(io::ErrorKind::NotFound)?;

@@ -7,7 +7,7 @@ mod common;
 use common::{
     Backend, GUEST, HOST, PATIENCE, TAP, datagram, echo, host_socket, ip, next_datagram, wait_until,
 };
-use farlane_net_driver::{Nic, feature};
+use farlane_net_driver::{Nic, Options, feature};
 use std::time::Instant;
 
 const OK: u8 = 0;
@@ -55,6 +55,29 @@ fn frames_for_others_are_filtered() {
     assert_eq!(nic.command(MAC, 1, &[0; 2000]).unwrap(), ERR);
     nic.reset().unwrap();
     assert_ne!(nic.config().unwrap().unwrap().mac, [2, 0, 0, 0, 0, 9]);
+}
+
+#[test]
+fn a_frame_that_is_filtered_is_nowhere_in_the_guests_memory() {
+    let backend = Backend::start(2, &[]);
+    let socket = host_socket();
+    let options = Options {
+        pairs: 2,
+        memory_bytes: 16 << 20,
+        ..Options::default()
+    };
+    let mut nic = Nic::connect(&backend.socket(), &options).unwrap();
+    assert_eq!(nic.command(MAC, 1, &GUEST.mac).unwrap(), OK);
+    assert_eq!(nic.command(RX, 0, &[0]).unwrap(), OK);
+    echo(&mut nic, &socket, 0, b"a frame for the guest");
+    assert!(nic.has_in_memory(b"a frame for the guest"));
+    assert_eq!(nic.command(MAC, 1, &[2, 0, 0, 0, 0, 9]).unwrap(), OK);
+    for secret in [&b"a frame for another"[..], &[0xa5; 1400]] {
+        let before = backend.metric("rx_filtered");
+        socket.send_to(secret, (GUEST.ip, GUEST.port)).unwrap();
+        wait_until(|| backend.metric("rx_filtered") > before);
+        assert!(!nic.has_in_memory(secret));
+    }
 }
 
 #[test]

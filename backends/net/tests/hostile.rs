@@ -98,6 +98,39 @@ fn a_chain_that_makes_no_sense_stops_its_queue_and_no_other() {
 }
 
 #[test]
+fn a_kick_that_blocks_who_reads_it_stops_nobody() {
+    let backend = Backend::start(2, &[]);
+    let socket = host_socket();
+    let mut vm = Vm::boot(&backend.socket());
+    sends(&mut vm, TX, 1, &socket);
+    // The backend has made it one that does not.
+    vm.let_kick_block(TX);
+    wait_until(|| backend.sleeps());
+    vm.must_stop(TX);
+    sends(&mut vm, OTHER_TX, 1, &socket);
+}
+
+#[test]
+fn whoever_listens_late_is_told_of_a_queue_that_cannot_go_on() {
+    let backend = Backend::start(2, &[]);
+    let socket = host_socket();
+    let mut vm = Vm::boot_without_errors(&backend.socket());
+    for queue in [TX, OTHER_TX] {
+        vm.publish(queue, SIZE);
+    }
+    wait_until(|| backend.metric("broken_queues") == 2);
+    vm.listen(TX);
+    vm.wait_error(TX);
+    // Once, and not of one that has begun anew.
+    vm.listen(TX);
+    assert!(!vm.has_error(TX));
+    vm.restart(OTHER_TX);
+    vm.listen(OTHER_TX);
+    assert!(!vm.has_error(OTHER_TX));
+    sends(&mut vm, OTHER_TX, 1, &socket);
+}
+
+#[test]
 fn receive_buffers_without_room_stop_their_queue_and_no_other() {
     let backend = Backend::start(2, &[]);
     let socket = host_socket();

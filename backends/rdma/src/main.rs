@@ -15,6 +15,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+/// System calls besides those of every backend: memory of processes of this host, and their ends.
+const SYSTEM_CALLS: &[libc::c_long] = &[
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_pidfd_open,
+];
+
 fn main() -> ExitCode {
     match run() {
         Ok(code) => code,
@@ -39,7 +46,8 @@ fn run() -> anyhow::Result<ExitCode> {
         process_memory: options.host_socket.is_some(),
     })?;
     serve(&options, &sockets, &lifecycle.stopper())?;
-    seccomp::confine(options.daemon.seccomp, limb::SYSTEM_CALLS)?;
+    let calls = [SYSTEM_CALLS, limb::SYSTEM_CALLS].concat();
+    seccomp::confine(options.daemon.seccomp, &calls, &[])?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();

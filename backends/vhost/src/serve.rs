@@ -5,6 +5,7 @@ use crate::session::{Device, Session};
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::{log_limited, warn_limited};
 use log::Level;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::DupFlags;
 use std::collections::HashMap;
 use std::io::{self, Write as _};
@@ -19,6 +20,9 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 /// Pause after a connection could not be taken, so that the next failure does not come at once.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// How often it is looked whether a VMM that is to leave can.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Ends the service of sockets that are served [until](serve_until) then.
 #[derive(Clone, Debug, Default)]
@@ -57,6 +61,12 @@ impl Drop for Served<'_> {
     }
 }
 
+/// Whether an answer can be written.
+fn has_room(stream: &UnixStream) -> bool {
+    let mut room = [PollFd::new(stream, PollFlags::OUT)];
+    poll(&mut room, Some(&Timespec::default())).is_ok_and(|ready| ready == 1)
+}
+
 impl Closing {
     /// Serves nobody any more. VMMs that are connected are not heard again. Returns when all requests that were taken from their
     /// queues are answered, and their connections closed.
@@ -68,8 +78,12 @@ impl Closing {
             let _ = stream.shutdown(Shutdown::Read);
         }
         while !state.streams.is_empty() {
-            let waited = self.0.left.wait(state);
-            state = waited.unwrap_or_else(PoisonError::into_inner);
+            let waited = self.0.left.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            for stream in state.streams.values().filter(|stream| !has_room(stream)) {
+                // It does not read, and whoever answers it would wait for ever.
+                let _ = stream.shutdown(Shutdown::Both);
+            }
         }
     }
 
@@ -258,3 +272,6 @@ fn serve_one<D: Device>(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -250,6 +250,7 @@ impl<D: Device> Session<D> {
             call,
             error,
         };
+        setup.error.forget();
         let worker = self.device.start(setup).map_err(Error::ReqHandlerError)?;
         self.queue(index)?.worker = Some(worker);
         Ok(())

@@ -136,6 +136,16 @@ impl Nic {
         ranges(&self.memory)
     }
 
+    /// Whether these bytes are anywhere in the VM's memory: buffers that the device was given and has not used, too.
+    #[must_use]
+    pub fn has_in_memory(&self, bytes: &[u8]) -> bool {
+        let map = self.memory.map();
+        let mut all = vec![0; map.len()];
+        // SAFETY: the bytes may change meanwhile; each is read once, into memory of ours.
+        unsafe { map.read_bytes(0, &mut all) };
+        all.windows(bytes.len()).any(|part| part == bytes)
+    }
+
     /// Where the two ranges are of a VM with so much memory, before there is one: for `--memory-node`.
     ///
     /// # Errors

@@ -23,8 +23,8 @@ pub use iommu::IommuLimits;
 pub use source::VfioSource;
 
 /// System calls that a source makes once it is open, beyond those that every daemon makes. Nothing
-/// is opened any more. `ioctl` is needed for what [`IOCTLS`] lists.
-pub const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_pread64, libc::SYS_pwrite64, libc::SYS_ioctl];
+/// is opened any more. `ioctl` comes on top, for what [`IOCTLS`] lists.
+pub const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_pread64, libc::SYS_pwrite64];
 
 /// Requests of `ioctl` that a source makes once it is open (`linux/vfio.h`), for a filter that looks
 /// at the second argument.

@@ -53,9 +53,8 @@ const MEMORY_FILE_SYSTEMS: [u64; 3] = [
     0x8584_58f6, // RAMFS_MAGIC
 ];
 
-/// System calls of publishers and subscribers, for a filter of system calls.
+/// System calls of publishers and subscribers, for a filter of system calls; and `socket`, for UNIX sockets.
 pub const SYSTEM_CALLS: &[libc::c_long] = &[
-    libc::SYS_socket,
     libc::SYS_connect,
     libc::SYS_accept4,
     libc::SYS_sendmsg,

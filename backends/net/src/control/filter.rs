@@ -45,6 +45,12 @@ impl Filter {
         }
     }
 
+    /// Whether the guest wants all frames.
+    #[must_use]
+    pub fn admits_all(&self) -> bool {
+        self.promiscuous
+    }
+
     /// Whether the guest wants a frame. What is too short for an Ethernet header it does not.
     #[must_use]
     pub fn admits(&self, frame: &[u8]) -> bool {

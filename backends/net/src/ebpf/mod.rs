@@ -11,4 +11,4 @@ pub mod steering;
 pub mod system;
 
 pub use steering::TapSteering;
-pub use system::BpfError;
+pub use system::{BpfError, COMMANDS};

@@ -1,7 +1,7 @@
 //! The program that tells a tap which of its queues gets a frame (`TUNSETSTEERINGEBPF`).
 //!
-//! It looks at addresses, protocol and ports as [`flow::parse`](mod@crate::flow::parse) does, with up to two VLAN tags, and looks
-//! the flow up in a map. A flow that is not there, or is steered to a queue that is not in use, goes to one by a keyed hash. So a frame's
+//! It looks at VLANs, addresses, protocol and ports as [`flow::parse`](mod@crate::flow::parse) does, which sees frames with the tags that
+//! the kernel still has aside here, and looks the flow up in a map. A flow that is not there, or is steered to a queue that is not in use, goes to one by a keyed hash. So a frame's
 //! queue changes only when the map or the number of queues does; a tap without a program goes by the queue on which the flow's other direction was sent last, at once.
 
 use super::assemble::{
@@ -13,21 +13,30 @@ use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
 /// `TUNSETSTEERINGEBPF` (`linux/if_tun.h`).
-const TUNSETSTEERINGEBPF: libc::c_ulong = 0x8004_54e0;
+pub const TUNSETSTEERINGEBPF: libc::c_ulong = 0x8004_54e0;
 
 /// Flows that can be steered.
 pub const MAX_FLOWS: u32 = 1 << 16;
 
-/// Bytes of a key: addresses, IPv4 as mapped into IPv6, ports in network order, protocol.
-const KEY_BYTES: usize = 40;
+/// Bytes of a key: addresses, IPv4 as mapped into IPv6, ports in network order, protocol, VLANs.
+const KEY_BYTES: usize = 48;
 
 /// Helpers of the kernel (`enum bpf_func_id`).
 const MAP_LOOKUP: i32 = 1;
 const LOAD_BYTES: i32 = 26;
 
-/// Where the key lies on the stack, and what is read of the packet.
-const KEY: i16 = -40;
-const SCRATCH: i16 = -80;
+/// Where the key lies on the stack, and in it the ports, the protocol and the VLANs; and what is read of the packet.
+const KEY: i16 = -48;
+const PORTS: i16 = KEY + 32;
+const PROTOCOL: i16 = KEY + 36;
+const VLANS: [i16; 2] = [KEY + 38, KEY + 40];
+const SCRATCH: i16 = -88;
+
+/// `vlan_present` and `vlan_tci` of `struct __sk_buff`: a tag that is not in the packet.
+const TAG_ASIDE: i16 = 20;
+const TAG: i16 = 24;
+/// The bits of a tag that are a VLAN's identifier.
+const VLAN: i32 = 0xfff;
 
 /// A program for taps, and its map.
 #[derive(Debug)]
@@ -139,6 +148,9 @@ fn key(flow: &FlowKey) -> [u8; KEY_BYTES] {
     key[32..34].copy_from_slice(&flow.source_port.to_be_bytes());
     key[34..36].copy_from_slice(&flow.destination_port.to_be_bytes());
     key[36] = flow.protocol;
+    for (place, vlan) in key[38..].as_chunks_mut().0.iter_mut().zip(flow.vlans) {
+        *place = vlan.to_ne_bytes();
+    }
     key
 }
 
@@ -172,34 +184,15 @@ fn program(flows: i32, queues: i32, seed: u64) -> Option<Vec<Instruction>> {
     let p = &mut program;
     // R6: the packet; R7: where a header begins; R8, R9: for a moment.
     p.with(Operation::Move, R6, R1);
-    for part in 0..5 {
+    for part in 0..6 {
         p.put(Width::Double, FRAME, KEY + 8 * part, 0);
     }
-    p.by(Operation::Move, R7, 0);
-    read(p, R7, 12, SCRATCH, 2, "first");
-    p.by(Operation::Move, R7, 14)
-        .load(Width::Half, R8, FRAME, SCRATCH);
-    for (is_tag, no_tag) in [("tag 1", "no tag 1"), ("tag 2", "no tag 2")] {
-        for tag in [[0x81, 0x00], [0x88, 0xa8], [0x91, 0x00]] {
-            p.jump_when(When::Equal, R8, half(tag), is_tag);
-        }
-        p.jump(no_tag).label(is_tag);
-        read(p, R7, 2, SCRATCH, 2, "first");
-        p.by(Operation::Add, R7, 4)
-            .load(Width::Half, R8, FRAME, SCRATCH)
-            .label(no_tag);
-    }
+    tags(p);
     p.jump_when(When::Equal, R8, half([0x86, 0xdd]), "ipv6")
         .jump_when(When::NotEqual, R8, half([0x08, 0x00]), "first");
     ipv4(p);
     ipv6(p);
-    p.label("ports")
-        .load(Width::Byte, R8, FRAME, KEY + 36)
-        .jump_when(When::Equal, R8, 6, "has ports")
-        .jump_when(When::Equal, R8, 17, "has ports")
-        .jump_when(When::NotEqual, R8, 132, "look up")
-        .label("has ports");
-    read(p, R7, 0, KEY + 32, 4, "first");
+    ports(p);
     // Then R7: how many queues are in use.
     p.label("look up")
         .put(Width::Word, FRAME, SCRATCH, 0)
@@ -222,7 +215,41 @@ fn program(flows: i32, queues: i32, seed: u64) -> Option<Vec<Instruction>> {
     program.finish()
 }
 
-/// Addresses and protocol of IPv4 into the key; to "ports" with R7 at the next header, to "look up" with a fragment.
+/// VLANs of up to two tags into the key; then R7 is where the network layer's header begins, and R8 its type.
+fn tags(p: &mut Assembler) {
+    p.by(Operation::Move, R7, 0);
+    read(p, R7, 12, SCRATCH, 2, "first");
+    p.by(Operation::Move, R7, 14)
+        .load(Width::Half, R8, FRAME, SCRATCH)
+        .load(Width::Word, R9, R6, TAG_ASIDE)
+        .jump_when(When::Equal, R9, 0, "outer")
+        .load(Width::Word, R9, R6, TAG)
+        .by(Operation::And, R9, VLAN)
+        .store(Width::Half, FRAME, VLANS[0], R9)
+        .jump("inner");
+    for (label, is_tag, vlan) in [
+        ("outer", "outer tag", VLANS[0]),
+        ("inner", "inner tag", VLANS[1]),
+    ] {
+        p.label(label);
+        for tag in [[0x81, 0x00], [0x88, 0xa8], [0x91, 0x00]] {
+            p.jump_when(When::Equal, R8, half(tag), is_tag);
+        }
+        p.jump("no tag").label(is_tag);
+        read(p, R7, 0, SCRATCH, 4, "first");
+        p.by(Operation::Add, R7, 4)
+            .load(Width::Byte, R9, FRAME, SCRATCH)
+            .by(Operation::ShiftLeft, R9, 8)
+            .load(Width::Byte, R8, FRAME, SCRATCH + 1)
+            .with(Operation::Add, R9, R8)
+            .by(Operation::And, R9, VLAN)
+            .store(Width::Half, FRAME, vlan, R9)
+            .load(Width::Half, R8, FRAME, SCRATCH + 2);
+    }
+    p.label("no tag");
+}
+
+/// Addresses and protocol of IPv4 into the key; to "ports" with R7 at the next header, with a fragment to "look up".
 fn ipv4(p: &mut Assembler) {
     read(p, R7, 0, SCRATCH, 20, "first");
     // Mapped: the last two bytes before the address are ones.
@@ -232,7 +259,7 @@ fn ipv4(p: &mut Assembler) {
             .store(Width::Word, FRAME, end + 12, R8);
     }
     p.load(Width::Byte, R8, FRAME, SCRATCH + 9)
-        .store(Width::Byte, FRAME, KEY + 36, R8)
+        .store(Width::Byte, FRAME, PROTOCOL, R8)
         .load(Width::Byte, R8, FRAME, SCRATCH)
         .with(Operation::Move, R9, R8)
         .by(Operation::ShiftRight, R9, 4)
@@ -247,7 +274,68 @@ fn ipv4(p: &mut Assembler) {
         .jump("ports");
 }
 
-/// The same of IPv6. Behind an extension header there are no ports.
+/// Labels for each of the extension headers that are followed, of which there are as many as [`flow::parse`](mod@crate::flow::parse)
+/// follows.
+const EXTENSIONS: [[&str; 5]; 8] = [
+    [
+        "header 0",
+        "extension 0",
+        "shifted 0",
+        "fragment 0",
+        "next 0",
+    ],
+    [
+        "header 1",
+        "extension 1",
+        "shifted 1",
+        "fragment 1",
+        "next 1",
+    ],
+    [
+        "header 2",
+        "extension 2",
+        "shifted 2",
+        "fragment 2",
+        "next 2",
+    ],
+    [
+        "header 3",
+        "extension 3",
+        "shifted 3",
+        "fragment 3",
+        "next 3",
+    ],
+    [
+        "header 4",
+        "extension 4",
+        "shifted 4",
+        "fragment 4",
+        "next 4",
+    ],
+    [
+        "header 5",
+        "extension 5",
+        "shifted 5",
+        "fragment 5",
+        "next 5",
+    ],
+    [
+        "header 6",
+        "extension 6",
+        "shifted 6",
+        "fragment 6",
+        "next 6",
+    ],
+    [
+        "header 7",
+        "extension 7",
+        "shifted 7",
+        "fragment 7",
+        "next 7",
+    ],
+];
+
+/// The same of IPv6, behind its extension headers.
 fn ipv6(p: &mut Assembler) {
     p.label("ipv6");
     read(p, R7, 0, SCRATCH, 40, "first");
@@ -259,14 +347,73 @@ fn ipv6(p: &mut Assembler) {
             .store(Width::Double, FRAME, KEY + 8 * part, R8);
     }
     p.load(Width::Byte, R8, FRAME, SCRATCH + 6)
-        .store(Width::Byte, FRAME, KEY + 36, R8)
+        .store(Width::Byte, FRAME, PROTOCOL, R8)
         .by(Operation::Add, R7, 40);
+    for [header, extension, shifted, fragment, next] in EXTENSIONS {
+        // R8: what this header is.
+        p.label(header);
+        for kind in [0, 43, 60, 135, 139, 140] {
+            p.jump_when(When::Equal, R8, kind, extension);
+        }
+        p.jump_when(When::Equal, R8, 51, extension)
+            .jump_when(When::NotEqual, R8, 44, "ports")
+            .label(extension);
+        read(p, R7, 0, SCRATCH, 4, "first");
+        p.by(Operation::Add, R7, 8)
+            .load(Width::Byte, R9, FRAME, SCRATCH)
+            .store(Width::Byte, FRAME, PROTOCOL, R9)
+            .jump_when(When::Equal, R8, 44, fragment)
+            .with(Operation::Move, R0, R9)
+            // In eights of bytes; of an authentication in fours.
+            .load(Width::Byte, R9, FRAME, SCRATCH + 1)
+            .by(Operation::ShiftLeft, R9, 2)
+            .jump_when(When::Equal, R8, 51, shifted)
+            .by(Operation::ShiftLeft, R9, 1)
+            .label(shifted)
+            .with(Operation::Add, R7, R9)
+            .with(Operation::Move, R8, R0)
+            .jump(next)
+            .label(fragment)
+            .with(Operation::Move, R8, R9)
+            .load(Width::Half, R9, FRAME, SCRATCH + 2)
+            .by(Operation::And, R9, half([0xff, 0xf9]))
+            .jump_when(When::NotEqual, R9, 0, "look up")
+            .label(next);
+    }
+    p.jump("first");
+}
+
+/// Ports into the key, or what a ping has in their place.
+fn ports(p: &mut Assembler) {
+    p.label("ports").load(Width::Byte, R8, FRAME, PROTOCOL);
+    for protocol in [6, 17, 132] {
+        p.jump_when(When::Equal, R8, protocol, "has ports");
+    }
+    p.jump_when(When::Equal, R8, 1, "messages")
+        .jump_when(When::NotEqual, R8, 58, "look up")
+        .label("messages");
+    read(p, R7, 0, SCRATCH, 6, "look up");
+    p.load(Width::Byte, R9, FRAME, SCRATCH)
+        .jump_when(When::Equal, R8, 58, "messages of IPv6")
+        .jump_when(When::Equal, R9, 0, "ping")
+        .jump_when(When::Equal, R9, 8, "ping")
+        .jump("look up")
+        .label("messages of IPv6")
+        .jump_when(When::Equal, R9, 128, "ping")
+        .jump_when(When::NotEqual, R9, 129, "look up")
+        .label("ping")
+        .load(Width::Half, R9, FRAME, SCRATCH + 4)
+        .store(Width::Half, FRAME, PORTS, R9)
+        .store(Width::Half, FRAME, PORTS + 2, R9)
+        .jump("look up")
+        .label("has ports");
+    read(p, R7, 0, PORTS, 4, "first");
 }
 
 /// A queue by the key's hash: multiply and fold, beginning with a secret.
 fn hash(p: &mut Assembler, seed: u64) {
     p.label("hash").constant(R9, seed);
-    for part in 0..5 {
+    for part in 0..6 {
         p.load(Width::Double, R8, FRAME, KEY + 8 * part)
             .with(Operation::Xor, R9, R8)
             .constant(R8, 0x9e37_79b9_7f4a_7c15)

@@ -60,6 +60,8 @@ const MAP_DELETE: libc::c_int = 3;
 const MAP_NEXT_KEY: libc::c_int = 4;
 const PROGRAM_LOAD: libc::c_int = 5;
 const LINK_CREATE: libc::c_int = 28;
+/// Commands for a map that is there, for a filter of system calls.
+pub const COMMANDS: &[u64] = &[MAP_UPDATE as u64, MAP_DELETE as u64, MAP_NEXT_KEY as u64];
 /// `BPF_F_NO_PREALLOC`.
 const NO_PREALLOCATION: u32 = 1;
 /// `BPF_XDP`.

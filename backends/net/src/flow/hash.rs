@@ -181,6 +181,7 @@ mod tests {
             source_port: ports.0,
             destination_port: ports.1,
             protocol: protocol::TCP,
+            vlans: [0; 2],
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// A flow as its frames are received: its 5-tuple.
+/// A flow as its frames are received: its 5-tuple, in its VLAN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey {
     /// Who sends to the guest.
@@ -15,6 +15,8 @@ pub struct FlowKey {
     pub destination_port: u16,
     /// Protocol number of IP.
     pub protocol: u8,
+    /// VLAN identifiers of its tags, the outermost first; zero where there is none.
+    pub vlans: [u16; 2],
 }
 
 impl FlowKey {
@@ -26,7 +28,7 @@ impl FlowKey {
             destination: self.source,
             source_port: self.destination_port,
             destination_port: self.source_port,
-            protocol: self.protocol,
+            ..self
         }
     }
 
@@ -48,8 +50,8 @@ impl FlowKey {
         }
     }
 
-    /// The key in a fixed form, for hashing: addresses, ports, protocol and family.
-    pub(super) fn packed(&self) -> [u64; 5] {
+    /// The key in a fixed form, for hashing: addresses, ports, protocol, family and VLANs.
+    pub(super) fn packed(&self) -> [u64; 6] {
         let v4 = u64::from(self.source.is_ipv4());
         let [a, b] = halves(wide(self.source));
         let [c, d] = halves(wide(self.destination));
@@ -57,7 +59,8 @@ impl FlowKey {
             | u64::from(self.destination_port) << 16
             | u64::from(self.protocol) << 32
             | v4 << 40;
-        [a, b, c, d, rest]
+        let [outer, inner] = self.vlans.map(u64::from);
+        [a, b, c, d, rest, outer | inner << 16]
     }
 }
 

@@ -62,8 +62,6 @@ pub struct Parsed {
     pub signal: Signal,
     /// Where its segment stands, of TCP.
     pub sequence: Option<Sequence>,
-    /// Its outermost VLAN.
-    pub vlan: Option<u16>,
     /// Type of what follows the tags.
     pub ether_type: u16,
     /// Where that begins.
@@ -79,7 +77,6 @@ pub fn parse(frame: &[u8]) -> Parsed {
         flow: None,
         signal: Signal::Datagram,
         sequence: None,
-        vlan: None,
         ether_type: 0,
         network: 0,
         transport: None,
@@ -88,14 +85,15 @@ pub fn parse(frame: &[u8]) -> Parsed {
         return parsed;
     };
     let mut at = 14;
-    for _ in 0..2 {
+    let mut vlans = [0; 2];
+    for vlan in &mut vlans {
         if !matches!(ether_type, 0x8100 | 0x88a8 | 0x9100) {
             break;
         }
         let (Some(tag), Some(inner)) = (word(frame, at), word(frame, at + 2)) else {
             return parsed;
         };
-        parsed.vlan.get_or_insert(tag & 0xfff);
+        *vlan = tag & 0xfff;
         ether_type = inner;
         at += 4;
     }
@@ -107,7 +105,7 @@ pub fn parse(frame: &[u8]) -> Parsed {
         _ => None,
     };
     if let Some(ip) = found {
-        transport(frame, &ip, &mut parsed);
+        transport(frame, &ip, vlans, &mut parsed);
     }
     parsed
 }
@@ -184,13 +182,14 @@ fn ipv6(frame: &[u8], at: usize) -> Option<Ip> {
     None
 }
 
-fn transport(frame: &[u8], ip: &Ip, parsed: &mut Parsed) {
+fn transport(frame: &[u8], ip: &Ip, vlans: [u16; 2], parsed: &mut Parsed) {
     let mut key = FlowKey {
         source: ip.source,
         destination: ip.destination,
         source_port: 0,
         destination_port: 0,
         protocol: ip.protocol,
+        vlans,
     };
     if ip.fragment {
         parsed.flow = Some(key);

@@ -81,9 +81,14 @@ impl Wishes {
 
     /// The right to ask the port, where there is something to ask for, nobody else does, and it is not to be left alone.
     pub fn turn(&self, now_us: u64) -> Option<MutexGuard<'_, ()>> {
-        let due = self.waiting.load(Ordering::Acquire) > 0
-            && now_us >= self.resumes_us.load(Ordering::Acquire);
+        let due = self.are_due(now_us);
         due.then(|| self.turn.try_lock().ok()).flatten()
+    }
+
+    /// Whether there is something to ask for, and the port is not to be left alone.
+    pub fn are_due(&self, now_us: u64) -> bool {
+        self.waiting.load(Ordering::Acquire) > 0
+            && now_us >= self.resumes_us.load(Ordering::Acquire)
     }
 
     /// The oldest.

@@ -26,6 +26,12 @@ const TUNGETIFF: libc::c_ulong = 0x8004_54d2;
 const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
 const TUNSETVNETHDRSZ: libc::c_ulong = 0x4004_54d8;
 const TUNSETQUEUE: libc::c_ulong = 0x4004_54d9;
+/// Requests of a tap, or of a NIC, that is open, for a filter of system calls.
+pub const REQUESTS: &[libc::c_ulong] = &[
+    TUNSETOFFLOAD,
+    steering::TUNSETSTEERINGEBPF,
+    libc::SIOCGIFFLAGS,
+];
 /// Flags of `TUNSETIFF` and `TUNSETQUEUE`.
 const TAP: i32 = 0x0002;
 const NO_PACKET_INFORMATION: i32 = 0x1000;

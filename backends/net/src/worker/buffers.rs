@@ -185,18 +185,20 @@ impl Buffers {
         })
     }
 
-    /// How many of them a frame of so many bytes takes; they have as many.
+    /// How many of them a frame of so many bytes takes. Where they have fewer, as many more as it takes of those like the last.
     pub fn count_for(&self, bytes: usize) -> u16 {
         let mut left = bytes;
-        let mut count = 0;
+        let mut count = 0_u16;
         for buffer in &self.found {
-            count += 1;
+            count = count.saturating_add(1);
             left = left.saturating_sub(buffer.bytes);
             if left == 0 {
-                break;
+                return count;
             }
         }
-        count
+        let like_the_last = self.found.back().map_or(left, |buffer| buffer.bytes);
+        let more = left.div_ceil(like_the_last.max(1));
+        count.saturating_add(u16::try_from(more).unwrap_or(u16::MAX))
     }
 
     /// Uses the first ones for a frame of so many bytes; tells of what lies on which node.

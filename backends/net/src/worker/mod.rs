@@ -7,6 +7,7 @@
 mod buffers;
 mod control;
 mod end;
+mod held;
 mod homing;
 mod mail;
 mod pair;
@@ -323,9 +324,12 @@ impl Engine {
                 table.tick(self.now_us);
             }
             let port = &self.interface.port;
-            if let Err(e) = table.steer(self.now_us, |flow, queue| port.steer(flow, queue)) {
-                let name = &self.interface.name;
-                warn_limited!(self.interface.limit, "Interface {name}: cannot steer: {e}");
+            match table.steer(self.now_us, |flow, queue| port.steer(flow, queue)) {
+                Ok(more) => turn.worked |= more,
+                Err(e) => {
+                    let name = &self.interface.name;
+                    warn_limited!(self.interface.limit, "Interface {name}: cannot steer: {e}");
+                }
             }
         }
         let result = self.transmit_frames();

@@ -1,16 +1,18 @@
 //! Frames from the port, and from other workers, to the guest.
 //!
-//! A frame goes straight from the port into the guest's buffers. Then the flow table says whose it is: where it is another queue
-//! pair's, it is copied out again, the buffers stay as they were, and that pair's worker gets it.
+//! A frame goes straight from the port into the guest's buffers; where the guest has a filter, into memory of the backend, and into the
+//! buffers if it passes. Then the flow table says whose it is: where it is another queue pair's, it is copied out again, the buffers are
+//! used for the next one, and that pair's worker gets it.
 
 use super::buffers::{Buffers, copy_in, copy_out};
 use super::end::End;
+use super::held::{Held, HeldFrame};
 use super::mail::{FRAME_BYTES, FRAMES, Handed};
 use super::sequence::Sequence;
 use super::{AT_ONCE, Broken, Engine, Places, Terms, note, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::counters::count;
-use crate::flow::{PARSE_BYTES, Route, Task, Ticket, parse};
+use crate::flow::{PARSE_BYTES, Route, Task, parse};
 use crate::header::{MAX_FRAME, received};
 use crate::interface::Interface;
 use crate::port::Offloads;
@@ -20,8 +22,6 @@ use zerocopy::{FromZeros as _, IntoBytes as _};
 
 /// Bytes that the next frame is expected to have, at least.
 const LEAST_EXPECTED: usize = 2048;
-/// Frames that are held while their flows move, at most.
-const MOST_HELD: usize = 1024;
 /// Frames that wait for buffers, at most, and their bytes: as many as wait to be handed over.
 const MOST_WAITING: usize = FRAMES;
 const MOST_WAITING_BYTES: usize = FRAME_BYTES;
@@ -37,13 +37,13 @@ pub(super) struct Receive {
     /// Frames that wait until the port's queue was seen empty.
     sequence: Sequence,
     /// Frames whose flow is moving away from a queue.
-    held: VecDeque<(Ticket, u16, Handed)>,
+    held: Held,
     /// There were too few buffers for the last frame.
     hungry: bool,
     expected: usize,
     /// Where bytes lie that were moved since somebody looked.
     pub moved: Vec<(Node, u64)>,
-    /// Where the end of a frame goes that is larger than expected.
+    /// Where the end of a frame goes that is larger than expected, or all of one that the guest may not want.
     scratch: Box<[u8]>,
     vectors: Vec<libc::iovec>,
 }
@@ -79,7 +79,7 @@ impl Receive {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             sequence: Sequence::default(),
-            held: VecDeque::new(),
+            held: Held::default(),
             hungry: false,
             expected: LEAST_EXPECTED,
             moved: Vec::new(),
@@ -110,7 +110,8 @@ impl Receive {
 
     /// Takes all frames that it has, with what the flow table thinks of them.
     pub fn take_all(&mut self) -> Vec<Task> {
-        let mut tasks: Vec<_> = self.held.drain(..).map(|(t, ..)| Task::Held(t)).collect();
+        let held = std::iter::from_fn(|| self.held.pop());
+        let mut tasks: Vec<_> = held.map(|held| Task::Held(held.ticket)).collect();
         self.waiting_bytes = 0;
         let others = self.waiting.drain(..).chain(self.sequence.drain());
         tasks.extend(others.map(|frame| frame.task));
@@ -277,7 +278,7 @@ impl Engine {
             }
         }
         for _ in 0..receive.held.len() {
-            let Some((ticket, on, frame)) = receive.held.pop_front() else {
+            let Some(HeldFrame { ticket, on, frame }) = receive.held.pop() else {
                 break;
             };
             self.look_how_far(on);
@@ -338,9 +339,7 @@ impl Engine {
                 self.hand_over(tally, to, frame);
             }
             Route::Hold { ticket, on } => {
-                if receive.held.len() < MOST_HELD {
-                    receive.held.push_back((ticket, on, frame));
-                } else {
+                if receive.held.push(HeldFrame { ticket, on, frame }).is_err() {
                     self.lose(tally, Task::Held(ticket));
                 }
             }
@@ -443,13 +442,17 @@ impl Engine {
         vectors.clear();
         vectors.push(vector(std::ptr::from_mut(&mut header).cast(), HEADER_BYTES));
         let mut room = MAX_FRAME;
-        for piece in receive.buffers.pieces(header_bytes) {
-            let bytes = piece.bytes.min(room);
-            if bytes == 0 {
-                break;
+        // What the guest may not want it is not to see either, in buffers that stay its own.
+        let is_screened = self.filter.as_ref().is_some_and(|f| !f.admits_all());
+        if !is_screened {
+            for piece in receive.buffers.pieces(header_bytes) {
+                let bytes = piece.bytes.min(room);
+                if bytes == 0 {
+                    break;
+                }
+                vectors.push(vector(piece.base, bytes));
+                room -= bytes;
             }
-            vectors.push(vector(piece.base, bytes));
-            room -= bytes;
         }
         vectors.push(vector(receive.scratch.as_mut_ptr(), room));
         // SAFETY: the header and the scratch memory are ours and as long as is said (what the buffers do not take of MAX_FRAME,
@@ -513,7 +516,11 @@ impl Engine {
                 None => Route::Deliver,
                 Some(table) => {
                     let parsed = parse(prefix);
-                    let buffers = receive.buffers.count_for(header_bytes + frame).max(1);
+                    // It may be larger than expected: the driver is not done with it before its last buffer.
+                    let (total, several) = (header_bytes + frame, receive.terms.mergeable);
+                    let (buffers, end) = (&mut receive.buffers, &mut receive.end);
+                    buffers.find(end, total, several, &self.places)?;
+                    let buffers = receive.buffers.count_for(total).max(1);
                     let next = self.pair.position() + u64::from(buffers);
                     table.received(self.pair.index, &parsed, next, self.now_us)
                 }

@@ -16,6 +16,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
@@ -120,6 +121,11 @@ pub struct Feed {
 impl Feed {
     /// One with so many queue pairs, on a machine with one node.
     pub fn start(queues: usize) -> Self {
+        Self::start_on(queues, Topology::of(Described::new(&[&[0]])))
+    }
+
+    /// One with so many queue pairs, on this machine.
+    pub fn start_on(queues: usize, topology: Topology) -> Self {
         let lane = || {
             Arc::new(Lane {
                 frames: Mutex::default(),
@@ -128,7 +134,7 @@ impl Feed {
             })
         };
         let lanes: Vec<_> = (0..queues).map(|_| lane()).collect();
-        let limbs = Limbs::new(Topology::of(Described::new(&[&[0]])));
+        let limbs = Limbs::new(topology);
         let interface = Arc::new(Interface::new(
             "feed".to_owned(),
             Box::new(FeedPort(lanes.clone())),
@@ -151,6 +157,11 @@ impl Feed {
         }
     }
 
+    /// Where a VMM connects.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
     /// A VM that uses all pairs.
     pub fn connect(&self, features: u64) -> Nic {
         let options = Options {
@@ -159,7 +170,7 @@ impl Feed {
             memory_bytes: 16 << 20,
             ..Options::default()
         };
-        Nic::connect(&self.folder.path().join("socket"), &options).unwrap()
+        Nic::connect(&self.socket(), &options).unwrap()
     }
 
     /// A frame comes from a queue.

@@ -4,7 +4,7 @@
 
 use super::PATIENCE;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create};
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _};
 use std::os::unix::fs::FileExt as _;
@@ -88,12 +88,23 @@ struct Queue {
 pub struct Vm {
     pub ram: File,
     queues: Vec<Queue>,
+    /// Whether it listens from the beginning for what cannot go on.
+    listens: bool,
     pub frontend: Frontend,
 }
 
 impl Vm {
     /// Connects, negotiates, and starts all queues.
     pub fn boot(socket: &Path) -> Self {
+        Self::boot_as(socket, true)
+    }
+
+    /// The same, of a VMM that does not want to know which queues cannot go on.
+    pub fn boot_without_errors(socket: &Path) -> Self {
+        Self::boot_as(socket, false)
+    }
+
+    fn boot_as(socket: &Path, listens: bool) -> Self {
         let ram = memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&ram, RAM).unwrap();
         let ram = File::from(ram);
@@ -118,6 +129,7 @@ impl Vm {
         let mut vm = Self {
             ram,
             queues: queues.collect(),
+            listens,
             frontend,
         };
         for queue in 0..QUEUES {
@@ -163,10 +175,28 @@ impl Vm {
         frontend.set_vring_num(queue, SIZE).unwrap();
         frontend.set_vring_base(queue, 0).unwrap();
         frontend.set_vring_addr(queue, &addresses(queue)).unwrap();
-        frontend.set_vring_err(queue, &own.error).unwrap();
+        if self.listens {
+            frontend.set_vring_err(queue, &own.error).unwrap();
+        }
         frontend.set_vring_kick(queue, &own.kick).unwrap();
         frontend.set_vring_call(queue, &own.call).unwrap();
         frontend.set_vring_enable(queue, true).unwrap();
+    }
+
+    /// Has reading a queue's kick block, for all who have it.
+    pub fn let_kick_block(&self, queue: usize) {
+        let kick = self.queues[queue].kick.as_raw_fd();
+        // SAFETY: the eventfd is open as long as this value.
+        let kick = unsafe { BorrowedFd::borrow_raw(kick) };
+        let flags = fcntl_getfl(kick).unwrap();
+        fcntl_setfl(kick, flags - OFlags::NONBLOCK).unwrap();
+    }
+
+    /// Has a queue stop, within the time that anything may take.
+    pub fn must_stop(&self, queue: usize) {
+        let (frontend, (stopped, wait)) = (self.frontend.clone(), std::sync::mpsc::channel());
+        std::thread::spawn(move || stopped.send(frontend.get_vring_base(queue).unwrap()));
+        wait.recv_timeout(PATIENCE).expect("it does not stop");
     }
 
     /// Stops a queue, makes it as it is after a reset, and starts it.
@@ -220,6 +250,12 @@ impl Vm {
             assert!(Instant::now() < end, "queue {queue} stands still");
             std::thread::yield_now();
         }
+    }
+
+    /// From now on it wants to know whether a queue cannot go on.
+    pub fn listen(&mut self, queue: usize) {
+        let own = &self.queues[queue];
+        self.frontend.set_vring_err(queue, &own.error).unwrap();
     }
 
     /// Whether the backend says that a queue cannot go on.

@@ -12,6 +12,7 @@ fn named(flow: u16, source: u8) -> Named {
             source_port: flow,
             destination_port: 0,
             protocol: 6,
+            vlans: [0; 2],
         },
         // Many to a chain.
         hash: u32::from(flow % 8),

@@ -4,6 +4,7 @@ mod model;
 
 use super::*;
 use crate::flow::parse::Sequence;
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub(super) fn key(flow: u32) -> FlowKey {
@@ -14,6 +15,7 @@ pub(super) fn key(flow: u32) -> FlowKey {
         source_port: 1000 + u16::from(a),
         destination_port: 80,
         protocol: 6,
+        vlans: [0; 2],
     }
 }
 
@@ -25,7 +27,6 @@ pub(super) fn segment(flow: FlowKey, signal: Signal, end: u32, acknowledges: u32
             end,
             acknowledges: Some(acknowledges),
         }),
-        vlan: None,
         ether_type: 0x0800,
         network: 14,
         transport: Some(34),
@@ -177,11 +178,11 @@ fn hand_over(table: &FlowTable, flow: u32, now: u64) {
 /// What a port is asked for that can do everything.
 fn asked(table: &FlowTable, now: u64) -> Vec<(FlowKey, Option<u16>)> {
     let mut asked = Vec::new();
-    let steer = |flow: &FlowKey, queue| {
+    let mut steer = |flow: &FlowKey, queue| {
         asked.push((*flow, queue));
         Ok(true)
     };
-    table.steer(now, steer).unwrap();
+    while table.steer(now, &mut steer).unwrap() {}
     asked
 }
 
@@ -234,6 +235,25 @@ fn what_a_port_refuses_is_asked_for_again_and_not_at_once() {
     assert_eq!(refused(&table, LATE + 200_000), 1);
     assert_eq!(asked(&table, LATE + 400_000), [(key(1), None)]);
     assert_eq!(asked(&table, LATE + 600_000), []);
+}
+
+#[test]
+fn whoever_asks_the_port_is_not_kept_by_those_who_wish_for_more() {
+    let table = table(1 << 14, Placement::Arrival);
+    hand_over(&table, 0, 0);
+    let mut flows = 1;
+    let steer = |_: &FlowKey, _| {
+        // Another worker's flows meanwhile.
+        for _ in 0..2 {
+            if flows < 4000 {
+                hand_over(&table, flows, 0);
+                flows += 1;
+            }
+        }
+        Ok(true)
+    };
+    let more = table.steer(0, steer).unwrap();
+    assert!(more && flows < 4000, "{flows} flows");
 }
 
 #[test]
@@ -303,6 +323,26 @@ fn a_million_flows_neither_grow_the_table_nor_push_out_established_ones() {
 }
 
 #[test]
+fn a_connection_that_is_not_made_is_not_established() {
+    let table = table(4096, Placement::Arrival);
+    let exchange = |flow, comes, answer| {
+        for now in 0..8 {
+            let answer = segment(key(flow).reversed(), answer, 1, 1);
+            table.transmitted(1, &answer, now);
+            table.received(1, &segment(key(flow), comes, 1, 1), 1, now);
+        }
+        table.census().established
+    };
+    // Whoever sends with another's address hears nothing: the guest says again and again that it would, or that it would not.
+    assert_eq!(exchange(1, Signal::Open, Signal::Open), 0);
+    assert_eq!(exchange(2, Signal::Data, Signal::Close), 0);
+    assert_eq!(exchange(3, Signal::Acknowledge, Signal::Close), 0);
+    // With what follows it is.
+    assert_eq!(exchange(1, Signal::Acknowledge, Signal::Data), 1);
+    assert_eq!(exchange(4, Signal::Datagram, Signal::Datagram), 2);
+}
+
+#[test]
 fn one_source_with_many_connections_pushes_out_its_own() {
     let table = table(4096, Placement::Arrival);
     for flow in 0..500 {
@@ -354,6 +394,7 @@ fn both_families_and_all_protocols_have_a_place() {
         source_port: 0,
         destination_port: 0,
         protocol: 58,
+        vlans: [0; 2],
     };
     let mut frame = data(0);
     frame.flow = Some(flow.reversed());

@@ -3,7 +3,7 @@
 //! A program on the interface gives the frames of each queue to its socket ([`ebpf::redirect`](crate::ebpf::redirect)). It is attached by
 //! a link, which the kernel takes away when the process ends, however it does; the host's network stack then has the NIC again. While
 //! it is there, all frames of the queues go to the guest: the interface is the guest's, with the guest's address. It is put into
-//! promiscuous mode for that, as long as the port lives.
+//! promiscuous mode for that, as long as the port lives, and its driver is told to leave tags of VLANs in frames.
 //!
 //! The NIC spreads flows over its queues by itself (RSS) and does not change a flow's queue; they are handed over in user space where they
 //! belong elsewhere. Checksums and large segments of the guest are completed and cut here ([`offload`](crate::offload)); towards the guest
@@ -20,6 +20,7 @@ use super::{Offloads, Port, PortQueue};
 use crate::ebpf::BpfError;
 use crate::ebpf::redirect::{Attachment, Redirect};
 use crate::flow::FlowKey;
+use farlane_zero_copy::topology::{Class, Node, Sysfs};
 use socket::{Copying, XdpSocket};
 use std::io;
 use std::mem::ManuallyDrop;
@@ -31,14 +32,6 @@ use thiserror::Error;
 
 /// Most queues of a NIC that are used.
 pub const MAX_QUEUES: u16 = 256;
-
-/// What the kernel is asked for while frames move.
-pub const SYSTEM_CALLS: &[libc::c_long] = &[
-    libc::SYS_sendto,
-    libc::SYS_recvfrom,
-    libc::SYS_bpf,
-    libc::SYS_ioctl,
-];
 
 /// How the NIC's frames are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,6 +122,15 @@ fn take<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
+/// The node of the NIC that an interface is, where the firmware says.
+#[must_use]
+pub fn node_of(sysfs: &Sysfs, interface: &str) -> Option<Node> {
+    let functions = sysfs.functions().into_iter();
+    let mut nics = functions.filter(|function| function.class == Class::Network);
+    nics.find(|nic| nic.names.iter().any(|name| name == interface))?
+        .node
+}
+
 /// Queues of a NIC.
 #[derive(Debug)]
 pub struct Xdp {
@@ -148,11 +150,11 @@ struct Shared {
 }
 
 impl Xdp {
-    /// Takes the first so many queues of an interface.
+    /// Takes the first so many queues of an interface, with memory of `node`, where it is to be of a certain one.
     ///
     /// # Errors
     /// See [`XdpError`].
-    pub fn open(name: &str, queues: u16, mode: Mode) -> Result<Self, XdpError> {
+    pub fn open(name: &str, queues: u16, mode: Mode, node: Option<Node>) -> Result<Self, XdpError> {
         let failed = |what: &str| {
             let what = what.to_owned();
             move |source: io::Error| XdpError::System {
@@ -178,6 +180,11 @@ impl Xdp {
         let address = ask(libc::SIOCGIFHWADDR).map_err(failed("ask for its address"))?;
         let [_, _, a, b, c, d, e, f, ..] = address;
         promiscuous(&control, index).map_err(failed("make it promiscuous"))?;
+        if let Err(e) = leave_tags(&control, name) {
+            log::warn!(
+                "Interface {name}: its driver may take VLAN tags out of frames, and the guest get them without: {e}"
+            );
+        }
         let (attachment, copying) = match mode {
             Mode::Any => (Attachment::Any, Copying::Any),
             Mode::Native => (Attachment::Native, Copying::Any),
@@ -192,7 +199,7 @@ impl Xdp {
             })?;
         let sockets = (0..queues)
             .map(|queue| {
-                let socket = take(|| XdpSocket::bind(index, queue, copying, mtu))
+                let socket = take(|| XdpSocket::bind((index, queue), copying, mtu, node))
                     .map_err(failed(&format!("take queue {queue}")))?;
                 Ok(Mutex::new(Some(Box::new(socket))))
             })
@@ -352,6 +359,44 @@ fn promiscuous(socket: &OwnedFd, interface: u32) -> io::Result<()> {
     Ok(())
 }
 
+/// Commands of `SIOCETHTOOL`, and the flag of drivers that take tags of VLANs out of received frames (`linux/ethtool.h`).
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_SFLAGS: u32 = 0x26;
+const RECEIVE_VLAN: u32 = 1 << 8;
+
+/// Has the driver leave tags of VLANs in received frames: a socket is not told of those that are taken out.
+fn leave_tags(socket: &OwnedFd, name: &str) -> io::Result<()> {
+    let before = flags(socket, name)?;
+    if before & RECEIVE_VLAN == 0 {
+        return Ok(());
+    }
+    ethtool(socket, name, ETHTOOL_SFLAGS, before & !RECEIVE_VLAN)?;
+    if flags(socket, name)? & RECEIVE_VLAN != 0 {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    log::info!("Interface {name}: its driver leaves VLAN tags in frames from now on (rxvlan off)");
+    Ok(())
+}
+
+/// Flags of an interface's driver.
+fn flags(socket: &OwnedFd, name: &str) -> io::Result<u32> {
+    ethtool(socket, name, ETHTOOL_GFLAGS, 0)
+}
+
+/// `SIOCETHTOOL` with a command that has one number; the answer's.
+fn ethtool(socket: &OwnedFd, name: &str, command: u32, value: u32) -> io::Result<u32> {
+    let mut words = [command, value];
+    let mut asked = Request::new(name)?;
+    let address = (&raw mut words).expose_provenance();
+    let (place, _) = asked.value.split_at_mut(size_of_val(&address));
+    place.copy_from_slice(&address.to_ne_bytes());
+    // SAFETY: the request takes an ifreq with the address of a structure of these commands, two words; both live throughout the call.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut asked) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(words[1])
+}
+
 /// `struct ifreq`.
 #[repr(C)]
 struct Request {
@@ -359,19 +404,26 @@ struct Request {
     value: [u8; 24],
 }
 
+impl Request {
+    fn new(name: &str) -> io::Result<Self> {
+        let mut request = Self {
+            name: [0; libc::IFNAMSIZ],
+            value: [0; 24],
+        };
+        // The last byte stays zero.
+        if name.is_empty() || name.len() >= libc::IFNAMSIZ {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        for (to, from) in request.name.iter_mut().zip(name.bytes()) {
+            *to = from;
+        }
+        Ok(request)
+    }
+}
+
 /// Asks for something about an interface; the answer's bytes.
 fn ask(socket: &OwnedFd, name: &str, request: libc::Ioctl) -> io::Result<[u8; 24]> {
-    let mut asked = Request {
-        name: [0; libc::IFNAMSIZ],
-        value: [0; 24],
-    };
-    // The last byte stays zero.
-    if name.is_empty() || name.len() >= libc::IFNAMSIZ {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    for (to, from) in asked.name.iter_mut().zip(name.bytes()) {
-        *to = from;
-    }
+    let mut asked = Request::new(name)?;
     // SAFETY: these requests take an ifreq, which lives throughout the call.
     if unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut asked) } < 0 {
         return Err(io::Error::last_os_error());

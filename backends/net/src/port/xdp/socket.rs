@@ -6,6 +6,8 @@
 use super::rings::{Mapping, Ring};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::offload::{self, Outgoing};
+use farlane_daemon::limb;
+use farlane_zero_copy::topology::Node;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use zerocopy::FromBytes as _;
@@ -97,11 +99,16 @@ fn offsets(socket: BorrowedFd<'_>) -> io::Result<libc::xdp_mmap_offsets> {
 }
 
 impl XdpSocket {
-    /// Binds a socket to a queue of the interface of this number. Its memory is where the calling thread's is.
+    /// Binds a socket to a queue of the interface of this number. Its memory comes from `node`, else from the calling thread's.
     ///
     /// # Errors
     /// What the system says: there is no such queue, it is in use, the driver cannot.
-    pub fn bind(interface: u32, queue: u16, copying: Copying, mtu: u16) -> io::Result<Self> {
+    pub fn bind(
+        (interface, queue): (u32, u16),
+        copying: Copying,
+        mtu: u16,
+        node: Option<Node>,
+    ) -> io::Result<Self> {
         // SAFETY: the descriptor is new.
         let socket = unsafe {
             let fd = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
@@ -113,6 +120,12 @@ impl XdpSocket {
         let half = u64::from(ENTRIES);
         let chunk = u64::try_from(CHUNK).unwrap_or(0);
         let umem = Mapping::anonymous(2 * CHUNK * usize::try_from(ENTRIES).unwrap_or(0))?;
+        if let Some(node) = node {
+            let address = umem.begin().as_ptr().addr();
+            if let Err(e) = limb::prefer_for(address, umem.bytes(), node) {
+                log::info!("Memory for queue {queue} is not asked for on node {node}: {e}");
+            }
+        }
         let region = libc::xdp_umem_reg {
             addr: u64::try_from(umem.begin().as_ptr().expose_provenance()).unwrap_or(0),
             len: u64::try_from(umem.bytes()).unwrap_or(0),

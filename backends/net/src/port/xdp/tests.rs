@@ -136,7 +136,7 @@ fn frames_go_both_ways_and_large_ones_are_cut() {
     for mode in [Mode::Any, Mode::Native, Mode::Generic, Mode::Copy] {
         pair(1);
         let peer = Peer::new();
-        let port = Xdp::open("port", 1, mode).unwrap();
+        let port = Xdp::open("port", 1, mode, None).unwrap();
         assert!(port.link_is_up());
         assert_eq!((port.mtu(), port.queues()), (1500, 1));
         let mut queue = port.open(0).unwrap();
@@ -189,10 +189,10 @@ fn a_queue_that_is_closed_can_be_opened_again_and_the_program_goes_with_the_port
         String::from_utf8(shown.stdout).unwrap().contains("xdp")
     };
     assert!(!attached());
-    let port = Xdp::open("port", 2, Mode::Any).unwrap();
+    let port = Xdp::open("port", 2, Mode::Any, None).unwrap();
     assert!(attached());
     assert!(
-        Xdp::open("port", 2, Mode::Any).is_err(),
+        Xdp::open("port", 2, Mode::Any, None).is_err(),
         "there is a program"
     );
     let peer = Peer::new();
@@ -217,9 +217,54 @@ fn a_queue_that_is_closed_can_be_opened_again_and_the_program_goes_with_the_port
     drop(port);
     assert!(!attached());
     assert!(matches!(
-        Xdp::open("nobody", 1, Mode::Any),
+        Xdp::open("nobody", 1, Mode::Any, None),
         Err(XdpError::System { .. })
     ));
+}
+
+#[test]
+fn memory_is_of_the_node_that_the_nic_is_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write("devices/system/node/online", "0-1");
+    for (address, class, node) in [
+        (1, "0x020000", "0"),
+        (2, "0x020000", "1"),
+        (3, "0x030000", "1"),
+    ] {
+        let pci = format!("bus/pci/devices/0000:0{address}:00.0");
+        write(&format!("{pci}/class"), class);
+        write(&format!("{pci}/numa_node"), node);
+        write(&format!("{pci}/net/eth{address}/mtu"), "1500");
+    }
+    let sysfs = Sysfs::new(folder.path());
+    let nodes = ["eth1", "eth2", "eth3", "tap0"].map(|name| node_of(&sysfs, name));
+    assert_eq!(nodes, [Some(Node(0)), Some(Node(1)), None, None]);
+    pair(1);
+    // A node that this machine has not is one that has no room.
+    drop(Xdp::open("port", 1, Mode::Generic, Some(Node(700))).unwrap());
+    let _port = Xdp::open("port", 1, Mode::Generic, Some(Node(0))).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+    // Pages of 4 KiB: 2,048 chunks each way.
+    let is_there = |line: &str| line.contains(" prefer:0 ") && line.contains(" anon=4096 ");
+    assert!(maps.lines().any(is_there), "{maps}");
+}
+
+#[test]
+fn the_driver_leaves_tags_of_vlans_in_frames() {
+    pair(1);
+    let strips = || flags(&packet_socket().unwrap(), "port").unwrap() & RECEIVE_VLAN != 0;
+    assert!(strips(), "a veth does, until it is told");
+    let port = Xdp::open("port", 1, Mode::Generic, None).unwrap();
+    assert!(!strips());
+    drop(port);
+    // Once more, of one that does not.
+    let _port = Xdp::open("port", 1, Mode::Generic, None).unwrap();
+    assert!(!strips());
 }
 
 #[test]
@@ -241,6 +286,6 @@ fn a_queue_that_somebody_gives_back_is_taken() {
 fn the_queue_of_one_that_has_gone_is_taken_at_once() {
     pair(1);
     for _ in 0..20 {
-        drop(Xdp::open("port", 1, Mode::Generic).unwrap());
+        drop(Xdp::open("port", 1, Mode::Generic, None).unwrap());
     }
 }

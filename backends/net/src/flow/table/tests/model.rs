@@ -4,6 +4,7 @@
 use super::*;
 use proptest::prelude::*;
 use std::collections::{HashMap, VecDeque};
+use std::io;
 
 const WORKERS: u16 = 3;
 const FLOWS: u32 = 4;

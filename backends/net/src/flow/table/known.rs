@@ -1,0 +1,197 @@
+//! Which flows the table knows: who comes in, who stays, and who is forgotten.
+
+use super::{FlowTable, NONE, SHARDS, lock};
+use crate::flow::course::Course;
+use crate::flow::key::FlowKey;
+use crate::flow::parse::Signal;
+use crate::flow::shard::{Named, Promotion, Shard, Slot};
+use crate::flow::votes::Votes;
+use std::sync::atomic::Ordering;
+
+/// Entries that a [`tick`](FlowTable::tick) looks at.
+const TICK_STEPS: usize = 8;
+
+/// Frames in each direction that make a flow established. Of TCP those count that neither open a connection nor end one: what a
+/// sender under another's name has the guest say, however often.
+pub(super) const ESTABLISHED: u8 = 2;
+
+/// Whether a frame counts.
+pub(super) fn counts(signal: Signal) -> bool {
+    !matches!(signal, Signal::Open | Signal::Close)
+}
+
+/// Groups of unknown flows, in a part.
+const STRANGERS: usize = 512;
+
+/// Microseconds after which nothing of a frame is under way any more.
+const LONG_AGO_US: u64 = 1_000_000;
+
+/// What is kept of a flow.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flow {
+    pub(super) course: Course,
+    pub(super) votes: Votes,
+    pub(super) received: u8,
+    pub(super) sent: u8,
+    /// The port's queue that was last asked for: the port has it, or the wish waits.
+    pub(super) rule: u16,
+}
+
+impl Flow {
+    pub(super) fn new(course: Course) -> Self {
+        Self {
+            course,
+            votes: Votes::default(),
+            received: 0,
+            sent: 0,
+            rule: NONE,
+        }
+    }
+}
+
+/// Counts of what the table has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// Flows known now.
+    pub flows: u64,
+    /// Those of them that are established.
+    pub established: u64,
+    /// Moves that were begun.
+    pub moves: u64,
+    /// Flows that were forgotten, to make room or because they were idle.
+    pub forgotten: u64,
+    /// Flows for which there was no room.
+    pub refused: u64,
+}
+
+/// A part of the table.
+pub(super) struct Part {
+    pub(super) flows: Shard<Flow>,
+    /// When a flow that is not known was last seen to arrive, in microseconds, by some bits of its hash; zero: never.
+    strangers: Box<[u64; STRANGERS]>,
+}
+
+impl Part {
+    /// An empty one with room for so many flows.
+    pub(super) fn new(flows: usize) -> Self {
+        Self {
+            flows: Shard::new(flows),
+            strangers: Box::new([0; STRANGERS]),
+        }
+    }
+
+    pub(super) fn stranger(&mut self, within: u32) -> Option<&mut u64> {
+        let index = usize::try_from(within >> 16).ok()?;
+        self.strangers.get_mut(index % STRANGERS)
+    }
+}
+
+impl FlowTable {
+    /// Forgets what is idle, a few entries at a time. For every worker, once in a while.
+    pub fn tick(&self, now_us: u64) {
+        let number = self.next_shard.fetch_add(1, Ordering::Relaxed) % SHARDS;
+        let Some(shard) = self.shards.get(number) else {
+            return;
+        };
+        // Whoever has the lock is busy with the shard; there will be another tick.
+        let Ok(mut shard) = shard.try_lock() else {
+            return;
+        };
+        shard.flows.expire(
+            TICK_STEPS,
+            now_us,
+            self.settings.idle_us,
+            |flow, seen_us| self.spare(flow, seen_us, now_us),
+            |key, flow| self.forget(key, flow),
+        );
+    }
+
+    /// What the table has done, and how full it is.
+    #[must_use]
+    pub fn census(&self) -> Census {
+        let mut census = Census {
+            moves: self.moves.load(Ordering::Relaxed),
+            forgotten: self.forgotten.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+            ..Census::default()
+        };
+        for shard in &self.shards {
+            let shard = lock(shard);
+            census.flows += u64::try_from(shard.flows.len()).unwrap_or(u64::MAX);
+            census.established += u64::try_from(shard.flows.protected()).unwrap_or(u64::MAX);
+        }
+        census
+    }
+
+    /// Makes a flow known, that is to have this home.
+    pub(super) fn insert(
+        &self,
+        part: &mut Part,
+        key: FlowKey,
+        within: u32,
+        target: u16,
+        now_us: u64,
+    ) -> Option<Slot> {
+        let source = self.hash.source(&key).to_le_bytes()[0];
+        let seen = part.stranger(within).map_or(0, |seen| *seen);
+        let course = if seen == 0 || now_us.saturating_sub(seen) >= LONG_AGO_US {
+            Course::placed(target)
+        } else {
+            Course::known(target)
+        };
+        let slot = part.flows.insert(
+            Named {
+                key,
+                hash: within,
+                source,
+            },
+            Flow::new(course),
+            now_us,
+            |flow, seen_us| self.spare(flow, seen_us, now_us),
+            |key, flow| self.forget(key, flow),
+        );
+        if slot.is_none() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        slot
+    }
+
+    pub(super) fn promote(&self, shard: &mut Shard<Flow>, slot: Slot) {
+        if let Promotion::Instead(other) = shard.promote(slot)
+            && let Some((key, flow)) = shard.peek(other)
+        {
+            // Long before it can be forgotten its frames come as those of strangers do.
+            if flow.rule != NONE && self.wishes.has_room() {
+                self.wishes.take_back(*key);
+                flow.rule = NONE;
+            }
+        }
+    }
+
+    /// Whether a flow may be forgotten without reordering it. What a driver has consumed is not looked at while a queue is idle;
+    /// a frame that is a second old is done with.
+    fn spare(&self, flow: &Flow, seen_us: u64, now_us: u64) -> bool {
+        let active = self.active.load(Ordering::Acquire);
+        let old = now_us.saturating_sub(seen_us) >= LONG_AGO_US;
+        let can_take_back = flow.rule == NONE || self.wishes.has_room();
+        can_take_back
+            && flow.course.is_idle(|queue| {
+                if old {
+                    u64::MAX
+                } else {
+                    self.consumed(queue, active)
+                }
+            })
+    }
+
+    fn forget(&self, key: &FlowKey, flow: &Flow) {
+        self.count_forgotten();
+        if flow.rule != NONE {
+            self.wishes.take_back(*key);
+        }
+    }
+
+    pub(super) fn count_forgotten(&self) {
+        self.forgotten.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,97 @@
+//! What the port is asked for on behalf of flows, so that their frames come from the queue of their pair.
+
+use super::known::Flow;
+use super::{FlowTable, NONE, split};
+use crate::flow::key::FlowKey;
+use crate::flow::wishes::Rule;
+use std::io;
+use std::sync::atomic::Ordering;
+
+/// Wishes that the port is asked for in one turn of a worker, whose frames wait meanwhile.
+const WISHES_AT_ONCE: usize = 64;
+
+impl FlowTable {
+    /// The port has no way to steer flows: no wishes from now on.
+    pub fn port_cannot_steer(&self) {
+        self.port_queues.store(0, Ordering::Release);
+    }
+
+    /// The port can steer flows to its first so many queues.
+    pub fn port_steers(&self, queues: u16) {
+        self.port_queues.store(queues, Ordering::Release);
+    }
+
+    /// Asks the port, `steer(flow, queue)`, for what would spare handing over: frames of a flow from a queue, or from any (`None`).
+    /// `false`: it cannot at all, and is not asked any more. What it refuses is asked for again later. Returns whether there is more
+    /// to be asked for now.
+    ///
+    /// # Errors
+    /// The first that the port has had.
+    pub fn steer(
+        &self,
+        now_us: u64,
+        mut steer: impl FnMut(&FlowKey, Option<u16>) -> io::Result<bool>,
+    ) -> io::Result<bool> {
+        let Some(_turn) = self.wishes.turn(now_us) else {
+            return Ok(false);
+        };
+        let mut result = Ok(());
+        for _ in 0..WISHES_AT_ONCE {
+            let Some(wish) = self.wishes.take() else {
+                break;
+            };
+            let queue = match wish.rule {
+                Rule::Set { to, .. } => Some(to),
+                Rule::TakeBack => None,
+            };
+            let error = match steer(&wish.flow, queue) {
+                Ok(true) => continue,
+                Ok(false) => {
+                    self.port_cannot_steer();
+                    continue;
+                }
+                Err(error) => error,
+            };
+            self.wishes.pause(now_us);
+            match wish.rule {
+                Rule::Set { to, from } => self.refused(&wish.flow, to, from),
+                Rule::TakeBack => {
+                    // The flow may be forgotten: nobody else will say so again.
+                    self.wishes.put_back(wish);
+                    return Err(error);
+                }
+            }
+            result = result.and(Err(error));
+        }
+        result.map(|()| self.wishes.are_due(now_us))
+    }
+
+    /// The port has not taken the rule of a flow, and keeps the one before.
+    fn refused(&self, key: &FlowKey, to: u16, from: Option<u16>) {
+        let (number, within) = split(self.hash.flow(key));
+        let mut part = self.shard(number);
+        if let Some(slot) = part.flows.find(key, within)
+            && let Some((_, flow)) = part.flows.peek(slot)
+            && flow.rule == to
+        {
+            flow.rule = from.unwrap_or(NONE);
+        }
+    }
+
+    /// Asks the port for what would spare handing over frames of an established flow.
+    pub(super) fn wish(&self, key: &FlowKey, flow: &mut Flow, now_us: u64) {
+        if !flow.course.is_moving()
+            && let (Some(home), Some(sequencer)) = (flow.course.home(), flow.course.sequencer())
+            && home != sequencer
+            && home != flow.rule
+            && home < self.port_queues.load(Ordering::Acquire)
+            // What was asked for before has been seen: a flow changes its queue once at a time.
+            && (flow.rule == NONE || flow.rule == sequencer)
+            && self
+                .wishes
+                .set(*key, home, (flow.rule != NONE).then_some(flow.rule), now_us)
+        {
+            flow.rule = home;
+        }
+    }
+}

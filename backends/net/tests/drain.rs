@@ -1,0 +1,57 @@
+//! A flow that is to go to another queue pair, and frames that the driver has not taken from the one before.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+#[path = "common/feed.rs"]
+mod feed;
+#[path = "common/vmm.rs"]
+mod vmm;
+
+pub use common::PATIENCE;
+use common::{GUEST, HOST};
+use farlane_net_driver::frame::udp;
+use feed::Feed;
+use vmm::{DATA, SIZE, Vm, WRITE, descriptors, used};
+
+/// Receive and transmit queues of both pairs.
+const RX: [usize; 2] = [0, 2];
+const TX: [usize; 2] = [1, 3];
+const BUFFER_BYTES: u32 = 1024;
+
+/// The guest sends something of the flow.
+fn send(vm: &mut Vm, queue: usize, count: u16) {
+    let frame = [&[0; 12][..], &udp(&GUEST, &HOST, b"out")].concat();
+    vm.put(DATA, &frame);
+    let bytes = u32::try_from(frame.len()).unwrap();
+    vm.describe(descriptors(queue), 0, (DATA, bytes), 0, 0);
+    vm.publish(queue, 0);
+    vm.wait_used(queue, count);
+}
+
+#[test]
+fn it_waits_for_the_last_buffer_of_a_frame_that_takes_more_than_were_expected() {
+    let feed = Feed::start(2);
+    let mut vm = Vm::boot(&feed.socket());
+    for (half, queue) in (0..).zip(RX) {
+        for head in 0..SIZE {
+            let number = u64::from(half * SIZE + head);
+            let at = DATA + 0x1_0000 + number * u64::from(BUFFER_BYTES);
+            vm.describe(descriptors(queue), head, (at, BUFFER_BYTES), WRITE, 0);
+            vm.publish(queue, head);
+        }
+    }
+    send(&mut vm, TX[0], 1);
+    feed.put(0, udp(&HOST, &GUEST, &[7; 4900]));
+    vm.wait_used(RX[0], 5);
+    // The driver has all but the last of its buffers.
+    for head in 0..4 {
+        vm.publish(RX[0], head);
+    }
+    for count in 1..3 {
+        send(&mut vm, TX[1], count);
+    }
+    feed.put(0, udp(&HOST, &GUEST, b"next"));
+    vm.wait_used(RX[0], 6);
+    assert_eq!(vm.word(used(RX[1]) + 2), 0);
+}
