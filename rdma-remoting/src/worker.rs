@@ -115,11 +115,16 @@ impl Worker {
         self.shared.watch(fd)
     }
 
-    /// Wakes its thread, for as long as there is one.
+    /// Wakes its thread, for as long as there is one. The thread itself looks at all before it sleeps, and need not be woken for
+    /// what its own turn has found.
     pub fn waker(&self) -> Waker {
         let shared = Arc::downgrade(&self.shared);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let thread = thread.as_ref().map(|handle| handle.thread().id());
         Box::new(move || {
-            if let Some(shared) = shared.upgrade() {
+            if thread != Some(std::thread::current().id())
+                && let Some(shared) = shared.upgrade()
+            {
                 shared.ring();
             }
         })

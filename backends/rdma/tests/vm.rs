@@ -38,6 +38,18 @@ fn transfer(from: &End, to: &End, opcode: u8, length: usize) -> u8 {
     from.completion().status
 }
 
+/// A further queue pair, of the smallest size.
+fn small_qp(end: &End) -> Qp {
+    let caps = QpCaps {
+        send_wr: 1,
+        send_sge: 1,
+        inline_bytes: 0,
+        recv_wr: 1,
+        recv_sge: 1,
+    };
+    Qp::create(&end.pd, &QpInit::reliable(&end.cq, caps)).unwrap()
+}
+
 #[test]
 fn two_vms_write_and_read_each_other_over_scattered_memory() {
     let backend = Backend::start();
@@ -117,15 +129,8 @@ fn a_backend_of_many_idle_queue_pairs_sleeps_and_is_woken() {
     // SAFETY: `local` outlives the ends and is not touched meanwhile.
     let [one, other] = [(); 2].map(|()| unsafe { End::new(&host, address, length) });
     let gid = host.gid(1, 0).unwrap().raw;
-    let caps = QpCaps {
-        send_wr: 1,
-        send_sge: 1,
-        inline_bytes: 0,
-        recv_wr: 1,
-        recv_sge: 1,
-    };
     let idle: Vec<_> = std::iter::repeat_with(|| {
-        let qp = Qp::create(&one.pd, &QpInit::reliable(&one.cq, caps)).unwrap();
+        let qp = small_qp(&one);
         connect_to(&qp, 1, gid);
         qp
     })
@@ -137,6 +142,37 @@ fn a_backend_of_many_idle_queue_pairs_sleeps_and_is_woken() {
     assert_eq!(transfer(&one, &other, OP_RDMA_WRITE, 8), WC_STATUS_SUCCESS);
     until("the backend to sleep", || backend.sleeps());
     drop(idle);
+}
+
+/// Queue pairs of a peer that end at once: enough for a worker to fall asleep before the last of them is gone.
+const MANY: usize = 3000;
+
+/// A sender waits for a receive request of a peer whose VM is killed. Nothing is posted any more: it is the end that has to wake.
+#[test]
+fn a_sender_that_waits_for_a_receiver_is_told_of_its_end() {
+    let backend = Backend::start();
+    let (one, two) = (backend.vm(0), backend.vm(1));
+    let (source, target) = (one.allocate(4096).unwrap(), two.allocate(4096).unwrap());
+    let (a, b) = (End::in_vm(&one, &source), End::in_vm(&two, &target));
+    let idle: Vec<_> = std::iter::repeat_with(|| small_qp(&b)).take(MANY).collect();
+    // The last one to end.
+    let last = small_qp(&b);
+    connect_to(&a.qp, last.number(), b.context.gid(1, 0).unwrap().raw);
+    connect_to(&last, a.qp.number(), a.context.gid(1, 0).unwrap().raw);
+    a.qp.post_send(&SendRequest {
+        wr_id: 1,
+        opcode: OP_SEND,
+        flags: SEND_SIGNALED,
+        imm: 0,
+        remote_addr: 0,
+        rkey: 0,
+        payload: Payload::Gather(&[]),
+    })
+    .unwrap();
+    until("the backend to sleep", || backend.sleeps());
+    drop(two);
+    assert_eq!(a.completion().status, WC_STATUS_RETRY_EXC_ERR);
+    drop((idle, last));
 }
 
 #[test]

@@ -85,8 +85,8 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// `EOPNOTSUPP` for a kind that the engine does not have, `ENOMEM` when there are too many.
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno>;
-    /// Where several threads give queue pairs their turns: how a turn of one has the others look at theirs, as one queue pair may
-    /// wait for what happens to another. To be called once, before queue pairs are made.
+    /// How whatever happens to one queue pair has the threads that give turns look at those that may wait for it. Called by them, and
+    /// by those who end and pause queue pairs. To be called once, before queue pairs are made.
     fn set_waker(&self, waker: Waker);
 }
 
