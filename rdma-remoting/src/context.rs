@@ -6,6 +6,7 @@ use crate::counters::{self, Live};
 use crate::engine::{Engine, EngineQp, Progress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
+use crate::round::{Pace, round};
 use crate::table::Table;
 use crate::verbs::CallHost;
 use farlane_abi::Errno;
@@ -22,7 +23,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Protection domains of a context.
 pub const MAX_PDS: u32 = 4096;
@@ -34,20 +35,6 @@ pub const MAX_QPS: u32 = 4096;
 pub const MAX_MRS: u32 = 65536;
 /// Host-allocated buffers of a context.
 pub const MAX_BUFFERS: u32 = 1024;
-
-/// How long the queue pairs of a context may take in one turn of a worker, besides the last one's: the rest go on in the next.
-const TURN: Duration = Duration::from_micros(100);
-/// Queue pairs with nothing to do after which the clock is looked at.
-const IDLE_QPS: usize = 64;
-
-/// How many queue pairs of a context have a turn in one of its worker's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pace {
-    /// As many as there is time for: others wait.
-    Bounded,
-    /// All: before the worker sleeps, which goes by what they say.
-    Whole,
-}
 
 /// Delivers events to a process.
 pub trait EventSink: Send + Sync {
@@ -210,35 +197,6 @@ impl BufferMapping {
     pub fn length(&self) -> u64 {
         self.0.buffer.length()
     }
-}
-
-/// Gives all of `list` a turn, beginning at the `next` one, or as many as there are until the time `is_over`, but at least one: then
-/// the next round begins with the others.
-fn round<T>(
-    list: &[T],
-    next: &AtomicUsize,
-    mut turn: impl FnMut(&T) -> Progress,
-    is_over: impl Fn() -> bool,
-) -> Progress {
-    let first = next.load(Ordering::Relaxed) % list.len().max(1);
-    let (behind, ahead) = list.split_at(first);
-    let mut progress = Progress::default();
-    let (mut done, mut idle) = (0, 0);
-    for one in ahead.iter().chain(behind) {
-        let came = turn(one);
-        progress = progress.and(came);
-        done += 1;
-        idle += 1;
-        if done < list.len() && (came.worked || idle == IDLE_QPS) {
-            idle = 0;
-            if is_over() {
-                progress.cut = true;
-                break;
-            }
-        }
-    }
-    next.store(first + done, Ordering::Relaxed);
-    progress
 }
 
 impl Context {
@@ -497,6 +455,11 @@ impl Context {
         self.regions().values().filter_map(memory).collect()
     }
 
+    /// Whether another context is of the same tenant.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.account, &other.account)
+    }
+
     /// The word that says whether the backend must be woken.
     pub(crate) fn state_word(&self) -> Option<&AtomicU32> {
         self.header.get()?.memory.word(OFF_BACKEND_STATE).ok()
@@ -527,14 +490,8 @@ impl Context {
         }
         drop(calls);
         let qps = self.turn();
-        let began = (pace == Pace::Bounded && qps.len() > 1).then(Instant::now);
-        let is_over = || began.is_some_and(|began| began.elapsed() >= TURN);
-        progress.and(round(
-            &qps,
-            &self.next,
-            |qp| qp.engine.progress(now),
-            is_over,
-        ))
+        let turn = |qp: &Arc<QpObject>| qp.engine.progress(now);
+        progress.and(round(&qps, &self.next, turn, pace.clock(qps.len())))
     }
 
     /// Whether a turn would find something to do: asked after sleep was announced.
@@ -612,43 +569,5 @@ impl Context {
         }
         drop((regions, cqs, buffers, mapped));
         counters::sub(&self.counters.contexts, 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::RefCell;
-
-    #[test]
-    fn a_round_that_is_over_goes_on_with_those_who_had_no_turn() {
-        let (next, had) = (AtomicUsize::new(0), RefCell::new(Vec::new()));
-        let give = |list: &[u32], worked, is_over: bool| {
-            had.borrow_mut().clear();
-            let turn = |one: &u32| {
-                had.borrow_mut().push(*one);
-                Progress {
-                    worked,
-                    ..Progress::default()
-                }
-            };
-            let progress = round(list, &next, turn, || is_over);
-            assert_eq!(progress.worked, worked && !list.is_empty());
-            (had.borrow().clone(), progress.cut)
-        };
-        let list = [0, 1, 2];
-        for one in [0, 1, 2, 0, 1] {
-            assert_eq!(give(&list, true, true), (vec![one], true));
-        }
-        assert_eq!(give(&list, true, false), (vec![2, 0, 1], false));
-        assert_eq!(give(&list, false, false), (vec![2, 0, 1], false));
-        // The list has become shorter, and empty.
-        assert_eq!(give(&[0], true, true), (vec![0], false));
-        assert_eq!(give(&[], true, true), (vec![], false));
-        // Many who have nothing to do cost time as well, are no work, and what is behind them is not forgotten.
-        let many: Vec<u32> = (0..100).collect();
-        let (first, cut) = give(&many, false, true);
-        assert_eq!((first.len(), cut), (IDLE_QPS, true));
-        assert_eq!(give(&many, false, true).0.first(), Some(&64));
     }
 }

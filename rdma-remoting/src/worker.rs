@@ -1,9 +1,10 @@
 //! A worker: a thread that gives contexts their turns, and sleeps when there is nothing to do.
 
-use crate::context::{Context, Pace};
+use crate::context::Context;
 use crate::counters::{self, Live};
 use crate::engine::{Progress, Waker};
 use crate::limbs::{self, Place};
+use crate::round::{Pace, Tenants};
 use crate::sleep;
 use crate::spin::Spin;
 use farlane_zero_copy::timeslice;
@@ -210,6 +211,7 @@ impl Shared {
             log::debug!("A worker keeps the usual time slice: {e}");
         }
         let mut contexts: Vec<Arc<Context>> = Vec::new();
+        let mut tenants = Tenants::default();
         let mut generation = 0;
         let mut spin = Spin::default();
         while !self.stop.load(Ordering::Relaxed) {
@@ -217,15 +219,16 @@ impl Shared {
             if current != generation {
                 generation = current;
                 contexts.clone_from(&self.list());
+                tenants.set(&contexts, |one, other| one.is_beside(other));
                 self.saw(generation);
                 sleep::awake(contexts.iter().filter_map(|c| c.state_word()));
             }
-            let mut progress = turn(&contexts, Pace::Bounded);
+            let mut progress = turn(&tenants, Pace::Bounded);
             if progress.worked {
                 spin.worked();
             } else if spin.idle() {
                 if progress.cut {
-                    progress = turn(&contexts, Pace::Whole);
+                    progress = turn(&tenants, Pace::Whole);
                 }
                 if progress.worked {
                     spin.worked();
@@ -234,7 +237,7 @@ impl Shared {
                 }
             }
         }
-        contexts.clear();
+        drop((contexts, tenants));
         self.saw(u64::MAX);
     }
 
@@ -275,9 +278,7 @@ impl Shared {
     }
 }
 
-fn turn(contexts: &[Arc<Context>], pace: Pace) -> Progress {
+fn turn(tenants: &Tenants<Arc<Context>>, pace: Pace) -> Progress {
     let now = Instant::now();
-    contexts
-        .iter()
-        .fold(Progress::default(), |p, c| p.and(c.poll(now, pace)))
+    tenants.turn(|context| context.poll(now, pace), |of| pace.clock(of))
 }
