@@ -9,8 +9,9 @@ use farlane_abi::queue::{
     OP_RDMA_READ, OP_RDMA_WRITE, OP_SEND, SEND_SIGNALED, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
 };
+use farlane_abi::rdma::{QP_STATE, QPS_RESET};
 use farlane_client::{
-    Buffer, Payload, Placement, Qp, QpCaps, QpInit, RecvRequest, SendRequest, Sge,
+    Buffer, Payload, Placement, Qp, QpAttr, QpCaps, QpInit, RecvRequest, SendRequest, Sge,
 };
 use farlane_harness::Vm;
 use std::sync::Arc;
@@ -173,6 +174,46 @@ fn a_sender_that_waits_for_a_receiver_is_told_of_its_end() {
     drop(two);
     assert_eq!(a.completion().status, WC_STATUS_RETRY_EXC_ERR);
     drop((idle, last));
+}
+
+#[test]
+fn a_reset_queue_pair_completes_nothing_of_what_it_was() {
+    let backend = Backend::start();
+    let vm = backend.vm(0);
+    let buffer = vm.allocate(4096).unwrap();
+    let (a, b) = (End::in_vm(&vm, &buffer), End::in_vm(&vm, &buffer));
+    let gid = a.context.gid(1, 0).unwrap().raw;
+    // Two queue pairs with one completion queue.
+    let (second, its_peer) = (small_qp(&a), small_qp(&b));
+    connect(&a, &b);
+    connect_to(&second, its_peer.number(), gid);
+    connect_to(&its_peer, second.number(), gid);
+    let write = |qp: &Qp, wr_id| {
+        let request = SendRequest {
+            wr_id,
+            opcode: OP_RDMA_WRITE,
+            flags: SEND_SIGNALED,
+            imm: 0,
+            remote_addr: 0,
+            rkey: 0,
+            payload: Payload::Gather(&[]),
+        };
+        qp.post_send(&request).unwrap();
+    };
+    write(&a.qp, 1);
+    write(&second, 2);
+    until("both to be carried out", || {
+        backend.counter("requests") == 2
+    });
+    let reset = QpAttr {
+        qp_state: QPS_RESET,
+        ..QpAttr::default()
+    };
+    a.qp.modify(&reset, QP_STATE).unwrap();
+    assert_eq!(a.completion().wr_id.get(), 2);
+    connect_to(&a.qp, b.qp.number(), gid);
+    write(&a.qp, 3);
+    assert_eq!(a.completion().wr_id.get(), 3);
 }
 
 #[test]
