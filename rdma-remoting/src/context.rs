@@ -16,8 +16,9 @@ use farlane_abi::arena::{
 };
 use farlane_abi::control::{EVENT_ASYNC, EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
 use farlane_abi::rdma::{EVENT_DEVICE_FATAL, Verbs as _};
+use farlane_zero_copy::log_limit::LogLimit;
 use farlane_zero_copy::topology::Node;
-use farlane_zero_copy::{Pool, PoolBuffer, Region, RegionError, SharedMemory};
+use farlane_zero_copy::{Pool, PoolBuffer, Region, RegionError, SharedMemory, warn_limited};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
@@ -141,6 +142,7 @@ pub(crate) struct Owner {
     pub engine: Arc<dyn Engine>,
     pub counters: Arc<Live>,
     pub account: Arc<Account>,
+    pub limit: Arc<LogLimit>,
 }
 
 /// One process's use of a device: an open `/dev/farlaneN`, or a connection to the host socket.
@@ -155,6 +157,8 @@ pub struct Context {
     pub(crate) memory: Arc<MemoryTable>,
     /// What it takes of what all share.
     pub(crate) account: Arc<Account>,
+    /// Of what it can have logged.
+    pub(crate) limit: Arc<LogLimit>,
     header: OnceLock<Header>,
     regions: Mutex<HashMap<u32, Attached>>,
     objects: Mutex<Objects>,
@@ -212,6 +216,7 @@ impl Context {
             engine,
             counters,
             account,
+            limit,
         } = owner;
         counters::add(&counters.contexts, 1);
         Arc::new(Self {
@@ -224,6 +229,7 @@ impl Context {
             counters,
             memory: Arc::new(MemoryTable::new(MAX_MRS)),
             account,
+            limit,
             header: OnceLock::new(),
             regions: Mutex::default(),
             objects: Mutex::new(Objects {
@@ -520,7 +526,7 @@ impl Context {
     }
 
     fn cut_off(&self, why: &CallRingError) {
-        log::warn!("{self:?} is cut off: {why}");
+        warn_limited!(self.limit, "{self:?} is cut off: {why}");
         self.failed.store(true, Ordering::Relaxed);
         counters::add(&self.counters.refused, 1);
         if let Some(header) = self.header.get() {

@@ -4,7 +4,8 @@
 //! kick. A [`Vring`] whose kick is diverted gives the kick's eventfd to the device instead, which
 //! wakes the thread that it wants to wake, without a hop through the worker.
 
-use crate::eventfd;
+use crate::log_limit::LogLimit;
+use crate::{eventfd, warn_limited};
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
@@ -26,6 +27,7 @@ pub struct Vring {
     inner: VringMutex<VmMemory>,
     divert: Arc<OnceLock<Divert>>,
     base: Arc<AtomicU16>,
+    limit: Arc<LogLimit>,
 }
 
 impl std::fmt::Debug for Vring {
@@ -39,12 +41,15 @@ impl std::fmt::Debug for Vring {
 thread_local! {
     /// Queues made on this thread, see [`collect`].
     static MADE: RefCell<Vec<Vring>> = const { RefCell::new(Vec::new()) };
+    /// Of what they log.
+    static LIMIT: RefCell<Arc<LogLimit>> = RefCell::default();
 }
 
-/// Runs `make` and returns with its result the queues that it made on this thread, in order.
+/// Runs `make` and returns with its result the queues that it made on this thread, in order. What they log goes by this limit.
 ///
 /// `VhostUserDaemon` makes its queues itself and hands out only those that have a worker.
-pub(crate) fn collect<T>(make: impl FnOnce() -> T) -> (T, Vec<Vring>) {
+pub(crate) fn collect<T>(limit: &Arc<LogLimit>, make: impl FnOnce() -> T) -> (T, Vec<Vring>) {
+    LIMIT.set(Arc::clone(limit));
     MADE.take();
     let result = make();
     (result, MADE.take())
@@ -66,9 +71,9 @@ impl Vring {
     }
 
     /// Takes an eventfd of the front-end, or nothing where it is none.
-    fn adopt(what: &str, file: Option<File>) -> Option<OwnedFd> {
+    fn adopt(&self, what: &str, file: Option<File>) -> Option<OwnedFd> {
         eventfd::adopt(file?.into())
-            .inspect_err(|e| log::warn!("Ignoring the {what} of a queue: {e}"))
+            .inspect_err(|e| warn_limited!(self.limit, "Ignoring the {what} of a queue: {e}"))
             .ok()
     }
 }
@@ -87,13 +92,14 @@ impl VringT<VmMemory> for Vring {
             inner: VringMutex::new(mem, max_queue_size)?,
             divert: Arc::default(),
             base: Arc::default(),
+            limit: LIMIT.with_borrow(Arc::clone),
         };
         MADE.with_borrow_mut(|made| made.push(vring.clone()));
         Ok(vring)
     }
 
     fn set_kick(&self, file: Option<File>) {
-        let fd = Self::adopt("kick", file);
+        let fd = self.adopt("kick", file);
         match self.divert.get() {
             Some(divert) => divert(fd),
             None => self.inner.set_kick(fd.map(Into::into)),
@@ -102,12 +108,12 @@ impl VringT<VmMemory> for Vring {
 
     fn set_call(&self, file: Option<File>) {
         self.inner
-            .set_call(Self::adopt("call", file).map(Into::into));
+            .set_call(self.adopt("call", file).map(Into::into));
     }
 
     fn set_err(&self, file: Option<File>) {
         self.inner
-            .set_err(Self::adopt("error", file).map(Into::into));
+            .set_err(self.adopt("error", file).map(Into::into));
     }
 
     fn read_kick(&self) -> io::Result<bool> {

@@ -81,7 +81,7 @@ pub struct Control {
     events: Arc<EventQueue>,
     counters: Arc<RequestCounters>,
     ram_bytes: AtomicU64,
-    limit: LogLimit,
+    limit: Arc<LogLimit>,
     /// Held from taking a request out of the queue to its answer, so that nothing of it happens
     /// after [`stop`](Self::stop). Never held while the VMM is waited for, which itself may wait
     /// for `stop`.
@@ -116,7 +116,7 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// The control queue of a VM with these contexts and `memory`.
+    /// The control queue of a VM with these contexts and `memory`. What it logs goes by `limit`.
     #[must_use]
     pub fn new(
         name: String,
@@ -124,6 +124,7 @@ impl Control {
         memory: VmMemory,
         events: Arc<EventQueue>,
         counters: Arc<RequestCounters>,
+        limit: Arc<LogLimit>,
     ) -> Self {
         Self {
             name,
@@ -133,7 +134,7 @@ impl Control {
             events,
             counters,
             ram_bytes: AtomicU64::new(0),
-            limit: LogLimit::new(),
+            limit,
             state: Mutex::default(),
         }
     }

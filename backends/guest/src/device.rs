@@ -9,8 +9,10 @@ use farlane_abi::config::{
 };
 use farlane_abi::control::{MAX_CONTEXTS, MAX_EVENTS, MAX_REGIONS};
 use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::vhost::{ExitEvents, VmDevice};
 use farlane_daemon::vring::{VmMemory, Vring};
+use farlane_daemon::{log_limited, warn_limited};
 use farlane_zero_copy::Pool;
 use std::any::Any;
 use std::io;
@@ -51,6 +53,7 @@ pub struct Device {
     window: Mutex<Window>,
     doorbell: Mutex<Option<Box<dyn Any + Send>>>,
     exit: ExitEvents,
+    limit: Arc<LogLimit>,
 }
 
 /// What the VMM has agreed to.
@@ -73,11 +76,11 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// A device for a VM with this memory.
+    /// A device for a VM with this memory. What it logs goes by `limit`.
     ///
     /// # Errors
     /// Too many open files.
-    pub fn new(vm: Vm, memory: VmMemory) -> io::Result<Arc<Self>> {
+    pub fn new(vm: Vm, memory: VmMemory, limit: Arc<LogLimit>) -> io::Result<Arc<Self>> {
         let events = EventQueue::new(memory.clone());
         let control = Control::new(
             vm.name.clone(),
@@ -85,6 +88,7 @@ impl Device {
             memory,
             Arc::clone(&events),
             Arc::clone(&vm.counters),
+            Arc::clone(&limit),
         );
         Ok(Arc::new(Self {
             vm,
@@ -93,6 +97,7 @@ impl Device {
             window: Mutex::default(),
             doorbell: Mutex::default(),
             exit: ExitEvents::new(1)?,
+            limit,
         }))
     }
 
@@ -111,7 +116,12 @@ impl Device {
                 self.control.set_window(pool);
                 window.open = true;
             }
-            Err(e) => log::error!("{}: no memory for the window: {e}", self.vm.name),
+            Err(e) => log_limited!(
+                log::Level::Error,
+                self.limit,
+                "{}: no memory for the window: {e}",
+                self.vm.name
+            ),
         }
     }
 
@@ -135,7 +145,7 @@ impl Device {
         let bell = fd.and_then(|fd| {
             let added = self.vm.contexts.add_doorbell(fd);
             added.unwrap_or_else(|e| {
-                log::warn!("{}: no doorbell: {e}", self.vm.name);
+                warn_limited!(self.limit, "{}: no doorbell: {e}", self.vm.name);
                 None
             })
         });

@@ -13,6 +13,7 @@ use crate::memory::MemoryTable;
 use crate::work_queue::{RecvSource, SendSource};
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, PortAttr, QpAttr};
+use farlane_zero_copy::log_limit::LogLimit;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -46,6 +47,8 @@ pub struct QpSpec {
     pub events: Box<dyn Fn(u32) + Send + Sync>,
     /// Where to count.
     pub counters: Arc<Live>,
+    /// Of what its owner can have logged.
+    pub limit: Arc<LogLimit>,
 }
 
 /// What a turn of a queue pair did.

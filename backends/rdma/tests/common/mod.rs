@@ -13,9 +13,10 @@ use farlane_client::{
 };
 use farlane_harness::{GuestBuffer, Vm};
 use farlane_link::Link;
+use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,8 +36,22 @@ impl Backend {
     }
 
     /// With further arguments, which may name files in the backend's folder.
-    pub fn start_with(arguments: impl FnOnce(&std::path::Path) -> Vec<String>) -> Self {
+    pub fn start_with(arguments: impl FnOnce(&Path) -> Vec<String>) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), arguments, Stdio::inherit())
+    }
+
+    /// Its log goes into the file `log` of its folder.
+    pub fn start_with_log() -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let log = File::create(folder.path().join("log")).unwrap();
+        Self::start_in(folder, |_| Vec::new(), log.into())
+    }
+
+    fn start_in(
+        folder: tempfile::TempDir,
+        arguments: impl FnOnce(&Path) -> Vec<String>,
+        log: Stdio,
+    ) -> Self {
         let path = |name: &str| folder.path().join(name).display().to_string();
         let child = Command::new(PROGRAM)
             .arg(format!(
@@ -49,6 +64,7 @@ impl Backend {
             .arg("--log-level=warn")
             .args(arguments(folder.path()))
             .stdin(Stdio::null())
+            .stderr(log)
             .spawn()
             .unwrap();
         let backend = Self { child, folder };
