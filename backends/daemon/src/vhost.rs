@@ -1,7 +1,7 @@
 //! One VM after the other on a vhost-user socket.
 
 use crate::log_limit::LogLimit;
-use crate::vring::{VmMemory, Vring, collect};
+use crate::vring::{QueueMemory, VmMemory, Vring, collect};
 use crate::{log_limited, warn_limited};
 use log::Level;
 use rustix::event::{EventfdFlags, eventfd};
@@ -93,7 +93,7 @@ impl Drop for ExitEvents {
 pub fn serve<D: VmDevice>(
     name: &str,
     socket: OwnedFd,
-    make: impl Fn(VmMemory, Arc<LogLimit>) -> io::Result<Arc<D>>,
+    make: impl Fn(Arc<QueueMemory>, Arc<LogLimit>) -> io::Result<Arc<D>>,
 ) -> ! {
     let mut listener = Listener::from(UnixListener::from(socket));
     let limit = Arc::default();
@@ -108,13 +108,15 @@ pub fn serve<D: VmDevice>(
 fn serve_one<D: VmDevice>(
     name: &str,
     listener: &mut Listener,
-    make: &impl Fn(VmMemory, Arc<LogLimit>) -> io::Result<Arc<D>>,
+    make: &impl Fn(Arc<QueueMemory>, Arc<LogLimit>) -> io::Result<Arc<D>>,
     limit: &Arc<LogLimit>,
 ) -> Result<(), DaemonError> {
-    let memory = VmMemory::new(GuestMemoryMmap::new());
-    let device = make(memory.clone(), Arc::clone(limit)).map_err(DaemonError::StartDaemon)?;
-    let (daemon, vrings) = collect(limit, || {
-        VhostUserDaemon::new(name.to_owned(), Arc::clone(&device), memory)
+    let memory = Arc::new(QueueMemory::default());
+    let device = make(Arc::clone(&memory), Arc::clone(limit)).map_err(DaemonError::StartDaemon)?;
+    let (daemon, vrings) = collect(&memory, limit, || {
+        // What it maps it touches through the queues only.
+        let mapped = VmMemory::new(GuestMemoryMmap::new());
+        VhostUserDaemon::new(name.to_owned(), Arc::clone(&device), mapped)
     });
     let mut daemon = daemon?;
     device.take_vrings(vrings);

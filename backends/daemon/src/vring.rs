@@ -6,18 +6,61 @@
 
 use crate::log_limit::LogLimit;
 use crate::{eventfd, warn_limited};
+use farlane_zero_copy::fault::CoveredMemory;
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use vhost_user_backend::{VringMutex, VringStateGuard, VringStateMutGuard, VringT};
 use virtio_queue::Error as QueueError;
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::{GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap};
 
-/// Memory of a VM as the daemon of a device sees it.
+/// Memory of a VM as the queues of a device see it.
 pub type VmMemory = GuestMemoryAtomic<GuestMemoryMmap>;
+
+/// The memory of one VM for the queues of its device: as the VMM has shared it, but only once it is
+/// [covered](farlane_zero_copy::fault), since whoever has shared it can take it back.
+#[derive(Debug)]
+pub struct QueueMemory {
+    memory: VmMemory,
+    /// Its present state, and earlier ones that somebody may still touch.
+    covered: Mutex<Vec<(CoveredMemory, Arc<GuestMemoryMmap>)>>,
+}
+
+impl Default for QueueMemory {
+    fn default() -> Self {
+        Self {
+            memory: VmMemory::new(GuestMemoryMmap::new()),
+            covered: Mutex::default(),
+        }
+    }
+}
+
+impl QueueMemory {
+    /// The present state, whenever one asks.
+    #[must_use]
+    pub fn memory(&self) -> &VmMemory {
+        &self.memory
+    }
+
+    /// The VMM has shared this in place of what was.
+    ///
+    /// # Errors
+    /// There are too many mappings; nothing has changed then.
+    pub fn replace(&self, memory: &GuestMemoryMmap) -> io::Result<()> {
+        let full = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let covered = CoveredMemory::new(memory).ok_or_else(full)?;
+        let mut states = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        guard.replace(memory.clone());
+        states.push((covered, self.memory.memory().into_inner()));
+        // Nobody has it any more, and nobody can get it.
+        states.retain(|(_, state)| Arc::strong_count(state) > 1);
+        Ok(())
+    }
+}
 
 type Divert = Box<dyn Fn(Option<OwnedFd>) + Send + Sync>;
 
@@ -41,17 +84,23 @@ impl std::fmt::Debug for Vring {
 thread_local! {
     /// Queues made on this thread, see [`collect`].
     static MADE: RefCell<Vec<Vring>> = const { RefCell::new(Vec::new()) };
-    /// Of what they log.
-    static LIMIT: RefCell<Arc<LogLimit>> = RefCell::default();
+    /// Whose memory theirs is, and how much they log.
+    static OF: RefCell<Option<(VmMemory, Arc<LogLimit>)>> = const { RefCell::new(None) };
 }
 
-/// Runs `make` and returns with its result the queues that it made on this thread, in order. What they log goes by this limit.
+/// Runs `make` and returns with its result the queues that it made on this thread, in order. They lie in `memory`, and what they log
+/// goes by `limit`.
 ///
-/// `VhostUserDaemon` makes its queues itself and hands out only those that have a worker.
-pub(crate) fn collect<T>(limit: &Arc<LogLimit>, make: impl FnOnce() -> T) -> (T, Vec<Vring>) {
-    LIMIT.set(Arc::clone(limit));
+/// `VhostUserDaemon` makes its queues itself, over memory of its own, and hands out only those that have a worker.
+pub(crate) fn collect<T>(
+    memory: &QueueMemory,
+    limit: &Arc<LogLimit>,
+    make: impl FnOnce() -> T,
+) -> (T, Vec<Vring>) {
+    OF.set(Some((memory.memory().clone(), Arc::clone(limit))));
     MADE.take();
     let result = make();
+    OF.set(None);
     (result, MADE.take())
 }
 
@@ -88,11 +137,12 @@ impl<'a> VringStateMutGuard<'a, VmMemory> for Vring {
 
 impl VringT<VmMemory> for Vring {
     fn new(mem: VmMemory, max_queue_size: u16) -> Result<Self, QueueError> {
+        let (memory, limit) = OF.with_borrow(|of| of.clone().unwrap_or((mem, Arc::default())));
         let vring = Self {
-            inner: VringMutex::new(mem, max_queue_size)?,
+            inner: VringMutex::new(memory, max_queue_size)?,
             divert: Arc::default(),
             base: Arc::default(),
-            limit: LIMIT.with_borrow(Arc::clone),
+            limit,
         };
         MADE.with_borrow_mut(|made| made.push(vring.clone()));
         Ok(vring)
@@ -192,5 +242,34 @@ impl VringT<VmMemory> for Vring {
 
     fn set_queue_ready(&self, ready: bool) {
         self.inner.set_queue_ready(ready);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::{FileOffset, GuestAddress};
+
+    #[test]
+    fn memory_is_covered_as_long_as_somebody_may_touch_it() {
+        let table = || {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(4096).unwrap();
+            let ram = [(GuestAddress(0), 4096, Some(FileOffset::new(file, 0)))];
+            GuestMemoryMmap::from_ranges_with_files(ram).unwrap()
+        };
+        let memory = QueueMemory::default();
+        let states = || memory.covered.lock().unwrap().len();
+        for _ in 0..3 {
+            memory.replace(&table()).unwrap();
+            assert_eq!(states(), 1);
+        }
+        let held = memory.memory().memory();
+        memory.replace(&table()).unwrap();
+        memory.replace(&table()).unwrap();
+        assert_eq!(states(), 2);
+        drop(held);
+        memory.replace(&table()).unwrap();
+        assert_eq!(states(), 1);
     }
 }

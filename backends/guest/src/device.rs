@@ -11,7 +11,7 @@ use farlane_abi::control::{MAX_CONTEXTS, MAX_EVENTS, MAX_REGIONS};
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::vhost::{ExitEvents, VmDevice};
-use farlane_daemon::vring::{VmMemory, Vring};
+use farlane_daemon::vring::{QueueMemory, VmMemory, Vring};
 use farlane_daemon::{log_limited, warn_limited};
 use farlane_zero_copy::Pool;
 use std::any::Any;
@@ -48,6 +48,7 @@ pub struct Vm {
 /// The device of one connection of a VM.
 pub struct Device {
     vm: Vm,
+    memory: Arc<QueueMemory>,
     events: Arc<EventQueue>,
     control: Control,
     window: Mutex<Window>,
@@ -80,18 +81,19 @@ impl Device {
     ///
     /// # Errors
     /// Too many open files.
-    pub fn new(vm: Vm, memory: VmMemory, limit: Arc<LogLimit>) -> io::Result<Arc<Self>> {
-        let events = EventQueue::new(memory.clone());
+    pub fn new(vm: Vm, memory: Arc<QueueMemory>, limit: Arc<LogLimit>) -> io::Result<Arc<Self>> {
+        let events = EventQueue::new(memory.memory().clone());
         let control = Control::new(
             vm.name.clone(),
             Arc::clone(&vm.contexts),
-            memory,
+            memory.memory().clone(),
             Arc::clone(&events),
             Arc::clone(&vm.counters),
             Arc::clone(&limit),
         );
         Ok(Arc::new(Self {
             vm,
+            memory,
             events,
             control,
             window: Mutex::default(),
@@ -257,9 +259,11 @@ impl VhostUserBackend for Device {
     }
 
     fn update_memory(&self, memory: VmMemory) -> io::Result<()> {
+        let memory = memory.memory();
         self.control
-            .replace_ram(&memory.memory())
-            .map_err(io::Error::other)
+            .replace_ram(&memory)
+            .map_err(io::Error::other)?;
+        self.memory.replace(&memory)
     }
 
     fn set_backend_req_fd(&self, channel: Backend) {

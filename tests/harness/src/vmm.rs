@@ -277,6 +277,13 @@ impl Vm {
         self.start_at(bases)
     }
 
+    /// Kicks a queue, whatever is in it.
+    pub fn kick(&self, queue: u16) {
+        if let Some(queue) = self.driver.queues().get(usize::from(queue)) {
+            let _ = queue.kick.write(1);
+        }
+    }
+
     /// Resets the device, as a guest does that reboots or takes its driver away, and starts it
     /// again. Links that were open are dead.
     ///

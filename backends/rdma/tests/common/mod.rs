@@ -97,6 +97,11 @@ impl Backend {
         line.unwrap().parse().unwrap()
     }
 
+    /// What it has logged, where it was [started](Self::start_with_log) for that.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
+    }
+
     /// Open files, where we may see them: the backend hides from its user, but not from root.
     pub fn open_files(&self) -> Option<usize> {
         let folder = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).ok()?;
