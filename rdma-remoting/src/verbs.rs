@@ -278,6 +278,7 @@ impl Verbs for CallHost<'_> {
             match e {
                 PoolError::Length(_) => Errno::EINVAL,
                 PoolError::Full { .. } => Errno::ENOSPC,
+                PoolError::Clearing(_) => Errno::EAGAIN,
                 PoolError::Mapping(_) | PoolError::Io(_) => Errno::ENOMEM,
             }
         })?;

@@ -245,6 +245,18 @@ fn a_buffer_of_the_window_is_mapped_and_written_by_a_peer() {
         unsafe { buffer.map().read_bytes(0, &mut got) };
         assert!(got.into_iter().eq(pattern(3).take(1 << 20)));
     }
+    // All of the window again and again: each time it has to be cleared first.
+    for _ in 0..3 {
+        let buffer = Buffer::allocate(&here, 16 << 20).unwrap();
+        assert_eq!(buffer.placement(), Placement::Host);
+        let mut last = [1; 8];
+        // SAFETY: nobody else has the buffer.
+        unsafe {
+            buffer.map().read_bytes(buffer.length() - 8, &mut last);
+            buffer.map().write_bytes(buffer.length() - 8, &[7; 8]);
+        }
+        assert_eq!(last, [0; 8]);
+    }
     assert_eq!(backend.counter("control_refusals"), 0);
 }
 
