@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use vhost_user_backend::{VringMutex, VringStateGuard, VringStateMutGuard, VringT};
-use virtio_queue::Error as QueueError;
+use virtio_queue::{Error as QueueError, QueueT as _};
 use vm_memory::{GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap};
 
 /// Memory of a VM as the queues of a device see it.
@@ -64,6 +64,17 @@ impl QueueMemory {
 
 type Divert = Box<dyn Fn(Option<OwnedFd>) + Send + Sync>;
 
+/// Where a queue goes on whose buffers nobody tracks in flight, of `size` buffers, `used` of which have been used so far, and which
+/// starts at `base` as its front-end says. Front-ends of a backend that was killed do not know what it has used, and some (Cloud Hypervisor,
+/// whenever a queue starts) name the driver's available index: buffers that are available and not used are nobody's then, and are
+/// taken (again). A device that stops uses what it has taken before it says where it is, so that for one that goes on the two are
+/// the same.
+#[must_use]
+pub fn resume_at(base: u16, used: u16, size: u16) -> u16 {
+    let unused = base.wrapping_sub(used);
+    if unused <= size { used } else { base }
+}
+
 /// A queue. Clones are handles to the same one.
 #[derive(Clone)]
 pub struct Vring {
@@ -112,11 +123,22 @@ impl Vring {
         let _ = self.divert.set(Box::new(divert));
     }
 
-    /// Where the queue was last started: zero after a reset of the device, elsewhere after a pause
-    /// of the VM.
+    /// Where the queue has gone on when it was last started: at zero after a reset of the device, elsewhere after a pause of the VM.
     #[must_use]
     pub fn base(&self) -> u16 {
         self.base.load(Ordering::Acquire)
+    }
+
+    /// Finds out where to go on.
+    fn resume(&self) {
+        // Where its addresses are no memory there is nothing to go on with.
+        if let Ok(used) = self.inner.queue_used_idx() {
+            let size = self.inner.get_ref().get_queue().size();
+            let base = resume_at(self.inner.queue_next_avail(), used, size);
+            self.inner.set_queue_next_avail(base);
+            self.inner.set_queue_next_used(used);
+            self.base.store(base, Ordering::Release);
+        }
     }
 
     /// Takes an eventfd of the front-end, or nothing where it is none.
@@ -220,7 +242,6 @@ impl VringT<VmMemory> for Vring {
     }
 
     fn set_queue_next_avail(&self, base: u16) {
-        self.base.store(base, Ordering::Release);
         self.inner.set_queue_next_avail(base);
     }
 
@@ -241,6 +262,9 @@ impl VringT<VmMemory> for Vring {
     }
 
     fn set_queue_ready(&self, ready: bool) {
+        if ready {
+            self.resume();
+        }
         self.inner.set_queue_ready(ready);
     }
 }

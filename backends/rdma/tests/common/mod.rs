@@ -52,8 +52,29 @@ impl Backend {
         arguments: impl FnOnce(&Path) -> Vec<String>,
         log: Stdio,
     ) -> Self {
+        let child = Self::spawn(&folder, arguments(folder.path()), log);
+        let backend = Self { child, folder };
+        backend.await_socket();
+        backend
+    }
+
+    /// Kills it, and starts the next one at the same place.
+    pub fn kill_and_start(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        std::fs::remove_file(self.path("metrics")).unwrap();
+        self.child = Self::spawn(&self.folder, Vec::new(), Stdio::inherit());
+        self.await_socket();
+    }
+
+    /// The socket that is made last.
+    fn await_socket(&self) {
+        until("the backend to listen", || self.path("metrics").exists());
+    }
+
+    fn spawn(folder: &tempfile::TempDir, arguments: Vec<String>, log: Stdio) -> Child {
         let path = |name: &str| folder.path().join(name).display().to_string();
-        let child = Command::new(PROGRAM)
+        Command::new(PROGRAM)
             .arg(format!(
                 "--vm=socket={},gid=10.0.0.1,window=16M",
                 path("vm0")
@@ -62,15 +83,11 @@ impl Backend {
             .arg(format!("--host-socket={}", path("host")))
             .arg(format!("--metrics={}", path("metrics")))
             .arg("--log-level=warn")
-            .args(arguments(folder.path()))
+            .args(arguments)
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()
-            .unwrap();
-        let backend = Self { child, folder };
-        // The socket that is made last.
-        until("the backend to listen", || backend.path("metrics").exists());
-        backend
+            .unwrap()
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
