@@ -82,6 +82,8 @@ pub struct Control {
     counters: Arc<RequestCounters>,
     ram_bytes: AtomicU64,
     limit: Arc<LogLimit>,
+    /// Named by each answer.
+    generation: u64,
     /// Held from taking a request out of the queue to its answer, so that nothing of it happens
     /// after [`stop`](Self::stop). Never held while the VMM is waited for, which itself may wait
     /// for `stop`.
@@ -94,8 +96,8 @@ struct State {
     ended: bool,
     /// The queue is stopped: by a reset, or because the VM pauses. Its next start tells.
     suspended: bool,
-    /// Changed by each stop.
-    generation: u64,
+    /// Changed whenever the queue stops.
+    stops: u64,
     contexts: HashMap<u32, ContextState>,
     regions: Regions,
     window: Option<Arc<Pool>>,
@@ -116,7 +118,7 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// The control queue of a VM with these contexts and `memory`. What it logs goes by `limit`.
+    /// The control queue of a VM with these contexts and `memory`, of a device of this generation. What it logs goes by `limit`.
     #[must_use]
     pub fn new(
         name: String,
@@ -125,6 +127,7 @@ impl Control {
         events: Arc<EventQueue>,
         counters: Arc<RequestCounters>,
         limit: Arc<LogLimit>,
+        generation: u64,
     ) -> Self {
         Self {
             name,
@@ -135,6 +138,7 @@ impl Control {
             counters,
             ram_bytes: AtomicU64::new(0),
             limit,
+            generation,
             state: Mutex::default(),
         }
     }
@@ -172,7 +176,7 @@ impl Control {
         if !state.suspended && !state.ended {
             state.suspended = true;
             // A request that waits for the VMM must not answer into a queue that is stopped.
-            state.generation += 1;
+            state.stops += 1;
             self.contexts.pause();
         }
     }
@@ -195,7 +199,7 @@ impl Control {
     }
 
     fn stop_locked(&self, state: &mut State) {
-        state.generation += 1;
+        state.stops += 1;
         self.contexts.close_all();
         for context in state.contexts.drain() {
             context.1.events.close();
@@ -241,7 +245,7 @@ impl Control {
         };
         let status = match self.read(&chain) {
             Ok((context, ControlRequest::WindowMap(place))) => {
-                let generation = state.generation;
+                let stops = state.stops;
                 let granted = self.grant(&mut state, context, place);
                 let pending = granted.and_then(|()| state.unmapped_window());
                 let status = match pending {
@@ -250,7 +254,7 @@ impl Control {
                         drop(state);
                         let mapped = vmm.map_window(&pool);
                         state = self.state();
-                        if state.generation != generation {
+                        if state.stops != stops {
                             // Reset in between: the queue, and the request, are no more.
                             return false;
                         }
@@ -341,6 +345,7 @@ impl Control {
         let memory = self.memory.memory();
         let reply = Reply {
             status: status.map_or_else(Errno::to_wire, |()| 0).into(),
+            value: self.generation.into(),
             ..Reply::default()
         };
         let head = chain.head_index();

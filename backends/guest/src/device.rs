@@ -15,6 +15,7 @@ use farlane_daemon::vring::{QueueMemory, VmMemory, Vring};
 use farlane_daemon::{log_limited, warn_limited};
 use farlane_zero_copy::Pool;
 use std::any::Any;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -55,6 +56,8 @@ pub struct Device {
     doorbell: Mutex<Option<Box<dyn Any + Send>>>,
     exit: ExitEvents,
     limit: Arc<LogLimit>,
+    /// Its contexts are gone with it.
+    generation: u64,
 }
 
 /// What the VMM has agreed to.
@@ -83,6 +86,8 @@ impl Device {
     /// Too many open files.
     pub fn new(vm: Vm, memory: Arc<QueueMemory>, limit: Arc<LogLimit>) -> io::Result<Arc<Self>> {
         let events = EventQueue::new(memory.memory().clone());
+        // Random, and not what a backend has that names none.
+        let generation = RandomState::new().hash_one(0_u8).max(1);
         let control = Control::new(
             vm.name.clone(),
             Arc::clone(&vm.contexts),
@@ -90,6 +95,7 @@ impl Device {
             Arc::clone(&events),
             Arc::clone(&vm.counters),
             Arc::clone(&limit),
+            generation,
         );
         Ok(Arc::new(Self {
             vm,
@@ -100,6 +106,7 @@ impl Device {
             doorbell: Mutex::default(),
             exit: ExitEvents::new(1)?,
             limit,
+            generation,
         }))
     }
 
@@ -138,6 +145,7 @@ impl Device {
             max_events: MAX_EVENTS.into(),
             window_bytes: if open { self.vm.window_bytes } else { 0 }.into(),
             gid: self.vm.contexts.gid(),
+            generation: self.generation.into(),
             ..Config::default()
         }
     }

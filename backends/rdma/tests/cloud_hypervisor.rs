@@ -5,7 +5,10 @@
 mod common;
 
 use common::{Backend, End, connect, until};
+use farlane_abi::Errno;
+use farlane_abi::control::{OP_CLOSE, Reply, Request};
 use farlane_abi::queue::{OP_SEND, SEND_SIGNALED};
+use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_client::{Payload, RecvRequest, SendRequest};
 use farlane_harness::Vm;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -73,4 +76,36 @@ fn a_device_goes_on_with_the_next_backend() {
         vm.reconnect(&backend.path("vm1")).unwrap();
     }
     exchange_with_events(&vm);
+}
+
+/// The driver asks once a second whether its backend lives: the next one lives, too, and has no context of its programs.
+#[test]
+fn a_backend_that_is_another_one_says_so_in_each_answer() {
+    let mut backend = Backend::start();
+    let vm = boot(&backend);
+    let _open = vm.open().unwrap();
+    let mut lives = vec![vm.config().generation.get()];
+    for _ in 0..3 {
+        assert_eq!(vm.ping().unwrap(), *lives.last().unwrap());
+        backend.kill_and_start();
+        vm.reconnect(&backend.path("vm1")).unwrap();
+        let now = vm.ping().unwrap();
+        assert!(now != 0 && !lives.contains(&now));
+        lives.push(now);
+        // Also an answer that refuses.
+        let close = Request {
+            op: OP_CLOSE.into(),
+            ..Request::default()
+        };
+        let size = u32::try_from(size_of::<Reply>()).unwrap();
+        let answer = vm.control_raw(close.as_bytes(), size).unwrap().unwrap();
+        let reply = Reply::read_from_bytes(&answer.bytes).unwrap();
+        let refusal = Errno::ENOENT.to_wire();
+        assert_eq!((reply.status.get(), reply.value.get()), (refusal, now));
+    }
+    // Whoever boots at the same backend has a device of its own.
+    drop(vm);
+    let next = boot(&backend);
+    assert!(!lives.contains(&next.config().generation.get()));
+    assert_eq!(next.ping().unwrap(), next.config().generation.get());
 }
