@@ -98,6 +98,8 @@ struct State {
     suspended: bool,
     /// Changed whenever the queue stops.
     stops: u64,
+    /// Changed when all contexts end.
+    ends: u64,
     contexts: HashMap<u32, ContextState>,
     regions: Regions,
     window: Option<Arc<Pool>>,
@@ -200,6 +202,7 @@ impl Control {
 
     fn stop_locked(&self, state: &mut State) {
         state.stops += 1;
+        state.ends += 1;
         self.contexts.close_all();
         for context in state.contexts.drain() {
             context.1.events.close();
@@ -245,7 +248,7 @@ impl Control {
         };
         let status = match self.read(&chain) {
             Ok((context, ControlRequest::WindowMap(place))) => {
-                let stops = state.stops;
+                let (stops, ends) = (state.stops, state.ends);
                 let granted = self.grant(&mut state, context, place);
                 let pending = granted.and_then(|()| state.unmapped_window());
                 let status = match pending {
@@ -254,11 +257,16 @@ impl Control {
                         drop(state);
                         let mapped = vmm.map_window(&pool);
                         state = self.state();
-                        if state.stops != stops {
+                        if state.ends != ends {
                             // Reset in between: the queue, and the request, are no more.
                             return false;
                         }
                         state.window_mapped = mapped.is_ok();
+                        if state.stops != stops {
+                            // Paused in between: the request comes again when the queue goes on.
+                            let _ = self.ungrant(&mut state, context, place);
+                            return false;
+                        }
                         mapped.map_err(|e| {
                             warn_limited!(self.limit, "{}: cannot map the window: {e}", self.name);
                             let _ = self.ungrant(&mut state, context, place);
