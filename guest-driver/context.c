@@ -102,6 +102,9 @@ static int farlane_release(struct inode *inode, struct file *file)
 	struct farlane *fl = ctx->fl;
 	int err;
 
+	spin_lock_irq(&fl->control_lock);
+	fl->opened--;
+	spin_unlock_irq(&fl->control_lock);
 	/* The id stays taken until the backend has let go of everything. */
 	err = farlane_simple_call(ctx, &ctx->close_call, FARLANE_OP_CLOSE, 0, 0,
 				  0);

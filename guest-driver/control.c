@@ -7,6 +7,28 @@
 /* Largest error number that a backend may report: EHWPOISON. */
 #define MAX_STATUS 133
 
+/*
+ * Each answer names the generation of the device that gives it: a VMM may have connected to another
+ * backend, which knows nothing of the contexts that are open. Where there are none nothing is lost.
+ * Under control_lock.
+ */
+static void farlane_answered(struct farlane *fl, struct farlane_call *call)
+{
+	u64 generation = le64_to_cpu(call->reply.value);
+
+	if (call->written < sizeof(call->reply))
+		return;
+	if (generation != fl->generation) {
+		if (fl->opened)
+			fl->condemned = "the backend is another one";
+		else
+			fl->generation = generation;
+	}
+	if (call->request.op == cpu_to_le32(FARLANE_OP_OPEN) &&
+	    !call->reply.status)
+		fl->opened++;
+}
+
 void farlane_control_done(struct virtqueue *vq)
 {
 	struct farlane *fl = vq->vdev->priv;
@@ -20,6 +42,7 @@ void farlane_control_done(struct virtqueue *vq)
 		while ((call = virtqueue_get_buf(vq, &len))) {
 			list_del_init(&call->link);
 			call->written = len;
+			farlane_answered(fl, call);
 			complete(&call->done);
 		}
 	} while (!virtqueue_is_broken(vq) && !virtqueue_enable_cb(vq));

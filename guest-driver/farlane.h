@@ -69,9 +69,11 @@ struct farlane {
 	u8 gid[16];
 
 	/* Control queue. */
-	spinlock_t control_lock;	/* control_vq, calls, writes of dead */
+	spinlock_t control_lock;	/* control_vq, calls, generation, opened, writes of dead */
 	struct list_head calls;
 	struct semaphore slots;		/* requests that fit into the queue */
+	u64 generation;			/* of the backend's device */
+	unsigned int opened;		/* contexts that it has opened and not been told to close */
 	bool dead;			/* never becomes false again */
 
 	/* Life and death. */

@@ -57,7 +57,8 @@ struct farlane_config {
 	__le32 max_events;
 	__le64 window_bytes;
 	__u8 gid[16];
-	__u8 reserved[16];
+	__le64 generation;
+	__u8 reserved[8];
 };
 _Static_assert(sizeof(struct farlane_config) == 64, "size");
 _Static_assert(offsetof(struct farlane_config, magic) == 0, "offset");
@@ -68,7 +69,8 @@ _Static_assert(offsetof(struct farlane_config, max_regions) == 16, "offset");
 _Static_assert(offsetof(struct farlane_config, max_events) == 20, "offset");
 _Static_assert(offsetof(struct farlane_config, window_bytes) == 24, "offset");
 _Static_assert(offsetof(struct farlane_config, gid) == 32, "offset");
-_Static_assert(offsetof(struct farlane_config, reserved) == 48, "offset");
+_Static_assert(offsetof(struct farlane_config, generation) == 48, "offset");
+_Static_assert(offsetof(struct farlane_config, reserved) == 56, "offset");
 
 struct farlane_request {
 	__le32 op;

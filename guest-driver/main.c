@@ -53,6 +53,7 @@ static int farlane_read_config(struct farlane *fl, u64 *window_bytes)
 	fl->max_regions = le32_to_cpu(config.max_regions);
 	fl->max_events = le32_to_cpu(config.max_events);
 	memcpy(fl->gid, config.gid, sizeof(fl->gid));
+	fl->generation = le64_to_cpu(config.generation);
 	*window_bytes = le64_to_cpu(config.window_bytes);
 	if (!fl->max_contexts || fl->max_contexts > FARLANE_MAX_CONTEXTS ||
 	    !fl->max_regions || fl->max_regions > FARLANE_MAX_REGIONS ||

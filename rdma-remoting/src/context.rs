@@ -6,6 +6,7 @@ use crate::counters::{self, Live};
 use crate::engine::{Engine, EngineQp, Progress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
+use crate::round::{Pace, round};
 use crate::table::Table;
 use crate::verbs::CallHost;
 use farlane_abi::Errno;
@@ -15,14 +16,15 @@ use farlane_abi::arena::{
 };
 use farlane_abi::control::{EVENT_ASYNC, EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
 use farlane_abi::rdma::{EVENT_DEVICE_FATAL, Verbs as _};
+use farlane_zero_copy::log_limit::LogLimit;
 use farlane_zero_copy::topology::Node;
-use farlane_zero_copy::{Pool, PoolBuffer, Region, RegionError, SharedMemory};
+use farlane_zero_copy::{Pool, PoolBuffer, Region, RegionError, SharedMemory, warn_limited};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Protection domains of a context.
 pub const MAX_PDS: u32 = 4096;
@@ -34,20 +36,6 @@ pub const MAX_QPS: u32 = 4096;
 pub const MAX_MRS: u32 = 65536;
 /// Host-allocated buffers of a context.
 pub const MAX_BUFFERS: u32 = 1024;
-
-/// How long the queue pairs of a context may take in one turn of a worker, besides the last one's: the rest go on in the next.
-const TURN: Duration = Duration::from_micros(100);
-/// Queue pairs with nothing to do after which the clock is looked at.
-const IDLE_QPS: usize = 64;
-
-/// How many queue pairs of a context have a turn in one of its worker's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pace {
-    /// As many as there is time for: others wait.
-    Bounded,
-    /// All: before the worker sleeps, which goes by what they say.
-    Whole,
-}
 
 /// Delivers events to a process.
 pub trait EventSink: Send + Sync {
@@ -154,6 +142,7 @@ pub(crate) struct Owner {
     pub engine: Arc<dyn Engine>,
     pub counters: Arc<Live>,
     pub account: Arc<Account>,
+    pub limit: Arc<LogLimit>,
 }
 
 /// One process's use of a device: an open `/dev/farlaneN`, or a connection to the host socket.
@@ -168,6 +157,8 @@ pub struct Context {
     pub(crate) memory: Arc<MemoryTable>,
     /// What it takes of what all share.
     pub(crate) account: Arc<Account>,
+    /// Of what it can have logged.
+    pub(crate) limit: Arc<LogLimit>,
     header: OnceLock<Header>,
     regions: Mutex<HashMap<u32, Attached>>,
     objects: Mutex<Objects>,
@@ -212,35 +203,6 @@ impl BufferMapping {
     }
 }
 
-/// Gives all of `list` a turn, beginning at the `next` one, or as many as there are until the time `is_over`, but at least one: then
-/// the next round begins with the others.
-fn round<T>(
-    list: &[T],
-    next: &AtomicUsize,
-    mut turn: impl FnMut(&T) -> Progress,
-    is_over: impl Fn() -> bool,
-) -> Progress {
-    let first = next.load(Ordering::Relaxed) % list.len().max(1);
-    let (behind, ahead) = list.split_at(first);
-    let mut progress = Progress::default();
-    let (mut done, mut idle) = (0, 0);
-    for one in ahead.iter().chain(behind) {
-        let came = turn(one);
-        progress = progress.and(came);
-        done += 1;
-        idle += 1;
-        if done < list.len() && (came.worked || idle == IDLE_QPS) {
-            idle = 0;
-            if is_over() {
-                progress.cut = true;
-                break;
-            }
-        }
-    }
-    next.store(first + done, Ordering::Relaxed);
-    progress
-}
-
 impl Context {
     pub(crate) fn new(
         id: u32,
@@ -254,6 +216,7 @@ impl Context {
             engine,
             counters,
             account,
+            limit,
         } = owner;
         counters::add(&counters.contexts, 1);
         Arc::new(Self {
@@ -266,6 +229,7 @@ impl Context {
             counters,
             memory: Arc::new(MemoryTable::new(MAX_MRS)),
             account,
+            limit,
             header: OnceLock::new(),
             regions: Mutex::default(),
             objects: Mutex::new(Objects {
@@ -497,6 +461,11 @@ impl Context {
         self.regions().values().filter_map(memory).collect()
     }
 
+    /// Whether another context is of the same tenant.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.account, &other.account)
+    }
+
     /// The word that says whether the backend must be woken.
     pub(crate) fn state_word(&self) -> Option<&AtomicU32> {
         self.header.get()?.memory.word(OFF_BACKEND_STATE).ok()
@@ -527,14 +496,8 @@ impl Context {
         }
         drop(calls);
         let qps = self.turn();
-        let began = (pace == Pace::Bounded && qps.len() > 1).then(Instant::now);
-        let is_over = || began.is_some_and(|began| began.elapsed() >= TURN);
-        progress.and(round(
-            &qps,
-            &self.next,
-            |qp| qp.engine.progress(now),
-            is_over,
-        ))
+        let turn = |qp: &Arc<QpObject>| qp.engine.progress(now);
+        progress.and(round(&qps, &self.next, turn, pace.clock(qps.len())))
     }
 
     /// Whether a turn would find something to do: asked after sleep was announced.
@@ -563,7 +526,7 @@ impl Context {
     }
 
     fn cut_off(&self, why: &CallRingError) {
-        log::warn!("{self:?} is cut off: {why}");
+        warn_limited!(self.limit, "{self:?} is cut off: {why}");
         self.failed.store(true, Ordering::Relaxed);
         counters::add(&self.counters.refused, 1);
         if let Some(header) = self.header.get() {
@@ -612,43 +575,5 @@ impl Context {
         }
         drop((regions, cqs, buffers, mapped));
         counters::sub(&self.counters.contexts, 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::RefCell;
-
-    #[test]
-    fn a_round_that_is_over_goes_on_with_those_who_had_no_turn() {
-        let (next, had) = (AtomicUsize::new(0), RefCell::new(Vec::new()));
-        let give = |list: &[u32], worked, is_over: bool| {
-            had.borrow_mut().clear();
-            let turn = |one: &u32| {
-                had.borrow_mut().push(*one);
-                Progress {
-                    worked,
-                    ..Progress::default()
-                }
-            };
-            let progress = round(list, &next, turn, || is_over);
-            assert_eq!(progress.worked, worked && !list.is_empty());
-            (had.borrow().clone(), progress.cut)
-        };
-        let list = [0, 1, 2];
-        for one in [0, 1, 2, 0, 1] {
-            assert_eq!(give(&list, true, true), (vec![one], true));
-        }
-        assert_eq!(give(&list, true, false), (vec![2, 0, 1], false));
-        assert_eq!(give(&list, false, false), (vec![2, 0, 1], false));
-        // The list has become shorter, and empty.
-        assert_eq!(give(&[0], true, true), (vec![0], false));
-        assert_eq!(give(&[], true, true), (vec![], false));
-        // Many who have nothing to do cost time as well, are no work, and what is behind them is not forgotten.
-        let many: Vec<u32> = (0..100).collect();
-        let (first, cut) = give(&many, false, true);
-        assert_eq!((first.len(), cut), (IDLE_QPS, true));
-        assert_eq!(give(&many, false, true).0.first(), Some(&64));
     }
 }

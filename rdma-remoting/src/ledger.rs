@@ -5,6 +5,7 @@
 //!  (a dynamic threshold, Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches",
 //! 1998). Nobody has to know how many tenants there will be, and what nobody else wants is not kept back for good.
 
+use farlane_zero_copy::fault;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -56,12 +57,15 @@ impl Ledger {
         })
     }
 
-    /// Three quarters of the mappings that this process may have, and so many queue pairs: the rest is the process's own.
+    /// Three quarters of the mappings that this process may have, and can [guard](farlane_zero_copy::fault), and so many queue pairs:
+    /// the rest is the process's own.
     #[must_use]
     pub fn of_this_process(queue_pairs: u64) -> Arc<Self> {
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
         let limit = limit.ok().and_then(|text| text.trim().parse().ok());
-        Self::new(limit.unwrap_or(DEFAULT_MAP_COUNT) / 4 * 3, queue_pairs)
+        let guarded = u64::try_from(fault::PLACES).unwrap_or(u64::MAX);
+        let limit = limit.unwrap_or(DEFAULT_MAP_COUNT).min(guarded);
+        Self::new(limit / 4 * 3, queue_pairs)
     }
 
     fn budget(&self, of: Resource) -> &Budget {

@@ -7,6 +7,7 @@ use crate::server::Core;
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
 use farlane_zero_copy::Pool;
+use farlane_zero_copy::log_limit::LogLimit;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,6 +17,7 @@ pub struct Port {
     label: String,
     core: Arc<Core>,
     account: Arc<Account>,
+    limit: Arc<LogLimit>,
     contexts: Mutex<HashMap<u32, Arc<Context>>>,
 }
 
@@ -33,6 +35,7 @@ impl Port {
             gid,
             label,
             account: Account::new(&core.ledger),
+            limit: Arc::default(),
             core,
             contexts: Mutex::default(),
         })
@@ -72,6 +75,7 @@ impl Port {
             engine: Arc::clone(&self.core.engine),
             counters: Arc::clone(&self.core.counters),
             account: Arc::clone(&self.account),
+            limit: Arc::clone(&self.limit),
         };
         let context = Context::new(id, owner, events, pool);
         self.core.enlist(&context);

@@ -164,11 +164,9 @@ impl Server {
     }
 
     fn of(engine: Arc<dyn Engine>, counters: Arc<Live>, workers: Vec<Worker>) -> Arc<Self> {
-        // One worker's turn finds all that its queue pairs wait for.
-        if workers.len() > 1 {
-            let wakers: Vec<_> = workers.iter().map(Worker::waker).collect();
-            engine.set_waker(Box::new(move || wakers.iter().for_each(|wake| wake())));
-        }
+        // Also where there is one: those who end and pause contexts are other threads.
+        let wakers: Vec<_> = workers.iter().map(Worker::waker).collect();
+        engine.set_waker(Box::new(move || wakers.iter().for_each(|wake| wake())));
         Arc::new(Self {
             core: Arc::new(Core {
                 ledger: Ledger::of_this_process(engine.device().max_qp.get().into()),

@@ -227,6 +227,7 @@ impl Verbs for CallHost<'_> {
             signal_all: args.signal_all.get() != 0,
             events,
             counters: Arc::clone(&self.context.counters),
+            limit: Arc::clone(&self.context.limit),
         })?;
         let qp_num = engine.number();
         let inserted = objects.qps.insert(QpObject {
@@ -277,6 +278,7 @@ impl Verbs for CallHost<'_> {
             match e {
                 PoolError::Length(_) => Errno::EINVAL,
                 PoolError::Full { .. } => Errno::ENOSPC,
+                PoolError::Clearing(_) => Errno::EAGAIN,
                 PoolError::Mapping(_) | PoolError::Io(_) => Errno::ENOMEM,
             }
         })?;

@@ -1,9 +1,10 @@
 //! A worker: a thread that gives contexts their turns, and sleeps when there is nothing to do.
 
-use crate::context::{Context, Pace};
+use crate::context::Context;
 use crate::counters::{self, Live};
 use crate::engine::{Progress, Waker};
 use crate::limbs::{self, Place};
+use crate::round::{Pace, Tenants};
 use crate::sleep;
 use crate::spin::Spin;
 use farlane_zero_copy::timeslice;
@@ -115,11 +116,16 @@ impl Worker {
         self.shared.watch(fd)
     }
 
-    /// Wakes its thread, for as long as there is one.
+    /// Wakes its thread, for as long as there is one. The thread itself looks at all before it sleeps, and need not be woken for
+    /// what its own turn has found.
     pub fn waker(&self) -> Waker {
         let shared = Arc::downgrade(&self.shared);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let thread = thread.as_ref().map(|handle| handle.thread().id());
         Box::new(move || {
-            if let Some(shared) = shared.upgrade() {
+            if thread != Some(std::thread::current().id())
+                && let Some(shared) = shared.upgrade()
+            {
                 shared.ring();
             }
         })
@@ -205,6 +211,7 @@ impl Shared {
             log::debug!("A worker keeps the usual time slice: {e}");
         }
         let mut contexts: Vec<Arc<Context>> = Vec::new();
+        let mut tenants = Tenants::default();
         let mut generation = 0;
         let mut spin = Spin::default();
         while !self.stop.load(Ordering::Relaxed) {
@@ -212,15 +219,16 @@ impl Shared {
             if current != generation {
                 generation = current;
                 contexts.clone_from(&self.list());
+                tenants.set(&contexts, |one, other| one.is_beside(other));
                 self.saw(generation);
                 sleep::awake(contexts.iter().filter_map(|c| c.state_word()));
             }
-            let mut progress = turn(&contexts, Pace::Bounded);
+            let mut progress = turn(&tenants, Pace::Bounded);
             if progress.worked {
                 spin.worked();
             } else if spin.idle() {
                 if progress.cut {
-                    progress = turn(&contexts, Pace::Whole);
+                    progress = turn(&tenants, Pace::Whole);
                 }
                 if progress.worked {
                     spin.worked();
@@ -229,7 +237,7 @@ impl Shared {
                 }
             }
         }
-        contexts.clear();
+        drop((contexts, tenants));
         self.saw(u64::MAX);
     }
 
@@ -270,9 +278,7 @@ impl Shared {
     }
 }
 
-fn turn(contexts: &[Arc<Context>], pace: Pace) -> Progress {
+fn turn(tenants: &Tenants<Arc<Context>>, pace: Pace) -> Progress {
     let now = Instant::now();
-    contexts
-        .iter()
-        .fold(Progress::default(), |p, c| p.and(c.poll(now, pace)))
+    tenants.turn(|context| context.poll(now, pace), |of| pace.clock(of))
 }

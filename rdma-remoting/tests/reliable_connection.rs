@@ -107,6 +107,7 @@ fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalCompletion
                 Box::new(move |kind| events.lock().unwrap().push(kind))
             },
             counters: Arc::new(Live::default()),
+            limit: Arc::default(),
         })
         .unwrap();
     End {

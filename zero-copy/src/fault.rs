@@ -5,7 +5,11 @@
 //! [`install`], the page is replaced by one of zeroes instead: its owner has lost it, and nobody
 //! else notices. System calls that are given such memory fail with `EFAULT`, with or without this.
 //!
-//! Only [`Mapping`](crate::Mapping)s are covered; a fault anywhere else ends the process as ever.
+//! Each page that is replaced may cost the process two more mappings, of which it has not many
+//! (`vm.max_map_count`): from the [`MOST_PAGES`]th on a mapping that has lost a page is replaced as a whole.
+//!
+//! Only [`Mapping`](crate::Mapping)s and [`CoveredMemory`] are covered; a fault anywhere else ends the
+//! process as ever.
 
 use std::cell::UnsafeCell;
 use std::io;
@@ -13,9 +17,12 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, Once, PoisonError};
+use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _};
 
-/// Mappings that are covered at a time. Those beyond are as without this.
-const PLACES: usize = 16 * 1024;
+/// Mappings that there can be at a time: those beyond are refused. Memory is used for those that there are.
+pub const PLACES: usize = 512 * 1024;
+/// Lost pages that are replaced one by one.
+pub const MOST_PAGES: u64 = 1024;
 
 /// A mapping, for the handler. `turn` is odd while `start` and `end` are of a live mapping: it
 /// changes before and after them, so that the handler never takes the parts of two for one.
@@ -105,6 +112,29 @@ impl Drop for Covered {
     }
 }
 
+/// The memory of a VM as [`vm_memory`] has mapped it, covered as long as this lives. Nobody may touch it any longer.
+#[derive(Debug)]
+pub struct CoveredMemory {
+    // First: the ranges may be somebody else's at once.
+    _covered: Vec<Covered>,
+    _memory: GuestMemoryMmap,
+}
+
+impl CoveredMemory {
+    /// Covers it. None where there are too many mappings.
+    #[must_use]
+    pub fn new(memory: &GuestMemoryMmap) -> Option<Self> {
+        let ranges = memory.iter().map(|region| {
+            let length = usize::try_from(region.len()).ok()?;
+            cover(region.as_ptr().expose_provenance(), length)
+        });
+        Some(Self {
+            _covered: ranges.collect::<Option<_>>()?,
+            _memory: memory.clone(),
+        })
+    }
+}
+
 /// How many pages of mapped files had gone when they were touched.
 #[must_use]
 pub fn lost_pages() -> u64 {
@@ -185,11 +215,12 @@ fn replace(address: usize) -> bool {
         let live = turn % 2 == 1 && place.turn.load(Ordering::Relaxed) == turn;
         if live && (start..end).contains(&address) {
             place.lost.fetch_add(1, Ordering::Relaxed);
-            LOST.fetch_add(1, Ordering::Relaxed);
+            let alone = LOST.fetch_add(1, Ordering::Relaxed) < MOST_PAGES;
             let page = address & !(PAGE - 1);
-            // A page; or all of it: where pages are huge, or where the kernel will not have more
-            // pieces.
-            return put_zeroes(page, PAGE.min(end - page)) || put_zeroes(start, end - start);
+            // A page; or all of it: where there are too many, where pages are huge, or where the kernel
+            // will not have more pieces.
+            return alone && put_zeroes(page, PAGE.min(end - page))
+                || put_zeroes(start, end - start);
         }
     }
     false

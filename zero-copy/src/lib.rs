@@ -10,6 +10,7 @@
 //! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`fault`]: mapped files that their owner shrinks.
 //! * [`tokens`]: device memory as the target of a disk's requests.
+//! * [`log_limit`]: log lines that somebody else can cause.
 //! * [`timeslice`]: a short time slice for threads that are woken often.
 //! * [`topology`]: the NUMA nodes of a machine; [`placement`]: on which of them a VM's memory lies.
 
@@ -19,6 +20,7 @@ mod chain;
 mod copy;
 pub mod eventfd;
 pub mod fault;
+pub mod log_limit;
 mod mapping;
 pub mod placement;
 mod pool;

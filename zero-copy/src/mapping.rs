@@ -26,6 +26,9 @@ pub enum MappingError {
         #[source]
         source: std::io::Error,
     },
+    /// Too many at a time, see [`fault`](crate::fault).
+    #[error("There are {} mappings already", fault::PLACES)]
+    Full,
 }
 
 /// Fills part of a file with zeroes by giving its pages back, also for all who map them.
@@ -48,7 +51,7 @@ pub fn punch_hole(file: impl AsFd, offset: u64, length: u64) -> io::Result<()> {
 pub struct Mapping {
     base: NonNull<u8>,
     length: usize,
-    // None where there are too many mappings.
+    /// Until it is unmapped.
     covered: Option<Covered>,
 }
 
@@ -129,11 +132,15 @@ impl Mapping {
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| fail(std::io::ErrorKind::OutOfMemory.into()))?;
         let covered = fault::cover(base.as_ptr().expose_provenance(), length);
-        Ok(Self {
+        let mapping = Self {
             base,
             length,
             covered,
-        })
+        };
+        if mapping.covered.is_none() {
+            return Err(MappingError::Full);
+        }
+        Ok(mapping)
     }
 
     /// Lays `length` bytes from `offset` of `fd` over this mapping, from byte `at` on.

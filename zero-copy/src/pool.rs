@@ -1,4 +1,7 @@
 //! Buffers in host memory that a guest or a process maps (paper section IV-C).
+//!
+//! What is freed is cleared before anybody else gets it, or given back to the system. For much memory that takes long (256 MiB:
+//! 17 ms), and whoever frees may be a thread that serves others: it is done by one of the pool's own, which ends when it has no more to do.
 
 use crate::{Mapping, MappingError, punch_hole};
 use farlane_abi::PAGE_BYTES;
@@ -6,8 +9,11 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
+
+/// Bytes that whoever frees them clears at once: 12 us.
+const CLEARED_AT_ONCE: u64 = 256 << 10;
 
 /// Why there is no buffer.
 #[derive(Debug, Error)]
@@ -20,11 +26,14 @@ pub enum PoolError {
     Full {
         /// Bytes wanted.
         length: u64,
-        /// Bytes in use.
+        /// Bytes in use, or not yet cleared.
         used: u64,
         /// Bytes of the pool.
         size: u64,
     },
+    /// No room for it before what was freed is cleared.
+    #[error("No room for {0:#x} bytes yet: memory is being cleared")]
+    Clearing(u64),
     /// A mapping failed.
     #[error(transparent)]
     Mapping(#[from] MappingError),
@@ -85,8 +94,30 @@ enum Backing {
 #[derive(Debug)]
 pub struct Pool {
     size: u64,
+    /// Bytes in use or not yet cleared.
     used: Mutex<u64>,
     backing: Backing,
+    clearing: Mutex<Clearing>,
+}
+
+/// What was freed and is to be cleared.
+#[derive(Debug, Default)]
+struct Clearing {
+    waiting: Vec<Run>,
+    /// A thread does it.
+    is_under_way: bool,
+    /// Has it wait.
+    #[cfg(test)]
+    gate: Arc<Mutex<()>>,
+}
+
+/// Memory of a buffer.
+#[derive(Debug)]
+struct Run {
+    file: Arc<OwnedFd>,
+    mapping: Arc<Mapping>,
+    offset: u64,
+    length: u64,
 }
 
 fn sealed_memfd(bytes: u64) -> io::Result<OwnedFd> {
@@ -112,6 +143,7 @@ impl Pool {
         Ok(Arc::new(Self {
             size,
             used: Mutex::new(0),
+            clearing: Mutex::default(),
             backing: Backing::Window {
                 file: Arc::new(file),
                 mapping: Arc::new(mapping),
@@ -127,6 +159,7 @@ impl Pool {
         Arc::new(Self {
             size: limit_bytes,
             used: Mutex::new(0),
+            clearing: Mutex::default(),
             backing: Backing::Separate,
         })
     }
@@ -149,7 +182,7 @@ impl Pool {
         }
     }
 
-    /// Bytes in use.
+    /// Bytes in use, or not yet cleared.
     #[must_use]
     pub fn used(&self) -> u64 {
         *self.used.lock().unwrap_or_else(PoisonError::into_inner)
@@ -158,8 +191,19 @@ impl Pool {
     /// Allocates a zeroed buffer of `length` bytes, rounded up to pages. It is freed on drop.
     ///
     /// # Errors
-    /// No room, or what the system says.
+    /// No room, or no room [yet](PoolError::Clearing), or what the system says.
     pub fn allocate(self: &Arc<Self>, length: u64) -> Result<PoolBuffer, PoolError> {
+        // Asked before: what is cleared from now on is there.
+        let is_clearing = self.clearing().is_under_way;
+        match self.take(length) {
+            Err(PoolError::Full { length, .. }) if is_clearing && length <= self.size => {
+                Err(PoolError::Clearing(length))
+            }
+            other => other,
+        }
+    }
+
+    fn take(self: &Arc<Self>, length: u64) -> Result<PoolBuffer, PoolError> {
         let length = length
             .checked_next_multiple_of(PAGE_BYTES)
             .filter(|&l| l > 0)
@@ -193,10 +237,12 @@ impl Pool {
         match made {
             Ok((file, mapping, offset)) => Ok(PoolBuffer {
                 pool: Arc::clone(self),
-                file,
-                mapping,
-                offset,
-                length,
+                run: Some(Run {
+                    file,
+                    mapping,
+                    offset,
+                    length,
+                }),
             }),
             Err(e) => {
                 self.release(length);
@@ -209,59 +255,112 @@ impl Pool {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         *used = used.saturating_sub(length);
     }
+
+    fn clearing(&self) -> MutexGuard<'_, Clearing> {
+        self.clearing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has freed memory cleared.
+    fn free(self: &Arc<Self>, run: Run) {
+        if run.length <= CLEARED_AT_ONCE {
+            return self.clear(run);
+        }
+        let mut clearing = self.clearing();
+        clearing.waiting.push(run);
+        if std::mem::replace(&mut clearing.is_under_way, true) {
+            return;
+        }
+        drop(clearing);
+        let pool = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("pool".to_owned());
+        if let Err(e) = thread.spawn(move || pool.clear_all()) {
+            log::debug!("No thread that clears a pool: {e}");
+            self.clear_all();
+        }
+    }
+
+    /// Clears what waits for it, until there is no more.
+    fn clear_all(&self) {
+        loop {
+            let mut clearing = self.clearing();
+            let Some(run) = clearing.waiting.pop() else {
+                clearing.is_under_way = false;
+                return;
+            };
+            #[cfg(test)]
+            let gate = Arc::clone(&clearing.gate);
+            drop(clearing);
+            #[cfg(test)]
+            drop(gate.lock());
+            self.clear(run);
+        }
+    }
+
+    fn clear(&self, run: Run) {
+        let Run { offset, length, .. } = run;
+        // Gives memory with a file of its own back to the system.
+        drop(run);
+        if let Backing::Window { file, free, .. } = &self.backing {
+            // Gives the memory back to the host and zeroes it for the next user in one step.
+            match punch_hole(file, offset, length) {
+                Ok(()) => free
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .give(offset, length),
+                // What could not be zeroed is never given to anybody else.
+                Err(e) => log::error!("Cannot clear {length:#x} bytes of a pool: {e}"),
+            }
+        }
+        self.release(length);
+    }
 }
 
 /// A buffer of a pool.
 #[derive(Debug)]
 pub struct PoolBuffer {
     pool: Arc<Pool>,
-    file: Arc<OwnedFd>,
-    mapping: Arc<Mapping>,
-    offset: u64,
-    length: u64,
+    run: Option<Run>,
 }
 
 impl PoolBuffer {
+    fn run(&self) -> &Run {
+        match &self.run {
+            Some(run) => run,
+            None => unreachable!("only drop takes the memory"),
+        }
+    }
+
     /// Offset in the window; zero where it has a file of its own.
     #[must_use]
     pub fn offset(&self) -> u64 {
-        self.offset
+        self.run().offset
     }
 
     /// Length in bytes, whole pages.
     #[must_use]
     pub fn length(&self) -> u64 {
-        self.length
+        self.run().length
     }
 
     /// The file that holds it, from [`offset`](Self::offset) on.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.run().file.as_fd()
     }
 
     pub(crate) fn parts(&self) -> (&Arc<Mapping>, &Arc<OwnedFd>, usize) {
+        let run = self.run();
         // An offset in a mapping fits usize.
-        let offset = usize::try_from(self.offset).unwrap_or(0);
-        (&self.mapping, &self.file, offset)
+        let offset = usize::try_from(run.offset).unwrap_or(0);
+        (&run.mapping, &run.file, offset)
     }
 }
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {
-        if let Backing::Window { file, free, .. } = &self.pool.backing {
-            // Gives the memory back to the host and zeroes it for the next user in one step.
-            let punched = punch_hole(file, self.offset, self.length);
-            match punched {
-                Ok(()) => free
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .give(self.offset, self.length),
-                // What could not be zeroed is never given to anybody else.
-                Err(e) => log::error!("Cannot clear {:#x} bytes of a pool: {e}", self.length),
-            }
+        if let Some(run) = self.run.take() {
+            self.pool.free(run);
         }
-        self.pool.release(self.length);
     }
 }
 
@@ -283,6 +382,41 @@ mod tests {
         let mut bytes = [1; 100];
         copy_to_slice(&Region::from_buffer(&again), 4096, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 100]);
+    }
+
+    #[test]
+    fn who_frees_much_does_not_wait_for_it_to_be_cleared() {
+        const MUCH: u64 = 2 * CLEARED_AT_ONCE;
+        for pool in [
+            Pool::shared_window(MUCH).unwrap(),
+            Pool::separate_files(MUCH),
+        ] {
+            let gate = Arc::clone(&pool.clearing().gate);
+            let held = gate.lock().unwrap();
+            let buffer = pool.allocate(MUCH).unwrap();
+            let region = Region::from_buffer(&buffer);
+            copy_from_slice(&region, MUCH - 1, &[0xaa]).unwrap();
+            let mapping = Arc::downgrade(buffer.parts().0);
+            drop((buffer, region));
+            // Not cleared, and nobody's.
+            assert!(pool.used() == MUCH && mapping.strong_count() > 0);
+            assert!(matches!(
+                pool.allocate(4096),
+                Err(PoolError::Clearing(4096))
+            ));
+            let more = pool.allocate(MUCH + 4096);
+            assert!(matches!(more, Err(PoolError::Full { .. })));
+            drop(held);
+            let again = loop {
+                match pool.allocate(MUCH) {
+                    Err(PoolError::Clearing(_)) => std::thread::yield_now(),
+                    other => break other.unwrap(),
+                }
+            };
+            let mut byte = [1];
+            copy_to_slice(&Region::from_buffer(&again), MUCH - 1, &mut byte).unwrap();
+            assert_eq!(byte, [0]);
+        }
     }
 
     #[test]

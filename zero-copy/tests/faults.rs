@@ -9,6 +9,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::Ordering;
+use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryMmap};
 
 /// Tells a child of these tests what to do.
 const ROLE: &str = "FARLANE_FAULT_ROLE";
@@ -96,6 +97,58 @@ fn a_mapping_knows_what_it_has_lost() {
         return;
     }
     let (status, text) = run("a_mapping_knows_what_it_has_lost", "touch");
+    assert!(status.success(), "{status}: {text}");
+}
+
+/// Each page that is replaced alone is a mapping of its own, and cuts another in two.
+#[test]
+fn a_file_that_shrinks_does_not_use_up_the_mappings() {
+    const PAGES: usize = 16 * 1024;
+    if role().is_some() {
+        fault::install().unwrap();
+        let mappings = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().count()
+        };
+        let file = memory(PAGES as u64 * 0x1000);
+        let all = PAGES as u64 * 0x1000;
+        let [one, other] =
+            [(); 2].map(|()| SharedMemory::new(Mapping::new(file.as_fd(), 0, all, true).unwrap()));
+        ftruncate(&file, 0).unwrap();
+        let most = mappings() + usize::try_from(2 * fault::MOST_PAGES).unwrap() + 16;
+        for page in (0..PAGES).step_by(2) {
+            for memory in [&one, &other] {
+                let word = memory.word(page * 0x1000).unwrap();
+                assert_eq!(word.load(Ordering::Relaxed), 0);
+            }
+            if page % 256 == 0 {
+                assert!(mappings() <= most, "{} mappings", mappings());
+            }
+        }
+        return;
+    }
+    let (status, text) = run("a_file_that_shrinks_does_not_use_up_the_mappings", "touch");
+    assert!(status.success(), "{status}: {text}");
+}
+
+/// As queues of a guest are reached, which a library has mapped.
+#[test]
+fn memory_of_a_guest_that_shrinks_reads_as_zeroes() {
+    if role().is_some() {
+        fault::install().unwrap();
+        let file = memory(0x2000);
+        let part = FileOffset::new(std::fs::File::from(file.try_clone().unwrap()), 0);
+        let ram = [(GuestAddress(0x5000), 0x2000, Some(part))];
+        let guest = GuestMemoryMmap::<()>::from_ranges_with_files(ram).unwrap();
+        let covered = fault::CoveredMemory::new(&guest).unwrap();
+        guest.write_obj(7_u64, GuestAddress(0x6000)).unwrap();
+        ftruncate(&file, 0).unwrap();
+        let word: u64 = guest.read_obj(GuestAddress(0x6000)).unwrap();
+        assert_eq!((word, fault::lost_pages()), (0, 1));
+        drop((guest, covered));
+        return;
+    }
+    let (status, text) = run("memory_of_a_guest_that_shrinks_reads_as_zeroes", "touch");
     assert!(status.success(), "{status}: {text}");
 }
 

@@ -21,7 +21,6 @@ pub mod lifecycle;
 pub mod limb;
 pub mod listener;
 pub mod locality;
-pub mod log_limit;
 pub mod logging;
 pub mod mailbox;
 pub mod metrics;
@@ -32,4 +31,4 @@ pub mod seccomp;
 pub mod vhost;
 pub mod vring;
 
-pub use farlane_zero_copy::eventfd;
+pub use farlane_zero_copy::{eventfd, log_limit, log_limited, warn_limited};

@@ -1,7 +1,7 @@
 //! One VM after the other on a vhost-user socket.
 
 use crate::log_limit::LogLimit;
-use crate::vring::{VmMemory, Vring, collect};
+use crate::vring::{QueueMemory, VmMemory, Vring, collect};
 use crate::{log_limited, warn_limited};
 use log::Level;
 use rustix::event::{EventfdFlags, eventfd};
@@ -87,19 +87,19 @@ impl Drop for ExitEvents {
 }
 
 /// Serves VMs on `socket`, one at a time and each with a device of its own made by `make`, for
-/// ever. A second VM waits until the first one has gone.
+/// ever. A second VM waits until the first one has gone. What they can have logged goes by one limit, however often they come.
 ///
 /// Whatever a VM or its VMM does ends its own connection at most.
 pub fn serve<D: VmDevice>(
     name: &str,
     socket: OwnedFd,
-    make: impl Fn(VmMemory) -> io::Result<Arc<D>>,
+    make: impl Fn(Arc<QueueMemory>, Arc<LogLimit>) -> io::Result<Arc<D>>,
 ) -> ! {
     let mut listener = Listener::from(UnixListener::from(socket));
-    let limit = LogLimit::new();
+    let limit = Arc::default();
     loop {
         if let Err(e) = serve_one(name, &mut listener, &make, &limit) {
-            log::error!("{name}: {e}");
+            log_limited!(Level::Error, limit, "{name}: {e}");
             std::thread::sleep(PAUSE);
         }
     }
@@ -108,13 +108,16 @@ pub fn serve<D: VmDevice>(
 fn serve_one<D: VmDevice>(
     name: &str,
     listener: &mut Listener,
-    make: &impl Fn(VmMemory) -> io::Result<Arc<D>>,
-    limit: &LogLimit,
+    make: &impl Fn(Arc<QueueMemory>, Arc<LogLimit>) -> io::Result<Arc<D>>,
+    limit: &Arc<LogLimit>,
 ) -> Result<(), DaemonError> {
-    let memory = VmMemory::new(GuestMemoryMmap::new());
-    let device = make(memory.clone()).map_err(DaemonError::StartDaemon)?;
-    let (daemon, vrings) =
-        collect(|| VhostUserDaemon::new(name.to_owned(), Arc::clone(&device), memory));
+    let memory = Arc::new(QueueMemory::default());
+    let device = make(Arc::clone(&memory), Arc::clone(limit)).map_err(DaemonError::StartDaemon)?;
+    let (daemon, vrings) = collect(&memory, limit, || {
+        // What it maps it touches through the queues only.
+        let mapped = VmMemory::new(GuestMemoryMmap::new());
+        VhostUserDaemon::new(name.to_owned(), Arc::clone(&device), mapped)
+    });
     let mut daemon = daemon?;
     device.take_vrings(vrings);
 

@@ -4,21 +4,76 @@
 //! kick. A [`Vring`] whose kick is diverted gives the kick's eventfd to the device instead, which
 //! wakes the thread that it wants to wake, without a hop through the worker.
 
-use crate::eventfd;
+use crate::log_limit::LogLimit;
+use crate::{eventfd, warn_limited};
+use farlane_zero_copy::fault::CoveredMemory;
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use vhost_user_backend::{VringMutex, VringStateGuard, VringStateMutGuard, VringT};
-use virtio_queue::Error as QueueError;
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use virtio_queue::{Error as QueueError, QueueT as _};
+use vm_memory::{GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap};
 
-/// Memory of a VM as the daemon of a device sees it.
+/// Memory of a VM as the queues of a device see it.
 pub type VmMemory = GuestMemoryAtomic<GuestMemoryMmap>;
 
+/// The memory of one VM for the queues of its device: as the VMM has shared it, but only once it is
+/// [covered](farlane_zero_copy::fault), since whoever has shared it can take it back.
+#[derive(Debug)]
+pub struct QueueMemory {
+    memory: VmMemory,
+    /// Its present state, and earlier ones that somebody may still touch.
+    covered: Mutex<Vec<(CoveredMemory, Arc<GuestMemoryMmap>)>>,
+}
+
+impl Default for QueueMemory {
+    fn default() -> Self {
+        Self {
+            memory: VmMemory::new(GuestMemoryMmap::new()),
+            covered: Mutex::default(),
+        }
+    }
+}
+
+impl QueueMemory {
+    /// The present state, whenever one asks.
+    #[must_use]
+    pub fn memory(&self) -> &VmMemory {
+        &self.memory
+    }
+
+    /// The VMM has shared this in place of what was.
+    ///
+    /// # Errors
+    /// There are too many mappings; nothing has changed then.
+    pub fn replace(&self, memory: &GuestMemoryMmap) -> io::Result<()> {
+        let full = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let covered = CoveredMemory::new(memory).ok_or_else(full)?;
+        let mut states = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        guard.replace(memory.clone());
+        states.push((covered, self.memory.memory().into_inner()));
+        // Nobody has it any more, and nobody can get it.
+        states.retain(|(_, state)| Arc::strong_count(state) > 1);
+        Ok(())
+    }
+}
+
 type Divert = Box<dyn Fn(Option<OwnedFd>) + Send + Sync>;
+
+/// Where a queue goes on whose buffers nobody tracks in flight, of `size` buffers, `used` of which have been used so far, and which
+/// starts at `base` as its front-end says. Front-ends of a backend that was killed do not know what it has used, and some (Cloud Hypervisor,
+/// whenever a queue starts) name the driver's available index: buffers that are available and not used are nobody's then, and are
+/// taken (again). A device that stops uses what it has taken before it says where it is, so that for one that goes on the two are
+/// the same.
+#[must_use]
+pub fn resume_at(base: u16, used: u16, size: u16) -> u16 {
+    let unused = base.wrapping_sub(used);
+    if unused <= size { used } else { base }
+}
 
 /// A queue. Clones are handles to the same one.
 #[derive(Clone)]
@@ -26,6 +81,7 @@ pub struct Vring {
     inner: VringMutex<VmMemory>,
     divert: Arc<OnceLock<Divert>>,
     base: Arc<AtomicU16>,
+    limit: Arc<LogLimit>,
 }
 
 impl std::fmt::Debug for Vring {
@@ -39,14 +95,23 @@ impl std::fmt::Debug for Vring {
 thread_local! {
     /// Queues made on this thread, see [`collect`].
     static MADE: RefCell<Vec<Vring>> = const { RefCell::new(Vec::new()) };
+    /// Whose memory theirs is, and how much they log.
+    static OF: RefCell<Option<(VmMemory, Arc<LogLimit>)>> = const { RefCell::new(None) };
 }
 
-/// Runs `make` and returns with its result the queues that it made on this thread, in order.
+/// Runs `make` and returns with its result the queues that it made on this thread, in order. They lie in `memory`, and what they log
+/// goes by `limit`.
 ///
-/// `VhostUserDaemon` makes its queues itself and hands out only those that have a worker.
-pub(crate) fn collect<T>(make: impl FnOnce() -> T) -> (T, Vec<Vring>) {
+/// `VhostUserDaemon` makes its queues itself, over memory of its own, and hands out only those that have a worker.
+pub(crate) fn collect<T>(
+    memory: &QueueMemory,
+    limit: &Arc<LogLimit>,
+    make: impl FnOnce() -> T,
+) -> (T, Vec<Vring>) {
+    OF.set(Some((memory.memory().clone(), Arc::clone(limit))));
     MADE.take();
     let result = make();
+    OF.set(None);
     (result, MADE.take())
 }
 
@@ -58,17 +123,28 @@ impl Vring {
         let _ = self.divert.set(Box::new(divert));
     }
 
-    /// Where the queue was last started: zero after a reset of the device, elsewhere after a pause
-    /// of the VM.
+    /// Where the queue has gone on when it was last started: at zero after a reset of the device, elsewhere after a pause of the VM.
     #[must_use]
     pub fn base(&self) -> u16 {
         self.base.load(Ordering::Acquire)
     }
 
+    /// Finds out where to go on.
+    fn resume(&self) {
+        // Where its addresses are no memory there is nothing to go on with.
+        if let Ok(used) = self.inner.queue_used_idx() {
+            let size = self.inner.get_ref().get_queue().size();
+            let base = resume_at(self.inner.queue_next_avail(), used, size);
+            self.inner.set_queue_next_avail(base);
+            self.inner.set_queue_next_used(used);
+            self.base.store(base, Ordering::Release);
+        }
+    }
+
     /// Takes an eventfd of the front-end, or nothing where it is none.
-    fn adopt(what: &str, file: Option<File>) -> Option<OwnedFd> {
+    fn adopt(&self, what: &str, file: Option<File>) -> Option<OwnedFd> {
         eventfd::adopt(file?.into())
-            .inspect_err(|e| log::warn!("Ignoring the {what} of a queue: {e}"))
+            .inspect_err(|e| warn_limited!(self.limit, "Ignoring the {what} of a queue: {e}"))
             .ok()
     }
 }
@@ -83,17 +159,19 @@ impl<'a> VringStateMutGuard<'a, VmMemory> for Vring {
 
 impl VringT<VmMemory> for Vring {
     fn new(mem: VmMemory, max_queue_size: u16) -> Result<Self, QueueError> {
+        let (memory, limit) = OF.with_borrow(|of| of.clone().unwrap_or((mem, Arc::default())));
         let vring = Self {
-            inner: VringMutex::new(mem, max_queue_size)?,
+            inner: VringMutex::new(memory, max_queue_size)?,
             divert: Arc::default(),
             base: Arc::default(),
+            limit,
         };
         MADE.with_borrow_mut(|made| made.push(vring.clone()));
         Ok(vring)
     }
 
     fn set_kick(&self, file: Option<File>) {
-        let fd = Self::adopt("kick", file);
+        let fd = self.adopt("kick", file);
         match self.divert.get() {
             Some(divert) => divert(fd),
             None => self.inner.set_kick(fd.map(Into::into)),
@@ -102,12 +180,12 @@ impl VringT<VmMemory> for Vring {
 
     fn set_call(&self, file: Option<File>) {
         self.inner
-            .set_call(Self::adopt("call", file).map(Into::into));
+            .set_call(self.adopt("call", file).map(Into::into));
     }
 
     fn set_err(&self, file: Option<File>) {
         self.inner
-            .set_err(Self::adopt("error", file).map(Into::into));
+            .set_err(self.adopt("error", file).map(Into::into));
     }
 
     fn read_kick(&self) -> io::Result<bool> {
@@ -164,7 +242,6 @@ impl VringT<VmMemory> for Vring {
     }
 
     fn set_queue_next_avail(&self, base: u16) {
-        self.base.store(base, Ordering::Release);
         self.inner.set_queue_next_avail(base);
     }
 
@@ -185,6 +262,38 @@ impl VringT<VmMemory> for Vring {
     }
 
     fn set_queue_ready(&self, ready: bool) {
+        if ready {
+            self.resume();
+        }
         self.inner.set_queue_ready(ready);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::{FileOffset, GuestAddress};
+
+    #[test]
+    fn memory_is_covered_as_long_as_somebody_may_touch_it() {
+        let table = || {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(4096).unwrap();
+            let ram = [(GuestAddress(0), 4096, Some(FileOffset::new(file, 0)))];
+            GuestMemoryMmap::from_ranges_with_files(ram).unwrap()
+        };
+        let memory = QueueMemory::default();
+        let states = || memory.covered.lock().unwrap().len();
+        for _ in 0..3 {
+            memory.replace(&table()).unwrap();
+            assert_eq!(states(), 1);
+        }
+        let held = memory.memory().memory();
+        memory.replace(&table()).unwrap();
+        memory.replace(&table()).unwrap();
+        assert_eq!(states(), 2);
+        drop(held);
+        memory.replace(&table()).unwrap();
+        assert_eq!(states(), 1);
     }
 }

@@ -81,7 +81,9 @@ pub struct Control {
     events: Arc<EventQueue>,
     counters: Arc<RequestCounters>,
     ram_bytes: AtomicU64,
-    limit: LogLimit,
+    limit: Arc<LogLimit>,
+    /// Named by each answer.
+    generation: u64,
     /// Held from taking a request out of the queue to its answer, so that nothing of it happens
     /// after [`stop`](Self::stop). Never held while the VMM is waited for, which itself may wait
     /// for `stop`.
@@ -94,8 +96,10 @@ struct State {
     ended: bool,
     /// The queue is stopped: by a reset, or because the VM pauses. Its next start tells.
     suspended: bool,
-    /// Changed by each stop.
-    generation: u64,
+    /// Changed whenever the queue stops.
+    stops: u64,
+    /// Changed when all contexts end.
+    ends: u64,
     contexts: HashMap<u32, ContextState>,
     regions: Regions,
     window: Option<Arc<Pool>>,
@@ -116,7 +120,7 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// The control queue of a VM with these contexts and `memory`.
+    /// The control queue of a VM with these contexts and `memory`, of a device of this generation. What it logs goes by `limit`.
     #[must_use]
     pub fn new(
         name: String,
@@ -124,6 +128,8 @@ impl Control {
         memory: VmMemory,
         events: Arc<EventQueue>,
         counters: Arc<RequestCounters>,
+        limit: Arc<LogLimit>,
+        generation: u64,
     ) -> Self {
         Self {
             name,
@@ -133,7 +139,8 @@ impl Control {
             events,
             counters,
             ram_bytes: AtomicU64::new(0),
-            limit: LogLimit::new(),
+            limit,
+            generation,
             state: Mutex::default(),
         }
     }
@@ -171,7 +178,7 @@ impl Control {
         if !state.suspended && !state.ended {
             state.suspended = true;
             // A request that waits for the VMM must not answer into a queue that is stopped.
-            state.generation += 1;
+            state.stops += 1;
             self.contexts.pause();
         }
     }
@@ -194,7 +201,8 @@ impl Control {
     }
 
     fn stop_locked(&self, state: &mut State) {
-        state.generation += 1;
+        state.stops += 1;
+        state.ends += 1;
         self.contexts.close_all();
         for context in state.contexts.drain() {
             context.1.events.close();
@@ -240,7 +248,7 @@ impl Control {
         };
         let status = match self.read(&chain) {
             Ok((context, ControlRequest::WindowMap(place))) => {
-                let generation = state.generation;
+                let (stops, ends) = (state.stops, state.ends);
                 let granted = self.grant(&mut state, context, place);
                 let pending = granted.and_then(|()| state.unmapped_window());
                 let status = match pending {
@@ -249,11 +257,16 @@ impl Control {
                         drop(state);
                         let mapped = vmm.map_window(&pool);
                         state = self.state();
-                        if state.generation != generation {
+                        if state.ends != ends {
                             // Reset in between: the queue, and the request, are no more.
                             return false;
                         }
                         state.window_mapped = mapped.is_ok();
+                        if state.stops != stops {
+                            // Paused in between: the request comes again when the queue goes on.
+                            let _ = self.ungrant(&mut state, context, place);
+                            return false;
+                        }
                         mapped.map_err(|e| {
                             warn_limited!(self.limit, "{}: cannot map the window: {e}", self.name);
                             let _ = self.ungrant(&mut state, context, place);
@@ -340,6 +353,7 @@ impl Control {
         let memory = self.memory.memory();
         let reply = Reply {
             status: status.map_or_else(Errno::to_wire, |()| 0).into(),
+            value: self.generation.into(),
             ..Reply::default()
         };
         let head = chain.head_index();

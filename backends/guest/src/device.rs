@@ -9,10 +9,13 @@ use farlane_abi::config::{
 };
 use farlane_abi::control::{MAX_CONTEXTS, MAX_EVENTS, MAX_REGIONS};
 use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::vhost::{ExitEvents, VmDevice};
-use farlane_daemon::vring::{VmMemory, Vring};
+use farlane_daemon::vring::{QueueMemory, VmMemory, Vring};
+use farlane_daemon::{log_limited, warn_limited};
 use farlane_zero_copy::Pool;
 use std::any::Any;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -46,11 +49,15 @@ pub struct Vm {
 /// The device of one connection of a VM.
 pub struct Device {
     vm: Vm,
+    memory: Arc<QueueMemory>,
     events: Arc<EventQueue>,
     control: Control,
     window: Mutex<Window>,
     doorbell: Mutex<Option<Box<dyn Any + Send>>>,
     exit: ExitEvents,
+    limit: Arc<LogLimit>,
+    /// Its contexts are gone with it.
+    generation: u64,
 }
 
 /// What the VMM has agreed to.
@@ -73,26 +80,33 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// A device for a VM with this memory.
+    /// A device for a VM with this memory. What it logs goes by `limit`.
     ///
     /// # Errors
     /// Too many open files.
-    pub fn new(vm: Vm, memory: VmMemory) -> io::Result<Arc<Self>> {
-        let events = EventQueue::new(memory.clone());
+    pub fn new(vm: Vm, memory: Arc<QueueMemory>, limit: Arc<LogLimit>) -> io::Result<Arc<Self>> {
+        let events = EventQueue::new(memory.memory().clone());
+        // Random, and not what a backend has that names none.
+        let generation = RandomState::new().hash_one(0_u8).max(1);
         let control = Control::new(
             vm.name.clone(),
             Arc::clone(&vm.contexts),
-            memory,
+            memory.memory().clone(),
             Arc::clone(&events),
             Arc::clone(&vm.counters),
+            Arc::clone(&limit),
+            generation,
         );
         Ok(Arc::new(Self {
             vm,
+            memory,
             events,
             control,
             window: Mutex::default(),
             doorbell: Mutex::default(),
             exit: ExitEvents::new(1)?,
+            limit,
+            generation,
         }))
     }
 
@@ -111,7 +125,12 @@ impl Device {
                 self.control.set_window(pool);
                 window.open = true;
             }
-            Err(e) => log::error!("{}: no memory for the window: {e}", self.vm.name),
+            Err(e) => log_limited!(
+                log::Level::Error,
+                self.limit,
+                "{}: no memory for the window: {e}",
+                self.vm.name
+            ),
         }
     }
 
@@ -126,6 +145,7 @@ impl Device {
             max_events: MAX_EVENTS.into(),
             window_bytes: if open { self.vm.window_bytes } else { 0 }.into(),
             gid: self.vm.contexts.gid(),
+            generation: self.generation.into(),
             ..Config::default()
         }
     }
@@ -135,7 +155,7 @@ impl Device {
         let bell = fd.and_then(|fd| {
             let added = self.vm.contexts.add_doorbell(fd);
             added.unwrap_or_else(|e| {
-                log::warn!("{}: no doorbell: {e}", self.vm.name);
+                warn_limited!(self.limit, "{}: no doorbell: {e}", self.vm.name);
                 None
             })
         });
@@ -247,9 +267,11 @@ impl VhostUserBackend for Device {
     }
 
     fn update_memory(&self, memory: VmMemory) -> io::Result<()> {
+        let memory = memory.memory();
         self.control
-            .replace_ram(&memory.memory())
-            .map_err(io::Error::other)
+            .replace_ram(&memory)
+            .map_err(io::Error::other)?;
+        self.memory.replace(&memory)
     }
 
     fn set_backend_req_fd(&self, channel: Backend) {

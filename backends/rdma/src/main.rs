@@ -120,7 +120,9 @@ fn serve(options: &Options, sockets: &Sockets, stopper: &Stopper) -> anyhow::Res
         std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || {
-                vhost::serve(&name, socket, |memory| Device::new(device.clone(), memory))
+                vhost::serve(&name, socket, |memory, limit| {
+                    Device::new(device.clone(), memory, limit)
+                })
             })?;
     }
     if let Some(listener) = &sockets.host {

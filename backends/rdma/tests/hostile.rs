@@ -7,7 +7,7 @@ mod common;
 
 use common::{Backend, context, until};
 use farlane_abi::Errno;
-use farlane_abi::config::ABI_VERSION;
+use farlane_abi::config::{ABI_VERSION, QUEUES};
 use farlane_abi::control::*;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_harness::Vm;
@@ -18,10 +18,14 @@ use rustix::net::{
 };
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, FromRawFd as _, IntoRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use vhost::VhostBackend as _;
+use vhost::vhost_user::Frontend;
+use vmm_sys_util::eventfd::EventFd;
 
 fn bytes(request: &Request, extents: &[(u64, u64)]) -> Vec<u8> {
     let mut bytes = request.as_bytes().to_vec();
@@ -240,6 +244,33 @@ fn random_requests_hurt_nobody() {
     let _works = context(vm.open().unwrap());
     let _works = context(other.open().unwrap());
     backend.assert_alive();
+}
+
+#[test]
+fn a_vmm_fills_no_log_however_often_it_comes() {
+    let backend = Backend::start_with_log();
+    for _ in 0..20 {
+        let vm = backend.vm(0);
+        for _ in 0..20 {
+            ask(&vm, &[0; 40]);
+        }
+        drop(vm);
+        let stream = UnixStream::connect(backend.path("vm0")).unwrap();
+        let frontend = Frontend::from_stream(stream, QUEUES.into());
+        frontend.set_owner().unwrap();
+        for _ in 0..20 {
+            // Not an eventfd.
+            let (reader, _writer) = rustix::pipe::pipe().unwrap();
+            // SAFETY: the descriptor is nobody else's.
+            let kick = unsafe { EventFd::from_raw_fd(reader.into_raw_fd()) };
+            frontend.set_vring_kick(0, &kick).unwrap();
+        }
+        // Answered, so the rest was read.
+        frontend.get_features().unwrap();
+    }
+    let log = backend.log();
+    let lines = log.lines().count();
+    assert!((1..100).contains(&lines), "{lines} lines: {log}");
 }
 
 fn dial(path: &Path) -> OwnedFd {

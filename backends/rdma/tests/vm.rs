@@ -9,8 +9,9 @@ use farlane_abi::queue::{
     OP_RDMA_READ, OP_RDMA_WRITE, OP_SEND, SEND_SIGNALED, WC_STATUS_REM_ACCESS_ERR,
     WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
 };
+use farlane_abi::rdma::{QP_STATE, QPS_RESET};
 use farlane_client::{
-    Buffer, Payload, Placement, Qp, QpCaps, QpInit, RecvRequest, SendRequest, Sge,
+    Buffer, Payload, Placement, Qp, QpAttr, QpCaps, QpInit, RecvRequest, SendRequest, Sge,
 };
 use farlane_harness::Vm;
 use std::sync::Arc;
@@ -36,6 +37,18 @@ fn transfer(from: &End, to: &End, opcode: u8, length: usize) -> u8 {
         })
         .unwrap();
     from.completion().status
+}
+
+/// A further queue pair, of the smallest size.
+fn small_qp(end: &End) -> Qp {
+    let caps = QpCaps {
+        send_wr: 1,
+        send_sge: 1,
+        inline_bytes: 0,
+        recv_wr: 1,
+        recv_sge: 1,
+    };
+    Qp::create(&end.pd, &QpInit::reliable(&end.cq, caps)).unwrap()
 }
 
 #[test]
@@ -117,15 +130,8 @@ fn a_backend_of_many_idle_queue_pairs_sleeps_and_is_woken() {
     // SAFETY: `local` outlives the ends and is not touched meanwhile.
     let [one, other] = [(); 2].map(|()| unsafe { End::new(&host, address, length) });
     let gid = host.gid(1, 0).unwrap().raw;
-    let caps = QpCaps {
-        send_wr: 1,
-        send_sge: 1,
-        inline_bytes: 0,
-        recv_wr: 1,
-        recv_sge: 1,
-    };
     let idle: Vec<_> = std::iter::repeat_with(|| {
-        let qp = Qp::create(&one.pd, &QpInit::reliable(&one.cq, caps)).unwrap();
+        let qp = small_qp(&one);
         connect_to(&qp, 1, gid);
         qp
     })
@@ -137,6 +143,77 @@ fn a_backend_of_many_idle_queue_pairs_sleeps_and_is_woken() {
     assert_eq!(transfer(&one, &other, OP_RDMA_WRITE, 8), WC_STATUS_SUCCESS);
     until("the backend to sleep", || backend.sleeps());
     drop(idle);
+}
+
+/// Queue pairs of a peer that end at once: enough for a worker to fall asleep before the last of them is gone.
+const MANY: usize = 3000;
+
+/// A sender waits for a receive request of a peer whose VM is killed. Nothing is posted any more: it is the end that has to wake.
+#[test]
+fn a_sender_that_waits_for_a_receiver_is_told_of_its_end() {
+    let backend = Backend::start();
+    let (one, two) = (backend.vm(0), backend.vm(1));
+    let (source, target) = (one.allocate(4096).unwrap(), two.allocate(4096).unwrap());
+    let (a, b) = (End::in_vm(&one, &source), End::in_vm(&two, &target));
+    let idle: Vec<_> = std::iter::repeat_with(|| small_qp(&b)).take(MANY).collect();
+    // The last one to end.
+    let last = small_qp(&b);
+    connect_to(&a.qp, last.number(), b.context.gid(1, 0).unwrap().raw);
+    connect_to(&last, a.qp.number(), a.context.gid(1, 0).unwrap().raw);
+    a.qp.post_send(&SendRequest {
+        wr_id: 1,
+        opcode: OP_SEND,
+        flags: SEND_SIGNALED,
+        imm: 0,
+        remote_addr: 0,
+        rkey: 0,
+        payload: Payload::Gather(&[]),
+    })
+    .unwrap();
+    until("the backend to sleep", || backend.sleeps());
+    drop(two);
+    assert_eq!(a.completion().status, WC_STATUS_RETRY_EXC_ERR);
+    drop((idle, last));
+}
+
+#[test]
+fn a_reset_queue_pair_completes_nothing_of_what_it_was() {
+    let backend = Backend::start();
+    let vm = backend.vm(0);
+    let buffer = vm.allocate(4096).unwrap();
+    let (a, b) = (End::in_vm(&vm, &buffer), End::in_vm(&vm, &buffer));
+    let gid = a.context.gid(1, 0).unwrap().raw;
+    // Two queue pairs with one completion queue.
+    let (second, its_peer) = (small_qp(&a), small_qp(&b));
+    connect(&a, &b);
+    connect_to(&second, its_peer.number(), gid);
+    connect_to(&its_peer, second.number(), gid);
+    let write = |qp: &Qp, wr_id| {
+        let request = SendRequest {
+            wr_id,
+            opcode: OP_RDMA_WRITE,
+            flags: SEND_SIGNALED,
+            imm: 0,
+            remote_addr: 0,
+            rkey: 0,
+            payload: Payload::Gather(&[]),
+        };
+        qp.post_send(&request).unwrap();
+    };
+    write(&a.qp, 1);
+    write(&second, 2);
+    until("both to be carried out", || {
+        backend.counter("requests") == 2
+    });
+    let reset = QpAttr {
+        qp_state: QPS_RESET,
+        ..QpAttr::default()
+    };
+    a.qp.modify(&reset, QP_STATE).unwrap();
+    assert_eq!(a.completion().wr_id.get(), 2);
+    connect_to(&a.qp, b.qp.number(), gid);
+    write(&a.qp, 3);
+    assert_eq!(a.completion().wr_id.get(), 3);
 }
 
 #[test]
@@ -167,6 +244,18 @@ fn a_buffer_of_the_window_is_mapped_and_written_by_a_peer() {
         // SAFETY: the transfer has ended.
         unsafe { buffer.map().read_bytes(0, &mut got) };
         assert!(got.into_iter().eq(pattern(3).take(1 << 20)));
+    }
+    // All of the window again and again: each time it has to be cleared first.
+    for _ in 0..3 {
+        let buffer = Buffer::allocate(&here, 16 << 20).unwrap();
+        assert_eq!(buffer.placement(), Placement::Host);
+        let mut last = [1; 8];
+        // SAFETY: nobody else has the buffer.
+        unsafe {
+            buffer.map().read_bytes(buffer.length() - 8, &mut last);
+            buffer.map().write_bytes(buffer.length() - 8, &[7; 8]);
+        }
+        assert_eq!(last, [0; 8]);
     }
     assert_eq!(backend.counter("control_refusals"), 0);
 }

@@ -4,6 +4,7 @@
 //! looked at once it is in memory of ours.
 
 use crate::bits::{AVAIL_NO_INTERRUPT, Descriptor, USED_NO_NOTIFY};
+use farlane_daemon::vring::resume_at;
 use farlane_zero_copy::{AddressSpaceError, View};
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use thiserror::Error;
@@ -272,15 +273,11 @@ impl Progress {
         }
     }
 
-    /// Of a queue whose buffers nobody tracks in flight, which starts at `base` as its front-end says. Front-ends of a backend that
-    /// was killed do not know what it has used, and some name the driver's available index: buffers that are available and not
-    /// used are nobody's then, and are taken (again). A device that stops uses what it has taken before it says where it is, so
-    /// that for one that goes on the two are the same.
+    /// Of a queue whose buffers nobody tracks in flight, which starts at `base` as its front-end says: see [`resume_at`].
     #[must_use]
     pub fn resume(event_index: bool, base: u16, rings: &Rings) -> Self {
         let used = rings.used_index();
-        let unused = base.wrapping_sub(used);
-        let next_available = if unused <= rings.size() { used } else { base };
+        let next_available = resume_at(base, used, rings.size());
         Self::new(event_index, next_available, used)
     }
 

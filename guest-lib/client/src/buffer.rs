@@ -6,6 +6,12 @@ use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_link::{Map, Mapping};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long to wait for memory that the backend clears: it takes 17 ms for 256 MiB.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Time between two requests meanwhile.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Where a buffer's memory lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +41,12 @@ impl Buffer {
             .filter(|&whole| whole > 0)
             .ok_or(Error::Invalid("length"))?;
         let backing = match host(context, whole) {
-            Err(error) if matches!(error.errno(), Errno::EOPNOTSUPP | Errno::ENOSPC) => {
+            Err(error)
+                if matches!(
+                    error.errno(),
+                    Errno::EOPNOTSUPP | Errno::ENOSPC | Errno::EAGAIN
+                ) =>
+            {
                 Backing::Guest(Map::anonymous(whole)?)
             }
             other => other?,
@@ -91,7 +102,15 @@ fn host(context: &Arc<Context>, length: usize) -> Result<Backing, Error> {
         length: (length as u64).into(),
         ..AllocBuffer::default()
     };
-    let buffer = context.verbs().alloc_buffer(&request)?;
+    let began = Instant::now();
+    let buffer = loop {
+        match context.verbs().alloc_buffer(&request) {
+            Err(error) if error.errno() == Errno::EAGAIN && began.elapsed() < PATIENCE => {
+                std::thread::sleep(PAUSE);
+            }
+            other => break other?,
+        }
+    };
     let handle = buffer.handle.get();
     let mapped = usize::try_from(buffer.length.get())
         .ok()

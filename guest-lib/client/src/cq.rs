@@ -162,6 +162,44 @@ impl Cq {
         Ok(count as usize)
     }
 
+    /// Takes out what a queue pair has completed that is gone, or was reset, at the backend: nobody is told of its requests any more,
+    /// and a number that is given again names another one. What others have completed moves together, towards the newest.
+    pub(crate) fn forget(&self, qp_number: u32) {
+        // The memory of a child's parent.
+        if !self.header.is_here() {
+            return;
+        }
+        let mut consumed = lock(&self.consumed);
+        let produced = self.segment.word(CQ_OFF_PRODUCED).load(Ordering::Acquire);
+        let ready = produced.wrapping_sub(*consumed);
+        // Whoever polls says so.
+        if ready > self.layout.entries {
+            return;
+        }
+        let at = |index: u32| {
+            let entry = (index & (self.layout.entries - 1)) as usize;
+            CQ_OFF_ENTRIES + entry * size_of::<Completion>()
+        };
+        let mut kept = produced;
+        for back in 1..=ready {
+            let index = produced.wrapping_sub(back);
+            // SAFETY: as in `poll_each`: the backend leaves the entries between the two words alone.
+            let completion: Completion = unsafe { self.segment.read(at(index)) };
+            if completion.qp_num.get() == qp_number {
+                continue;
+            }
+            kept = kept.wrapping_sub(1);
+            if kept != index {
+                // SAFETY: as above.
+                unsafe { self.segment.write(at(kept), &completion) };
+            }
+        }
+        *consumed = kept;
+        self.segment
+            .word(CQ_OFF_CONSUMED)
+            .store(kept, Ordering::Release);
+    }
+
     #[cold]
     fn dead_or_empty(&self) -> Result<usize, Errno> {
         // What was published before the end comes first.

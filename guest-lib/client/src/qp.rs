@@ -183,7 +183,8 @@ impl Qp {
         self.cookie.store(cookie, Ordering::Release);
     }
 
-    /// Changes the attributes that `mask` names (`QP_*` of [`farlane_abi::rdma`]).
+    /// Changes the attributes that `mask` names (`QP_*` of [`farlane_abi::rdma`]). With a reset completions that nobody has taken are
+    /// none any more.
     ///
     /// # Errors
     /// What the backend says.
@@ -205,6 +206,7 @@ impl Qp {
                 ] {
                     producer.consumed = self.segment.word(word).load(Ordering::Acquire);
                 }
+                self.forget_completions();
             }
         }
         Ok(())
@@ -262,15 +264,28 @@ impl Qp {
         self.recv_queue()?.push(request)
     }
 
-    /// Destroys it at the backend. Outstanding requests do not complete.
+    /// Destroys it at the backend. Outstanding requests do not complete, and completions that nobody has taken are none any more.
     ///
     /// # Errors
     /// What the backend says.
     pub fn destroy(&self) -> Result<(), Error> {
         self.destroyed.once(|| {
             let verbs = self.context().verbs();
-            verbs.destroy_qp(&self.handle.into())
+            let destroyed = verbs.destroy_qp(&self.handle.into());
+            // A dead device has destroyed everything.
+            if !matches!(&destroyed, Err(error) if error.errno() != Errno::ENODEV) {
+                self.forget_completions();
+            }
+            destroyed
         })
+    }
+
+    /// The backend puts nothing of it into its completion queues any more.
+    fn forget_completions(&self) {
+        self.send_cq.forget(self.number);
+        if !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            self.recv_cq.forget(self.number);
+        }
     }
 
     pub(crate) fn map(&self) -> &Map {

@@ -70,10 +70,16 @@ fn write(wr_id: u64, payload: Payload<'_>) -> SendRequest<'_> {
 }
 
 fn complete(cq: &Map, entries: u32, wr_id: u64) {
+    complete_of(cq, entries, wr_id, 0);
+}
+
+/// A completion of the queue pair of a number.
+fn complete_of(cq: &Map, entries: u32, wr_id: u64, number: u32) {
     let produced = cq.word(abi::CQ_OFF_PRODUCED).load(Ordering::Relaxed);
     let at = abi::CQ_OFF_ENTRIES + (produced % entries) as usize * size_of::<Completion>();
     let completion = Completion {
         wr_id: wr_id.into(),
+        qp_num: number.into(),
         ..Completion::default()
     };
     // SAFETY: the test does not overrun the queue.
@@ -216,6 +222,62 @@ fn completions_come_in_order_across_the_end_of_the_queue() {
         }
     }
     assert_eq!(map.word(abi::CQ_OFF_CONSUMED).load(Ordering::Acquire), 350);
+}
+
+/// The backend answers that the queue pair has number 0.
+#[test]
+fn what_a_queue_pair_has_completed_goes_with_it_and_with_its_reset() {
+    let rig = Rig::agreeable();
+    let pd = Pd::allocate(&rig.context).unwrap();
+    let [cq, other] = [(); 2].map(|()| Cq::create(&rig.context, 8, None).unwrap());
+    let init = QpInit {
+        recv_cq: &other,
+        ..QpInit::reliable(&cq, CAPS)
+    };
+    let qp = Qp::create(&pd, &init).unwrap();
+    let maps = [1, 2].map(|segment| rig.link.segment(segment));
+    let polled = |cq: &Cq| {
+        let mut taken = [Completion::default(); 8];
+        let count = cq.poll(&mut taken).unwrap();
+        let wr_ids = taken[..count].iter().map(|one| one.wr_id.get());
+        wr_ids.collect::<Vec<_>>()
+    };
+    // Wherever the queue begins, and whichever of its entries are whose.
+    for (round, owners) in (0_u32..).zip(0..=255_u32) {
+        for map in &maps {
+            for entry in 0..8_u32 {
+                complete_of(map, 8, entry.into(), owners >> entry & 1);
+            }
+        }
+        if round % 2 == 0 {
+            let reset = QpAttr::default();
+            qp.modify(&reset, QP_STATE).unwrap();
+        } else {
+            // A queue pair of its own, which has the same number.
+            drop(Qp::create(&pd, &init).unwrap());
+        }
+        let kept: Vec<u64> = (0..8).filter(|entry| owners >> entry & 1 == 1).collect();
+        for (cq, map) in [&cq, &other].into_iter().zip(&maps) {
+            let free = 8 - kept.len();
+            let word = |offset| map.word(offset).load(Ordering::Acquire);
+            let used = word(abi::CQ_OFF_PRODUCED).wrapping_sub(word(abi::CQ_OFF_CONSUMED));
+            assert_eq!(used as usize, kept.len(), "{owners:#b}");
+            // The backend fills what is free meanwhile.
+            (0..free).for_each(|entry| complete_of(map, 8, 100 + entry as u64, 1));
+            let later = (0..free).map(|entry| 100 + entry as u64);
+            let all: Vec<_> = kept.iter().copied().chain(later).collect();
+            assert_eq!(polled(cq), all, "{owners:#b}");
+            // Moves the queue's beginning.
+            complete_of(map, 8, 0, 1);
+            assert_eq!(polled(cq), [0]);
+        }
+    }
+    // A producer word that makes no sense is left to who polls.
+    maps[0]
+        .word(abi::CQ_OFF_PRODUCED)
+        .fetch_add(9, Ordering::AcqRel);
+    drop(qp);
+    assert_eq!(cq.poll(&mut [Completion::default(); 1]), Err(Errno::EPROTO));
 }
 
 #[test]

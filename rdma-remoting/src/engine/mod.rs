@@ -13,6 +13,7 @@ use crate::memory::MemoryTable;
 use crate::work_queue::{RecvSource, SendSource};
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, PortAttr, QpAttr};
+use farlane_zero_copy::log_limit::LogLimit;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -46,6 +47,8 @@ pub struct QpSpec {
     pub events: Box<dyn Fn(u32) + Send + Sync>,
     /// Where to count.
     pub counters: Arc<Live>,
+    /// Of what its owner can have logged.
+    pub limit: Arc<LogLimit>,
 }
 
 /// What a turn of a queue pair did.
@@ -85,8 +88,8 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// `EOPNOTSUPP` for a kind that the engine does not have, `ENOMEM` when there are too many.
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno>;
-    /// Where several threads give queue pairs their turns: how a turn of one has the others look at theirs, as one queue pair may
-    /// wait for what happens to another. To be called once, before queue pairs are made.
+    /// How whatever happens to one queue pair has the threads that give turns look at those that may wait for it. Called by them, and
+    /// by those who end and pause queue pairs. To be called once, before queue pairs are made.
     fn set_waker(&self, waker: Waker);
 }
 

@@ -58,6 +58,7 @@ impl End {
             signal_all: true,
             events: Box::new(|_| ()),
             counters: Arc::new(Live::default()),
+            limit: Arc::default(),
         })?;
         Ok(Self { qp, sends, cq, key })
     }

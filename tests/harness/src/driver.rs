@@ -143,8 +143,8 @@ impl Driver {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// The queues run: posts buffers for events.
-    pub fn started(&self) {
+    /// Posts buffers for events.
+    pub fn post_events(&self) {
         self.with_queue(QUEUE_EVENT, |queue| {
             for head in 0..SIZE {
                 let part = Part {
@@ -215,12 +215,21 @@ impl Driver {
         Ok(())
     }
 
+    /// The value that a ping is answered with.
+    pub fn ping(&self) -> Result<u64, LinkError> {
+        let request = Request {
+            op: farlane_abi::control::OP_PING.into(),
+            ..Request::default()
+        };
+        self.call_one("A ping", &request, &[])
+    }
+
     fn call_one(
         &self,
         what: &'static str,
         request: &Request,
         extents: &[(u64, u64)],
-    ) -> Result<(), LinkError> {
+    ) -> Result<u64, LinkError> {
         let count = u32::try_from(extents.len()).unwrap_or(u32::MAX);
         let request = Request {
             extents: count.into(),
@@ -245,7 +254,7 @@ impl Driver {
         let reply = Reply::read_from_bytes(&answer.bytes)
             .map_err(|_| LinkError::Protocol("an answer of the wrong length"))?;
         match Errno::from_wire(reply.status.get()) {
-            None => Ok(()),
+            None => Ok(reply.value.get()),
             Some(errno) => Err(LinkError::Refused { what, errno }),
         }
     }

@@ -74,7 +74,8 @@ impl GuestMemory {
     }
 
     /// The file that has the bytes.
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 

@@ -4,7 +4,7 @@ use crate::Error;
 use crate::memory::GuestMemory;
 use farlane_abi::PAGE_BYTES;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 /// Descriptors of each queue.
 pub(crate) const SIZE: u16 = 64;
@@ -13,6 +13,8 @@ pub(crate) const SIZE: u16 = 64;
 const DESCRIPTORS: u64 = 0;
 const AVAILABLE: u64 = 0x400;
 const USED: u64 = 0x800;
+/// `used_event`, behind the available ring.
+const USED_EVENT: u64 = AVAILABLE + 4 + 2 * SIZE as u64;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -101,16 +103,29 @@ impl Ring {
         self.available_word().store(word, Ordering::SeqCst);
     }
 
+    /// Chains that were made available so far.
+    pub fn available_index(&self) -> u16 {
+        self.published
+    }
+
     fn available_word(&self) -> &std::sync::atomic::AtomicU32 {
         self.memory.map().word(index(self.offset + AVAILABLE))
     }
 
-    /// The next chain that was used: its head and the bytes written.
-    pub fn take_used(&mut self) -> Option<(u16, u32)> {
+    fn used_index(&self) -> u16 {
         let word = self.memory.map().word(index(self.offset + USED));
-        let used = u16::try_from(word.load(Ordering::Acquire) >> 16).unwrap_or(0);
-        if used == self.seen {
-            return None;
+        u16::try_from(word.load(Ordering::Acquire) >> 16).unwrap_or(0)
+    }
+
+    /// The next chain that was used: its head and the bytes written. When there is none, the next one interrupts.
+    pub fn take_used(&mut self) -> Option<(u16, u32)> {
+        if self.used_index() == self.seen {
+            // Looked at by devices with VIRTIO_F_EVENT_IDX (virtio 1.2, section 2.7.10).
+            self.write(USED_EVENT, &self.seen.to_le_bytes());
+            fence(Ordering::SeqCst);
+            if self.used_index() == self.seen {
+                return None;
+            }
         }
         let slot = u64::from(self.seen % SIZE);
         let at = index(self.offset + USED + 4 + slot * 8);

@@ -1,7 +1,7 @@
 //! The VMM's side: negotiation, memory table, queues, the window.
 
 use crate::Error;
-use crate::driver::Driver;
+use crate::driver::{Driver, new_event};
 use crate::link::VmLink;
 use crate::memory::{GuestBuffer, GuestMemory};
 use crate::ring::{Ring, SIZE};
@@ -22,11 +22,27 @@ use vhost::vhost_user::{
 };
 use vhost::{VhostBackend as _, VringConfigData};
 use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
+use virtio_bindings::bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
+};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// Which VMM is played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// QEMU: says where a queue was when it stopped, and has shared-memory regions or not. Its guest loses the device with the backend.
+    Qemu { shmem: bool },
+    /// Cloud Hypervisor (v53, generic vhost-user): always names the available index, has no shared-memory regions, and connects again
+    /// when the backend is gone, of which its guest learns nothing.
+    CloudHypervisor,
+}
 
 /// A VM that has booted: its driver has started the device.
 pub struct Vm {
+    manner: Manner,
+    /// Features taken, for the next backend.
+    features: u64,
+    protocol: VhostUserProtocolFeatures,
     memory: Arc<GuestMemory>,
     driver: Arc<Driver>,
     config: Config,
@@ -88,7 +104,7 @@ impl Vm {
     /// # Errors
     /// When the backend does not play along.
     pub fn connect(socket: &Path, memory_bytes: u64) -> Result<Arc<Self>, Error> {
-        Self::connect_as(socket, memory_bytes, true)
+        Self::connect_as(socket, memory_bytes, Manner::Qemu { shmem: true })
     }
 
     /// As [`connect`](Self::connect), under a VMM without shared-memory regions.
@@ -96,17 +112,32 @@ impl Vm {
     /// # Errors
     /// When the backend does not play along.
     pub fn connect_without_window(socket: &Path, memory_bytes: u64) -> Result<Arc<Self>, Error> {
-        Self::connect_as(socket, memory_bytes, false)
+        Self::connect_as(socket, memory_bytes, Manner::Qemu { shmem: false })
     }
 
-    fn connect_as(socket: &Path, memory_bytes: u64, shmem: bool) -> Result<Arc<Self>, Error> {
+    /// As [`connect`](Self::connect), under Cloud Hypervisor, which [connects again](Self::reconnect).
+    ///
+    /// # Errors
+    /// When the backend does not play along.
+    pub fn connect_under_cloud_hypervisor(
+        socket: &Path,
+        memory_bytes: u64,
+    ) -> Result<Arc<Self>, Error> {
+        Self::connect_as(socket, memory_bytes, Manner::CloudHypervisor)
+    }
+
+    fn connect_as(socket: &Path, memory_bytes: u64, manner: Manner) -> Result<Arc<Self>, Error> {
         let memory = GuestMemory::new(memory_bytes)?;
         let stream = UnixStream::connect(socket)?;
-        let watched = stream.try_clone()?;
+        let watched = match manner {
+            Manner::Qemu { .. } => stream.try_clone()?.into(),
+            // Its end is not the guest's business: nothing ever happens here.
+            Manner::CloudHypervisor => new_event()?,
+        };
         let mut frontend = Frontend::from_stream(stream, QUEUES.into());
         frontend.set_owner().map_err(failed("SET_OWNER"))?;
         let features = frontend.get_features().map_err(failed("GET_FEATURES"))?;
-        let wanted = 1 << VIRTIO_F_VERSION_1
+        let mut wanted = 1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_RING_F_INDIRECT_DESC
             | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         let offered = frontend
@@ -118,12 +149,18 @@ impl Vm {
         let mut accepted = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK;
-        let shmem = shmem && offered.contains(window);
+        let shmem = manner == Manner::Qemu { shmem: true } && offered.contains(window);
         if shmem {
             accepted |= window;
         }
+        if manner == Manner::CloudHypervisor {
+            // 0x229 of what is offered, and all that its transport has.
+            accepted |= VhostUserProtocolFeatures::BACKEND_REQ;
+            wanted |= 1 << VIRTIO_RING_F_EVENT_IDX;
+        }
+        let protocol = offered & accepted;
         frontend
-            .set_protocol_features(offered & accepted)
+            .set_protocol_features(protocol)
             .map_err(failed("SET_PROTOCOL_FEATURES"))?;
         frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
 
@@ -141,8 +178,11 @@ impl Vm {
         frontend
             .set_mem_table(&memory.regions())
             .map_err(failed("SET_MEM_TABLE"))?;
-        let driver = Driver::new(&memory, &config, watched.into(), mapping)?;
+        let driver = Driver::new(&memory, &config, watched, mapping)?;
         let vm = Arc::new(Self {
+            manner,
+            features: features & wanted,
+            protocol,
             memory,
             driver,
             config,
@@ -211,15 +251,22 @@ impl Vm {
         for queue in self.driver.queues().iter_mut() {
             queue.ring.reset();
         }
-        self.start_at(&[0; QUEUES as usize])?;
-        self.driver.started();
-        Ok(())
+        // Before the driver says that it is ready.
+        self.driver.post_events();
+        self.start_at(&[0; QUEUES as usize])
     }
 
     /// Starts the queues, each at its base.
     fn start_at(&self, bases: &[u16]) -> Result<(), Error> {
         let frontend = &mut *self.frontend();
         let mut queues = self.driver.queues();
+        let step = failed("Starting a queue");
+        let is_cloud_hypervisor = self.manner == Manner::CloudHypervisor;
+        if is_cloud_hypervisor {
+            for index in 0..usize::from(QUEUES) {
+                frontend.set_vring_num(index, SIZE).map_err(&step)?;
+            }
+        }
         for (index, (queue, base)) in queues.iter_mut().zip(bases).enumerate() {
             let [desc_table_addr, avail_ring_addr, used_ring_addr] = queue.ring.addresses();
             let addresses = VringConfigData {
@@ -231,12 +278,19 @@ impl Vm {
                 avail_ring_addr,
                 log_addr: None,
             };
-            let step = failed("Starting a queue");
-            frontend.set_vring_num(index, SIZE).map_err(&step)?;
-            frontend.set_vring_base(index, *base).map_err(&step)?;
-            frontend.set_vring_addr(index, &addresses).map_err(&step)?;
-            frontend.set_vring_kick(index, &queue.kick).map_err(&step)?;
-            frontend.set_vring_call(index, &queue.call).map_err(&step)?;
+            if is_cloud_hypervisor {
+                let base = queue.ring.available_index();
+                frontend.set_vring_addr(index, &addresses).map_err(&step)?;
+                frontend.set_vring_base(index, base).map_err(&step)?;
+                frontend.set_vring_call(index, &queue.call).map_err(&step)?;
+                frontend.set_vring_kick(index, &queue.kick).map_err(&step)?;
+            } else {
+                frontend.set_vring_num(index, SIZE).map_err(&step)?;
+                frontend.set_vring_base(index, *base).map_err(&step)?;
+                frontend.set_vring_addr(index, &addresses).map_err(&step)?;
+                frontend.set_vring_kick(index, &queue.kick).map_err(&step)?;
+                frontend.set_vring_call(index, &queue.call).map_err(&step)?;
+            }
         }
         drop(queues);
         for index in 0..usize::from(QUEUES) {
@@ -247,9 +301,46 @@ impl Vm {
         Ok(())
     }
 
+    /// Connects to the next backend at `socket`, as Cloud Hypervisor does (`reinitialize_vhost_user`): the guest goes on.
+    ///
+    /// # Errors
+    /// When the backend does not play along.
+    pub fn reconnect(&self, socket: &Path) -> Result<(), Error> {
+        let mut frontend = Frontend::from_stream(UnixStream::connect(socket)?, QUEUES.into());
+        frontend.set_owner().map_err(failed("SET_OWNER"))?;
+        frontend.get_features().map_err(failed("GET_FEATURES"))?;
+        frontend
+            .set_protocol_features(self.protocol)
+            .map_err(failed("SET_PROTOCOL_FEATURES"))?;
+        frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        frontend
+            .set_features(self.features)
+            .map_err(failed("SET_FEATURES"))?;
+        frontend
+            .set_mem_table(&self.memory.regions())
+            .map_err(failed("SET_MEM_TABLE"))?;
+        *self.frontend() = frontend;
+        self.start_at(&[0; QUEUES as usize])
+    }
+
+    /// What the driver's proof of life is answered with.
+    ///
+    /// # Errors
+    /// What the backend says.
+    pub fn ping(&self) -> Result<u64, Error> {
+        Ok(self.driver.ping()?)
+    }
+
     /// Stops the queues; returns where each is.
     fn stop_queues(&self) -> Result<Vec<u16>, Error> {
-        let frontend = self.frontend();
+        let mut frontend = self.frontend();
+        if self.manner == Manner::CloudHypervisor {
+            for index in 0..usize::from(QUEUES) {
+                frontend
+                    .set_vring_enable(index, false)
+                    .map_err(failed("SET_VRING_ENABLE"))?;
+            }
+        }
         (0..usize::from(QUEUES))
             .map(|index| {
                 let base = frontend.get_vring_base(index);
@@ -275,6 +366,13 @@ impl Vm {
     /// When the backend does not play along.
     pub fn resume(&self, bases: &[u16]) -> Result<(), Error> {
         self.start_at(bases)
+    }
+
+    /// Kicks a queue, whatever is in it.
+    pub fn kick(&self, queue: u16) {
+        if let Some(queue) = self.driver.queues().get(usize::from(queue)) {
+            let _ = queue.kick.write(1);
+        }
     }
 
     /// Resets the device, as a guest does that reboots or takes its driver away, and starts it

@@ -81,7 +81,9 @@ impl Recorder {
             .name("recorder".into())
             .spawn(move || {
                 let _file = listener;
-                vhost::serve("recorder", accept, |memory| Device::new(vm.clone(), memory))
+                vhost::serve("recorder", accept, |memory, limit| {
+                    Device::new(vm.clone(), memory, limit)
+                })
             })
             .context("Cannot start a thread")?;
         say(&Event::Listening)?;

@@ -53,7 +53,10 @@ wire! {
         pub window_bytes: U64,
         /// GID of the port, for information.
         pub gid: [u8; 16],
+        /// Tells one life of the backend's device from the next, which knows nothing of the contexts that are open; each
+        /// [`Reply`](crate::control::Reply) names the one that gives it. A VMM may connect to another backend without a word to the driver.
+        pub generation: U64,
         /// Zero.
-        pub reserved: [u8; 16],
+        pub reserved: [u8; 8],
     }
 }

@@ -107,7 +107,8 @@ wire! {
         pub status: U32,
         /// Zero.
         pub reserved: U32,
-        /// Host socket, `OPEN`: the id of the backend process. Else zero.
+        /// Control queue: [`Config::generation`](crate::config::Config::generation). Host socket, `OPEN`: the id of the backend process,
+        /// else zero.
         pub value: U64,
     }
 

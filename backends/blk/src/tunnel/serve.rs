@@ -22,6 +22,10 @@ pub fn start(tunnel: &Tunnel, socket: OwnedFd, counters: Arc<RequestCounters>) -
     };
     std::thread::Builder::new()
         .name(name.to_owned())
-        .spawn(move || vhost::serve(name, socket, |memory| Device::new(vm.clone(), memory)))?;
+        .spawn(move || {
+            vhost::serve(name, socket, |memory, limit| {
+                Device::new(vm.clone(), memory, limit)
+            })
+        })?;
     Ok(())
 }

@@ -13,9 +13,10 @@ use farlane_client::{
 };
 use farlane_harness::{GuestBuffer, Vm};
 use farlane_link::Link;
+use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,10 +36,45 @@ impl Backend {
     }
 
     /// With further arguments, which may name files in the backend's folder.
-    pub fn start_with(arguments: impl FnOnce(&std::path::Path) -> Vec<String>) -> Self {
+    pub fn start_with(arguments: impl FnOnce(&Path) -> Vec<String>) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), arguments, Stdio::inherit())
+    }
+
+    /// Its log goes into the file `log` of its folder.
+    pub fn start_with_log() -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let log = File::create(folder.path().join("log")).unwrap();
+        Self::start_in(folder, |_| Vec::new(), log.into())
+    }
+
+    fn start_in(
+        folder: tempfile::TempDir,
+        arguments: impl FnOnce(&Path) -> Vec<String>,
+        log: Stdio,
+    ) -> Self {
+        let child = Self::spawn(&folder, arguments(folder.path()), log);
+        let backend = Self { child, folder };
+        backend.await_socket();
+        backend
+    }
+
+    /// Kills it, and starts the next one at the same place.
+    pub fn kill_and_start(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        std::fs::remove_file(self.path("metrics")).unwrap();
+        self.child = Self::spawn(&self.folder, Vec::new(), Stdio::inherit());
+        self.await_socket();
+    }
+
+    /// The socket that is made last.
+    fn await_socket(&self) {
+        until("the backend to listen", || self.path("metrics").exists());
+    }
+
+    fn spawn(folder: &tempfile::TempDir, arguments: Vec<String>, log: Stdio) -> Child {
         let path = |name: &str| folder.path().join(name).display().to_string();
-        let child = Command::new(PROGRAM)
+        Command::new(PROGRAM)
             .arg(format!(
                 "--vm=socket={},gid=10.0.0.1,window=16M",
                 path("vm0")
@@ -47,14 +83,11 @@ impl Backend {
             .arg(format!("--host-socket={}", path("host")))
             .arg(format!("--metrics={}", path("metrics")))
             .arg("--log-level=warn")
-            .args(arguments(folder.path()))
+            .args(arguments)
             .stdin(Stdio::null())
+            .stderr(log)
             .spawn()
-            .unwrap();
-        let backend = Self { child, folder };
-        // The socket that is made last.
-        until("the backend to listen", || backend.path("metrics").exists());
-        backend
+            .unwrap()
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -79,6 +112,11 @@ impl Backend {
             .lines()
             .find_map(|l| l.strip_prefix(&format!("farlane_rdma_{name} ")));
         line.unwrap().parse().unwrap()
+    }
+
+    /// What it has logged, where it was [started](Self::start_with_log) for that.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
     }
 
     /// Open files, where we may see them: the backend hides from its user, but not from root.

@@ -22,7 +22,7 @@ struct Numbers {
 #[derive(Default)]
 pub struct Fabric {
     numbers: RwLock<Numbers>,
-    /// Set where queue pairs get their turns from several threads.
+    /// Not set where no thread gives turns by itself.
     waker: OnceLock<Waker>,
     /// A requester waits for a peer that answers it.
     awaited: AtomicU32,

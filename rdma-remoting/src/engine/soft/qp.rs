@@ -11,6 +11,7 @@ use crate::memory::MemoryTable;
 use crate::sleep;
 use farlane_abi::Errno;
 use farlane_abi::rdma::QpAttr;
+use farlane_zero_copy::log_limit::LogLimit;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -34,6 +35,7 @@ pub struct SoftQp {
     pub recv_cq: Arc<dyn CompletionSink>,
     pub events: Box<dyn Fn(u32) + Send + Sync>,
     pub counters: Arc<Live>,
+    pub limit: Arc<LogLimit>,
     state: AtomicU8,
     /// Guards the attributes as the program set them.
     attr: Mutex<QpAttr>,
@@ -66,6 +68,7 @@ impl SoftQp {
             recv_cq: spec.recv_cq,
             events: spec.events,
             counters: spec.counters,
+            limit: spec.limit,
             state: AtomicU8::new(0),
             attr: Mutex::new(QpAttr::default()),
             requester: Mutex::new(Requester::new(spec.sends)),

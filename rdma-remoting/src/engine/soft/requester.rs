@@ -17,6 +17,7 @@ use farlane_abi::queue::{
     WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
 };
 use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
+use farlane_zero_copy::warn_limited;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -174,7 +175,7 @@ impl Requester {
                         break;
                     }
                     Err(e) => {
-                        log::warn!("QP {:#x}: send queue given up: {e}", qp.number);
+                        warn_limited!(qp.limit, "QP {:#x}: send queue given up: {e}", qp.number);
                         progress.worked = true;
                         self.die(qp);
                         break;
@@ -490,7 +491,7 @@ impl Requester {
                     Ok(true) | Err(QueueError::Request(_)) => {}
                     Ok(false) => break,
                     Err(e) => {
-                        log::warn!("QP {:#x}: send queue given up: {e}", qp.number);
+                        warn_limited!(qp.limit, "QP {:#x}: send queue given up: {e}", qp.number);
                         self.die(qp);
                         break;
                     }

@@ -13,6 +13,7 @@ use farlane_abi::queue::{
 use farlane_abi::rdma::{
     EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, QpAttr,
 };
+use farlane_zero_copy::warn_limited;
 
 /// What a responder answers instead of doing what was asked: a NAK (IBTA 9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +170,7 @@ impl Responder {
                 Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
             }
             Err(e) => {
-                log::warn!("QP {:#x}: receive queue given up: {e}", qp.number);
+                warn_limited!(qp.limit, "QP {:#x}: receive queue given up: {e}", qp.number);
                 self.dead = true;
                 Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
             }
@@ -289,7 +290,7 @@ impl Responder {
                         break;
                     }
                     Err(e) => {
-                        log::warn!("QP {:#x}: receive queue given up: {e}", qp.number);
+                        warn_limited!(qp.limit, "QP {:#x}: receive queue given up: {e}", qp.number);
                         self.dead = true;
                         break;
                     }

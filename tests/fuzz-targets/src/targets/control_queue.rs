@@ -380,6 +380,8 @@ pub fn run(data: &[u8]) {
             machine.memory.clone(),
             Arc::clone(&events),
             Arc::new(RequestCounters::default()),
+            Arc::default(),
+            1,
         );
         let mut input = Input::new(data);
         let pool = Pool::shared_window(POOL_BYTES).expect("a memfd");

@@ -138,6 +138,7 @@ impl<'a> End<'a> {
             signal_all,
             events: Box::new(|_| ()),
             counters: Arc::new(Live::default()),
+            limit: Arc::default(),
         });
         let qp = qp.expect("a reliable connection");
         Self {

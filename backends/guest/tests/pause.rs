@@ -1,0 +1,154 @@
+//! A VM that pauses while a request of its driver waits for the VMM.
+
+#![allow(clippy::unwrap_used)]
+
+use farlane_abi::Errno;
+use farlane_abi::control::{OP_OPEN, OP_WINDOW_MAP, Reply, Request};
+use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_daemon::vring::{VmMemory, Vring};
+use farlane_guest_device::contexts::{Contexts, Place};
+use farlane_guest_device::control::{Control, MapWindow};
+use farlane_guest_device::events::{ContextEvents, EventQueue};
+use farlane_zero_copy::{Pool, Region};
+use std::any::Any;
+use std::cell::Cell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use vhost_user_backend::VringT as _;
+use vm_memory::{Bytes as _, GuestAddress, GuestAddressSpace as _, GuestMemoryMmap};
+
+const SIZE: u16 = 8;
+const DESCRIPTORS: u64 = 0x1000;
+const AVAILABLE: u64 = 0x2000;
+const USED: u64 = 0x3000;
+const BUFFERS: u64 = 0x4000;
+
+/// Counts mappings.
+#[derive(Default)]
+struct Counted(AtomicI32);
+
+impl Contexts for Counted {
+    fn features(&self) -> u32 {
+        0
+    }
+    fn open(&self, _: u32, _: Arc<ContextEvents>, _: Option<Arc<Pool>>) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn close(&self, _: u32) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn check(&self, _: u32) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn attach_segment(&self, _: u32, _: u32, _: Region) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn detach(&self, _: u32, _: u32) -> Result<(), Errno> {
+        Ok(())
+    }
+    fn close_all(&self) {}
+    fn pause(&self) {}
+    fn resume(&self) {}
+    fn window_map(&self, _: u32, _: Place) -> Result<(), Errno> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn window_unmap(&self, _: u32, _: Place) -> Result<(), Errno> {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+    fn add_doorbell(&self, _: OwnedFd) -> io::Result<Option<Box<dyn Any + Send>>> {
+        Ok(None)
+    }
+}
+
+/// Stops the queue while it maps the window.
+struct Pausing<'a> {
+    control: &'a Control,
+    maps: Cell<u32>,
+}
+
+impl MapWindow for Pausing<'_> {
+    fn map_window(&self, _: &Pool) -> io::Result<()> {
+        self.maps.set(self.maps.get() + 1);
+        self.control.suspend();
+        Ok(())
+    }
+}
+
+/// Makes a request available, as the one of this number.
+fn request(ram: &GuestMemoryMmap, number: u16, request: &Request) {
+    let at = BUFFERS + u64::from(number) * 0x100;
+    let put = |at: u64, bytes: &[u8]| ram.write_slice(bytes, GuestAddress(at)).unwrap();
+    put(at, request.as_bytes());
+    let parts = [
+        (at, size_of::<Request>(), 1_u8),
+        (at + 0x80, size_of::<Reply>(), 2),
+    ];
+    for (index, (address, length, flags)) in (2 * number..).zip(parts) {
+        let mut descriptor = [0; 16];
+        descriptor[..8].copy_from_slice(&address.to_le_bytes());
+        descriptor[8..12].copy_from_slice(&u32::try_from(length).unwrap().to_le_bytes());
+        descriptor[12] = flags;
+        descriptor[14..].copy_from_slice(&(index + 1).to_le_bytes());
+        put(DESCRIPTORS + u64::from(index) * 16, &descriptor);
+    }
+    put(
+        AVAILABLE + 4 + u64::from(number) * 2,
+        &(2 * number).to_le_bytes(),
+    );
+    put(AVAILABLE + 2, &(number + 1).to_le_bytes());
+}
+
+#[test]
+fn a_request_that_waits_for_the_vmm_is_answered_when_the_vm_goes_on() {
+    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
+    let memory = VmMemory::new(memory);
+    let vring = Vring::new(memory.clone(), SIZE).unwrap();
+    vring.set_queue_info(DESCRIPTORS, AVAILABLE, USED).unwrap();
+    vring.set_queue_ready(true);
+    vring.set_enabled(true);
+    let contexts = Arc::new(Counted::default());
+    let control = Control::new(
+        "vm".to_owned(),
+        Arc::clone(&contexts) as _,
+        memory.clone(),
+        EventQueue::new(memory.clone()),
+        Arc::default(),
+        Arc::default(),
+        1,
+    );
+    control.set_window(Pool::shared_window(1 << 20).unwrap());
+    let vmm = Pausing {
+        control: &control,
+        maps: Cell::new(0),
+    };
+    let ram = memory.memory();
+    let answered = || ram.read_obj::<u16>(GuestAddress(USED + 2)).unwrap();
+    let ask = |op: u32| Request {
+        op: op.into(),
+        context: 1.into(),
+        length: 4096.into(),
+        ..Request::default()
+    };
+    let open = Request {
+        length: 0.into(),
+        ..ask(OP_OPEN)
+    };
+    request(&ram, 0, &open);
+    request(&ram, 1, &ask(OP_WINDOW_MAP));
+    control.serve(&vring, &vmm);
+    assert_eq!(answered(), 1, "the VM is paused");
+
+    vring.set_queue_ready(false);
+    // What the VMM is told, and says when it goes on.
+    vring.set_queue_next_avail(vring.queue_next_avail());
+    vring.set_queue_ready(true);
+    control.serve(&vring, &vmm);
+    assert_eq!(answered(), 2);
+    let status: u32 = ram.read_obj(GuestAddress(BUFFERS + 0x180)).unwrap();
+    assert_eq!(status, 0);
+    assert_eq!((vmm.maps.get(), contexts.0.load(Ordering::Relaxed)), (1, 1));
+}

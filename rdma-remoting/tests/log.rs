@@ -1,0 +1,130 @@
+//! What a tenant can have logged.
+
+#![allow(clippy::unwrap_used)]
+
+use farlane_abi::rdma::{self, *};
+use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::{Engine, QpSpec};
+use farlane_rdma_remoting::local::LocalCompletionQueue;
+use farlane_rdma_remoting::memory::MemoryTable;
+use farlane_rdma_remoting::request::{RecvRequest, SendRequest};
+use farlane_rdma_remoting::work_queue::{QueueError, RecvSource, SendSource};
+use farlane_zero_copy::log_limit::LogLimit;
+use log::{LevelFilter, Log, Metadata, Record};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// Counts lines.
+struct Lines(AtomicUsize);
+
+impl Log for Lines {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+    fn log(&self, _: &Record<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    fn flush(&self) {}
+}
+
+static LINES: Lines = Lines(AtomicUsize::new(0));
+
+/// A queue whose producer word makes no sense.
+struct Nonsense;
+
+const ABSURD: QueueError = QueueError::Index {
+    produced: 9,
+    consumed: 0,
+    entries: 4,
+};
+
+impl SendSource for Nonsense {
+    fn take(&mut self, _: &mut SendRequest) -> Result<bool, QueueError> {
+        Err(ABSURD)
+    }
+    fn retire(&mut self) {}
+    fn is_ready(&self) -> bool {
+        true
+    }
+    fn discard(&mut self) {}
+}
+
+impl RecvSource for Nonsense {
+    fn take(&mut self, _: &mut RecvRequest) -> Result<bool, QueueError> {
+        Err(ABSURD)
+    }
+    fn is_ready(&self) -> bool {
+        true
+    }
+    fn discard(&mut self) {}
+}
+
+/// Both queues of a queue pair of this tenant are given up, in one state or the other.
+fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
+    let cq = LocalCompletionQueue::new(4);
+    let qp = engine
+        .create_qp(QpSpec {
+            kind: QPT_RC,
+            pd: 1,
+            gid: [1; 16],
+            memory: Arc::new(MemoryTable::new(1)),
+            sends: Box::new(Nonsense),
+            recvs: Box::new(Nonsense),
+            send_cq: cq.clone(),
+            recv_cq: cq,
+            signal_all: false,
+            events: Box::new(|_| ()),
+            counters: Arc::default(),
+            limit: Arc::clone(tenant),
+        })
+        .unwrap();
+    let attr = |qp_state| QpAttr {
+        qp_state,
+        port_num: 1,
+        path_mtu: 3,
+        dest_qp_num: qp.number().into(),
+        ..Default::default()
+    };
+    let steps = [
+        (QPS_INIT, QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS),
+        (
+            QPS_RTR,
+            QP_AV
+                | QP_PATH_MTU
+                | QP_DEST_QPN
+                | QP_RQ_PSN
+                | QP_MAX_DEST_RD_ATOMIC
+                | QP_MIN_RNR_TIMER,
+        ),
+        (
+            QPS_RTS,
+            QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC,
+        ),
+    ];
+    for (to, mask) in steps {
+        qp.modify(rdma::QP_STATE | mask, &attr(to)).unwrap();
+    }
+    if state == QPS_ERR {
+        qp.modify(rdma::QP_STATE, &attr(QPS_ERR)).unwrap();
+    }
+    while qp.progress(Instant::now()).worked {}
+    qp.destroy();
+}
+
+/// The only test of this program: the log is the process's.
+#[test]
+fn a_tenant_fills_no_log_and_silences_no_other() {
+    log::set_logger(&LINES).unwrap();
+    log::set_max_level(LevelFilter::Info);
+    let lines = || LINES.0.swap(0, Ordering::Relaxed);
+    let engine = SoftEngine::new();
+    let [one, other]: [Arc<LogLimit>; 2] = Default::default();
+    for state in [QPS_RTS, QPS_ERR].repeat(500) {
+        give_up(&engine, &one, state);
+    }
+    let told = lines();
+    assert!((1..100).contains(&told), "{told} lines");
+    give_up(&engine, &other, QPS_ERR);
+    assert_eq!(lines(), 2, "one for each queue");
+}
