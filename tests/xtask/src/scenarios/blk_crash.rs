@@ -46,7 +46,7 @@ const WATCH: Duration = Duration::from_secs(1);
 const QUEUED: u64 = 16;
 
 /// What the guest's driver and block layer say of requests that fail or end twice.
-const ERRORS: &[&str] = &["I/O error", "is not a head", "bad response"];
+pub const ERRORS: &[&str] = &["I/O error", "is not a head", "bad response"];
 
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let folders = [(DISK, Scratch::new()?), (MEMORY, Scratch::in_memory()?)];

@@ -1,12 +1,12 @@
 //! A virtio disk, to which fio writes and in which it finds what it has written. It notices nothing.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use farlane_vmkit::guest::Guest;
 use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::scratch::Scratch;
 use fastrand::Rng;
 
-use super::super::blk_crash::{JOB, no_disk_error};
+use super::super::blk_crash::{ERRORS, JOB};
 use super::{Part, pass};
 use crate::conditions::wait_until;
 use crate::disks::{self, DiskBackend, node, socket};
@@ -85,7 +85,14 @@ impl Part for Disk<'_> {
 
     fn end(mut self: Box<Self>) -> Result<String> {
         self.work.end()?;
-        no_disk_error(self.work.guest())?;
+        // Of the lent disk it has.
+        let log = self.work.guest().run("dmesg")?;
+        let name = self.work.node().trim_start_matches("/dev/");
+        let mut lines = log
+            .lines()
+            .filter(|line| line.contains(name) || line.contains("virtio"));
+        let bad = lines.find(|line| ERRORS.iter().any(|error| line.contains(error)));
+        ensure!(bad.is_none(), "The guest has noticed: {bad:?}");
         let (writes, taken_over) = (self.work.writes(), self.taken_over);
         Ok(format!(
             "{writes} writes, all found again; {taken_over} requests at least were taken over"
