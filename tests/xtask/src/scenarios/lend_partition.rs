@@ -45,9 +45,9 @@ const DISK_MIB: u32 = 96;
 const BORROWER: &str = "b";
 const MEMORY_MIB: u32 = 512;
 
-/// Reads of the VM, and so many at a time.
-const READS: &str = "--rw=read --bs=256k --iodepth=8 --time_based --runtime=600";
-const DEPTH: u64 = 8;
+/// Reads of the VM, and so many at least at a time: the block layer makes one of those that follow each other.
+const READS: &str = "--rw=randread --bs=256k --iodepth=8 --time_based --runtime=600";
+const UNDER_WAY: u64 = 4;
 
 /// Bytes a second that the device reads when its reads are held: what is under way takes minutes.
 const CRAWL: u64 = 8 << 10;
@@ -203,7 +203,7 @@ impl<'r> Stage<'r> {
         let job = vm.spawn(Fio::new(&node, READS).line())?;
         wait_traffic(&vm, &node)?;
         self.throttle(CRAWL)?;
-        wait_until("reads are under way", || Ok(under_way(&vm)? >= DEPTH))?;
+        wait_until("reads are under way", || Ok(under_way(&vm)? >= UNDER_WAY))?;
         ensure!(!job.has_ended(), "fio ended early:\n{}", job.so_far());
         drop(job);
         vm.qmp().stop()?;
