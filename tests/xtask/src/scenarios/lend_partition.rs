@@ -4,7 +4,7 @@
 //!
 //! The device's reads are throttled before, so that they are under way for longer than the lease, and let go after it.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -75,10 +75,7 @@ const PARTINGS: [Parting; 4] = [
 fn partition(run: &Run<'_>, terms: &[u16], report: &mut Report) -> Result<()> {
     let blocks = Blocks::random(DISK_MIB)?;
     let memory = Scratch::in_memory()?;
-    let ram = memory.join("ram");
-    File::create(&ram)
-        .and_then(|file| file.set_len(u64::from(MEMORY_MIB) << 20))
-        .with_context(|| format!("Cannot make {}", ram.display()))?;
+    let ram = machine::memory_file(&memory, MEMORY_MIB)?;
     let authority = Authority::new(&run.path("authority"))?;
     let parts = Parts {
         blocks: blocks.path(),

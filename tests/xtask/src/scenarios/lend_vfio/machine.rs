@@ -1,5 +1,6 @@
 //! The lender: a machine with a kernel of its own, an IOMMU, an NVMe, and a window onto the memory of another machine.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use farlane_vmkit::guest::{Guest, Job};
 use farlane_vmkit::guest_program::GuestProgram;
 use farlane_vmkit::guest_root::GuestFile;
 use farlane_vmkit::qemu::VmConfig;
+use farlane_vmkit::scratch::Scratch;
 use serde_json::Value;
 
 use super::certificates::Identity;
@@ -78,6 +80,15 @@ pub fn config(run: &Run<'_>, name: &str, parts: &Parts<'_>) -> Result<VmConfig<'
         .iommu()
         .forward(PORT)
         .files(files))
+}
+
+/// Makes the file of a machine's memory, of which another has a window: both, and the borrower, map it, whoever is first.
+pub fn memory_file(folder: &Scratch, size_mib: u32) -> Result<PathBuf> {
+    let path = folder.join("ram");
+    File::create(&path)
+        .and_then(|file| file.set_len(u64::from(size_mib) << 20))
+        .with_context(|| format!("Cannot make {}", path.display()))?;
+    Ok(path)
 }
 
 /// The program that reads counters.

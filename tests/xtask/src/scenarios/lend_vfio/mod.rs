@@ -6,7 +6,6 @@
 pub mod certificates;
 pub mod machine;
 
-use std::fs::File;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
@@ -50,11 +49,7 @@ const VERIFY: &str =
 fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
     let memory = Scratch::in_memory()?;
-    let ram = memory.join("ram");
-    // Both machines and the borrower map it, whoever is first.
-    File::create(&ram)
-        .and_then(|file| file.set_len(u64::from(MEMORY_MIB) << 20))
-        .with_context(|| format!("Cannot make {}", ram.display()))?;
+    let ram = machine::memory_file(&memory, MEMORY_MIB)?;
     let authority = Authority::new(&run.path("authority"))?;
     let parts = Parts {
         blocks: blocks.path(),

@@ -1,0 +1,10 @@
+//! Semantics of a reliable connection in the software engine (IBTA chapters 9 to 11), driven
+//! directly, with time that the test makes.
+
+#![allow(clippy::unwrap_used)]
+
+mod ends;
+mod keys;
+mod messages;
+mod rig;
+mod waiting;

@@ -1,0 +1,129 @@
+//! Messages that arrive, and what the two ends are told of them.
+
+use crate::rig::*;
+use farlane_abi::queue::*;
+use farlane_abi::rdma::*;
+use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::local::LocalCompletionQueue;
+use farlane_rdma_remoting::request::Opcode;
+use std::sync::Arc;
+use std::time::Instant;
+
+#[test]
+fn a_write_longer_than_a_turn_arrives_whole() {
+    let mut p = pair(NORMAL);
+    let bytes = p.a.fill(1);
+    let length = 3 * (1 << 20) + 17;
+    let request = p.a.request(Opcode::Write, 9, &[p.a.element(5, length)]);
+    p.a.sends.post(remote(request, &p.b, 11));
+    p.run();
+    assert_eq!(p.a.next(), Some((9, WC_STATUS_SUCCESS)));
+    let length = length as usize;
+    assert!(p.b.contents(11, length) == bytes[5..5 + length]);
+    assert_eq!(p.b.contents(0, 11), [0; 11]);
+    assert_eq!(p.b.contents(11 + length as u64, 8), [0; 8]);
+    assert_eq!(p.b.next(), None, "a plain write is not seen by the peer");
+}
+
+#[test]
+fn a_read_brings_the_peers_bytes() {
+    let mut p = pair(NORMAL);
+    let bytes = p.b.fill(2);
+    let elements = [
+        p.a.element(0, 100),
+        p.a.element(1000, 0),
+        p.a.element(500, 300),
+    ];
+    let request = p.a.request(Opcode::Read, 1, &elements);
+    p.a.sends.post(remote(request, &p.b, 64));
+    p.run();
+    assert_eq!(p.a.next(), Some((1, WC_STATUS_SUCCESS)));
+    assert!(p.a.contents(0, 100) == bytes[64..164]);
+    assert!(p.a.contents(500, 300) == bytes[164..464]);
+}
+
+#[test]
+fn a_send_fills_the_receive_request_and_says_so() {
+    let mut p = pair(NORMAL);
+    let bytes = p.a.fill(3);
+    p.b.post_recv(70, &[p.b.element(0, 10), p.b.element(100, 1000)]);
+    let mut request = p.a.request(Opcode::SendImm, 8, &[p.a.element(0, 300)]);
+    request.immediate = 0xdead_beef;
+    p.a.sends.post(request);
+    p.run();
+    let c = p.b.cq.poll().unwrap();
+    assert_eq!((c.wr_id.get(), c.status, c.opcode), (70, 0, WC_OPCODE_RECV));
+    assert_eq!((c.byte_len.get(), c.imm.get()), (300, 0xdead_beef));
+    assert_eq!(c.flags.get(), WC_FLAG_IMM);
+    assert_eq!(
+        (c.qp_num.get(), c.src_qp.get()),
+        (p.b.qp.number(), p.a.qp.number())
+    );
+    assert!(p.b.contents(0, 10) == bytes[..10] && p.b.contents(100, 290) == bytes[10..300]);
+    assert_eq!(p.a.next(), Some((8, WC_STATUS_SUCCESS)));
+}
+
+/// So the completion of a request is there before any answer to it.
+#[test]
+fn a_sender_is_told_before_its_receiver() {
+    let engine = SoftEngine::new();
+    let cq = LocalCompletionQueue::new(8);
+    let [a, b] = [1, 2].map(|gid| end_with(&engine, gid, &NORMAL, Arc::clone(&cq)));
+    connect(&a, &b, 2, [100, 200], &NORMAL);
+    connect(&b, &a, 1, [200, 100], &NORMAL);
+    b.post_recv(1, &[b.element(0, 4)]);
+    a.sends.post(a.request(Opcode::Send, 2, &[a.element(0, 4)]));
+    a.qp.progress(Instant::now());
+    let opcodes = std::iter::from_fn(|| cq.poll()).map(|completion| completion.opcode);
+    assert_eq!(
+        opcodes.collect::<Vec<_>>(),
+        [WC_OPCODE_SEND, WC_OPCODE_RECV]
+    );
+}
+
+#[test]
+fn a_write_with_immediate_consumes_a_receive_request() {
+    let mut p = pair(NORMAL);
+    let bytes = p.a.fill(4);
+    let mut request = p.a.request(Opcode::WriteImm, 1, &[p.a.element(0, 64)]);
+    request.immediate = 5;
+    p.a.sends.post(remote(request, &p.b, 0));
+    p.run();
+    assert_eq!(p.a.next(), None, "no receive request yet");
+    p.b.post_recv(2, &[]);
+    p.run();
+    assert_eq!(p.a.next(), Some((1, WC_STATUS_SUCCESS)));
+    let c = p.b.cq.poll().unwrap();
+    assert_eq!(
+        (c.opcode, c.byte_len.get(), c.imm.get()),
+        (WC_OPCODE_RECV_RDMA_WITH_IMM, 64, 5)
+    );
+    assert!(p.b.contents(0, 64) == bytes[..64]);
+}
+
+#[test]
+fn inline_data_needs_no_memory_and_unsignalled_requests_are_silent() {
+    let mut p = pair(NORMAL);
+    let mut request = p.a.request(Opcode::Write, 1, &[]);
+    request.signalled = false;
+    request.set_inline(b"inline!").unwrap();
+    p.a.sends.post(remote(request, &p.b, 3));
+    p.run();
+    assert_eq!(p.b.contents(3, 7), b"inline!");
+    assert_eq!(p.a.next(), None);
+}
+
+#[test]
+fn a_message_too_long_for_its_receive_request_breaks_the_connection() {
+    let mut p = pair(NORMAL);
+    p.b.post_recv(7, &[p.b.element(0, 9)]);
+    p.b.post_recv(8, &[p.b.element(0, 9)]);
+    p.a.sends
+        .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 10)]));
+    p.run();
+    assert_eq!(p.a.next(), Some((1, WC_STATUS_REM_INV_REQ_ERR)));
+    assert_eq!(p.b.next(), Some((7, WC_STATUS_LOC_LEN_ERR)));
+    assert_eq!(p.b.next(), Some((8, WC_STATUS_WR_FLUSH_ERR)));
+    assert_eq!((p.a.state(), p.b.state()), (QPS_ERR, QPS_ERR));
+    assert_eq!(*p.b.events.lock().unwrap(), [EVENT_QP_REQ_ERR]);
+}

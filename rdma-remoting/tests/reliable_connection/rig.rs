@@ -1,0 +1,256 @@
+//! Two ends of a connection in one thread, and what tests do with them.
+
+use farlane_abi::rdma::{self, *};
+use farlane_rdma_remoting::counters::Live;
+use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::engine::{Engine, EngineQp, QpSpec};
+use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
+use farlane_rdma_remoting::request::{Element, Opcode, RecvRequest, SendRequest};
+use farlane_zero_copy::{Pool, Region, copy_from_slice, copy_to_slice};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+pub const IOVA: u64 = 0x7000_0000;
+pub const BYTES: u64 = 4 << 20;
+
+pub struct End {
+    pub qp: Arc<dyn EngineQp>,
+    pub sends: LocalQueue<SendRequest>,
+    pub recvs: LocalQueue<RecvRequest>,
+    pub cq: Arc<LocalCompletionQueue>,
+    pub table: Arc<MemoryTable>,
+    pub region: Region,
+    pub key: u32,
+    pub events: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Drop for End {
+    /// As whoever makes a queue pair does: the two of a connection know each other until then.
+    fn drop(&mut self) {
+        self.qp.destroy();
+    }
+}
+
+pub struct Pair {
+    pub a: End,
+    pub b: End,
+    pub now: Instant,
+}
+
+#[derive(Clone, Copy)]
+pub struct Setup {
+    pub access: u32,
+    pub qp_access: u32,
+    pub rnr_retry: u8,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub cq_entries: u32,
+    pub psn: [u32; 2],
+}
+
+pub const ALL: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ;
+pub const NORMAL: Setup = Setup {
+    access: ALL,
+    qp_access: ALL,
+    rnr_retry: 7,
+    timeout: 14,
+    retry_cnt: 2,
+    cq_entries: 4096,
+    psn: [100, 200],
+};
+
+pub fn end(engine: &SoftEngine, gid: u8, setup: &Setup) -> End {
+    end_with(
+        engine,
+        gid,
+        setup,
+        LocalCompletionQueue::new(setup.cq_entries),
+    )
+}
+
+pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalCompletionQueue>) -> End {
+    let buffer = Pool::separate_files(BYTES).allocate(BYTES).unwrap();
+    let region = Region::from_buffer(&buffer);
+    let table = Arc::new(MemoryTable::new(16));
+    let key = table
+        .insert(MemoryRegion {
+            pd: 1,
+            iova: IOVA,
+            offset: 0,
+            length: BYTES,
+            access: Access::from_wire(setup.access).unwrap(),
+            region: region.clone(),
+            owner: None,
+        })
+        .unwrap();
+    let (sends, recvs) = (LocalQueue::default(), LocalQueue::default());
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let qp = engine
+        .create_qp(QpSpec {
+            kind: QPT_RC,
+            pd: 1,
+            gid: [gid; 16],
+            memory: Arc::clone(&table),
+            sends: Box::new(LocalQueue::clone(&sends)),
+            recvs: Box::new(LocalQueue::clone(&recvs)),
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            signal_all: false,
+            events: {
+                let events = Arc::clone(&events);
+                Box::new(move |kind| events.lock().unwrap().push(kind))
+            },
+            counters: Arc::new(Live::default()),
+            limit: Arc::default(),
+        })
+        .unwrap();
+    End {
+        qp,
+        sends,
+        recvs,
+        cq,
+        table,
+        region,
+        key,
+        events,
+    }
+}
+
+pub const INIT_MASK: u32 = rdma::QP_STATE | QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
+pub const RTR_MASK: u32 = rdma::QP_STATE
+    | QP_AV
+    | QP_PATH_MTU
+    | QP_DEST_QPN
+    | QP_RQ_PSN
+    | QP_MAX_DEST_RD_ATOMIC
+    | QP_MIN_RNR_TIMER;
+
+pub fn init(setup: &Setup) -> QpAttr {
+    QpAttr {
+        qp_state: QPS_INIT,
+        port_num: 1,
+        qp_access_flags: setup.qp_access.into(),
+        ..Default::default()
+    }
+}
+
+pub fn receive_from(peer: &End, gid: u8, psn: u32) -> QpAttr {
+    QpAttr {
+        qp_state: QPS_RTR,
+        path_mtu: 3,
+        dest_qp_num: peer.qp.number().into(),
+        rq_psn: psn.into(),
+        max_dest_rd_atomic: 1,
+        min_rnr_timer: 12,
+        is_global: 1,
+        dgid: [gid; 16],
+        ah_port: 1,
+        ..Default::default()
+    }
+}
+
+pub fn connect(end: &End, to: &End, gid: u8, psn: [u32; 2], setup: &Setup) {
+    end.qp.modify(INIT_MASK, &init(setup)).unwrap();
+    end.qp
+        .modify(RTR_MASK, &receive_from(to, gid, psn[1]))
+        .unwrap();
+    let attr = QpAttr {
+        qp_state: QPS_RTS,
+        timeout: setup.timeout,
+        retry_cnt: setup.retry_cnt,
+        rnr_retry: setup.rnr_retry,
+        sq_psn: psn[0].into(),
+        max_rd_atomic: 1,
+        ..Default::default()
+    };
+    let mask =
+        rdma::QP_STATE | QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
+    end.qp.modify(mask, &attr).unwrap();
+}
+
+pub fn pair(setup: Setup) -> Pair {
+    let engine = SoftEngine::new();
+    let (a, b) = (end(&engine, 1, &setup), end(&engine, 2, &setup));
+    let [pa, pb] = setup.psn;
+    connect(&a, &b, 2, [pa, 200], &setup);
+    connect(&b, &a, 1, [pb, 100], &setup);
+    Pair {
+        a,
+        b,
+        now: Instant::now(),
+    }
+}
+
+impl Pair {
+    /// Turns of both ends until neither has anything to do.
+    pub fn run(&mut self) {
+        for _ in 0..10_000 {
+            let worked = self.a.qp.progress(self.now).worked | self.b.qp.progress(self.now).worked;
+            if !worked {
+                return;
+            }
+        }
+        panic!("the engine does not come to rest");
+    }
+
+    pub fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.run();
+    }
+}
+
+impl End {
+    pub fn element(&self, offset: u64, length: u32) -> Element {
+        Element {
+            address: IOVA + offset,
+            length,
+            lkey: self.key,
+        }
+    }
+
+    pub fn request(&self, opcode: Opcode, wr_id: u64, elements: &[Element]) -> SendRequest {
+        let mut request = SendRequest::default();
+        (request.wr_id, request.opcode, request.signalled) = (wr_id, opcode, true);
+        request.elements.set(elements).unwrap();
+        request
+    }
+
+    pub fn post_recv(&self, wr_id: u64, elements: &[Element]) {
+        let mut request = RecvRequest {
+            wr_id,
+            ..Default::default()
+        };
+        request.elements.set(elements).unwrap();
+        self.recvs.post(request);
+    }
+
+    /// (wr_id, status) of the next completion.
+    pub fn next(&self) -> Option<(u64, u8)> {
+        self.cq.poll().map(|c| (c.wr_id.get(), c.status))
+    }
+
+    pub fn state(&self) -> u8 {
+        self.qp.query().qp_state
+    }
+
+    pub fn fill(&self, seed: u64) -> Vec<u8> {
+        let bytes: Vec<u8> = (0..BYTES)
+            .map(|i| u8::try_from((i * 31 + i / 251 + seed) % 256).unwrap())
+            .collect();
+        copy_from_slice(&self.region, 0, &bytes).unwrap();
+        bytes
+    }
+
+    pub fn contents(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        copy_to_slice(&self.region, offset, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+pub fn remote(mut request: SendRequest, to: &End, offset: u64) -> SendRequest {
+    request.remote_address = IOVA + offset;
+    request.rkey = to.key;
+    request
+}
