@@ -10,7 +10,7 @@ use farlane_zero_copy::fault::CoveredMemory;
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use vhost_user_backend::{VringMutex, VringStateGuard, VringStateMutGuard, VringT};
@@ -63,6 +63,7 @@ impl QueueMemory {
 }
 
 type Divert = Box<dyn Fn(Option<OwnedFd>) + Send + Sync>;
+type Follow = Box<dyn Fn(bool) + Send + Sync>;
 
 /// Where a queue goes on whose buffers nobody tracks in flight, of `size` buffers, `used` of which have been used so far, and which
 /// starts at `base` as its front-end says. Front-ends of a backend that was killed do not know what it has used, and some (Cloud Hypervisor,
@@ -80,6 +81,7 @@ pub fn resume_at(base: u16, used: u16, size: u16) -> u16 {
 pub struct Vring {
     inner: VringMutex<VmMemory>,
     divert: Arc<OnceLock<Divert>>,
+    follow: Arc<OnceLock<Follow>>,
     base: Arc<AtomicU16>,
     limit: Arc<LogLimit>,
 }
@@ -123,10 +125,27 @@ impl Vring {
         let _ = self.divert.set(Box::new(divert));
     }
 
-    /// Where the queue has gone on when it was last started: at zero after a reset of the device, elsewhere after a pause of the VM.
+    /// Tells `follow` whenever the queue is enabled or disabled: some VMMs (Cloud Hypervisor) pause a VM by that alone. The queue is
+    /// disabled already when it is called. Only the first call counts.
+    pub fn follow_enabled(&self, follow: impl Fn(bool) + Send + Sync + 'static) {
+        let _ = self.follow.set(Box::new(follow));
+    }
+
+    /// Where the queue has gone on when it was started: at zero after a reset of the device, elsewhere after a pause of the VM. None:
+    /// it is stopped.
     #[must_use]
-    pub fn base(&self) -> u16 {
-        self.base.load(Ordering::Acquire)
+    pub fn started_at(&self) -> Option<u16> {
+        let is_started = self.inner.get_ref().get_queue().ready();
+        is_started.then(|| self.base.load(Ordering::Acquire))
+    }
+
+    /// Has the queue's worker look at it. A kick that it reads while the queue is disabled, or when it is stopped, is lost.
+    fn kick_again(&self) {
+        if let Some(kick) = self.inner.get_ref().get_kick() {
+            // SAFETY: the queue, which is locked meanwhile, has it open.
+            let kick = unsafe { BorrowedFd::borrow_raw(kick.as_raw_fd()) };
+            eventfd::signal(kick);
+        }
     }
 
     /// Finds out where to go on.
@@ -163,6 +182,7 @@ impl VringT<VmMemory> for Vring {
         let vring = Self {
             inner: VringMutex::new(memory, max_queue_size)?,
             divert: Arc::default(),
+            follow: Arc::default(),
             base: Arc::default(),
             limit,
         };
@@ -226,6 +246,12 @@ impl VringT<VmMemory> for Vring {
 
     fn set_enabled(&self, enabled: bool) {
         self.inner.set_enabled(enabled);
+        if let Some(follow) = self.follow.get() {
+            follow(enabled);
+        }
+        if enabled {
+            self.kick_again();
+        }
     }
 
     fn set_queue_info(

@@ -96,7 +96,11 @@ struct State {
     ended: bool,
     /// The queue is stopped: by a reset, or because the VM pauses. Its next start tells.
     suspended: bool,
-    /// Changed whenever the queue stops.
+    /// The queue is disabled: the VM pauses.
+    disabled: bool,
+    /// The contexts are paused, as long as one of the two is so.
+    paused: bool,
+    /// Changed whenever the queue stops or is disabled.
     stops: u64,
     /// Changed when all contexts end.
     ends: u64,
@@ -175,27 +179,52 @@ impl Control {
     /// nothing touches the VM's memory.
     pub fn suspend(&self) {
         let mut state = self.state();
-        if !state.suspended && !state.ended {
-            state.suspended = true;
-            // A request that waits for the VMM must not answer into a queue that is stopped.
-            state.stops += 1;
+        state.suspended = true;
+        self.pause_locked(&mut state);
+    }
+
+    /// The queue is enabled, or disabled: then nothing touches the VM's memory until it is enabled. What was goes on after that.
+    pub fn set_enabled(&self, enabled: bool) {
+        let mut state = self.state();
+        state.disabled = !enabled;
+        if enabled {
+            self.resume_locked(&mut state);
+        } else {
+            self.pause_locked(&mut state);
+        }
+    }
+
+    /// The queue may have started: from its beginning after a reset, which ends what was, or where
+    /// it was after a pause of the VM, which goes on.
+    pub fn started(&self, vring: &Vring) {
+        self.started_locked(&mut self.state(), vring);
+    }
+
+    fn started_locked(&self, state: &mut State, vring: &Vring) {
+        if !state.suspended || state.ended {
+            return;
+        }
+        // None: a kick that came before the queue stopped.
+        let Some(base) = vring.started_at() else {
+            return;
+        };
+        state.suspended = false;
+        if base == 0 {
+            self.stop_locked(state);
+        }
+        self.resume_locked(state);
+    }
+
+    fn pause_locked(&self, state: &mut State) {
+        // A request that waits for the VMM must not answer into a queue that is stopped.
+        state.stops += 1;
+        if !state.ended && !std::mem::replace(&mut state.paused, true) {
             self.contexts.pause();
         }
     }
 
-    /// The queue starts, at `base`: from its beginning after a reset, which ends what was, or where
-    /// it was after a pause of the VM, which goes on.
-    pub fn started(&self, base: u16) {
-        self.started_locked(&mut self.state(), base);
-    }
-
-    fn started_locked(&self, state: &mut State, base: u16) {
-        if !std::mem::take(&mut state.suspended) || state.ended {
-            return;
-        }
-        if base == 0 {
-            self.stop_locked(state);
-        } else {
+    fn resume_locked(&self, state: &mut State) {
+        if state.is_running() && std::mem::take(&mut state.paused) {
             self.contexts.resume();
         }
     }
@@ -222,13 +251,12 @@ impl Control {
 
     /// Answers all requests in the queue.
     pub fn serve(&self, vring: &Vring, vmm: &impl MapWindow) {
-        self.started(vring.base());
+        self.started(vring);
         loop {
-            // Fails where the queue's addresses are no memory, and then there is no request.
-            let _ = vring.disable_notification();
+            self.set_notification(vring, false);
             while self.serve_one(vring, vmm) {}
             // True: requests have come in between.
-            if !vring.enable_notification().unwrap_or(false) {
+            if !self.set_notification(vring, true) {
                 return;
             }
             if !self.serve_one(vring, vmm) {
@@ -238,9 +266,24 @@ impl Control {
         }
     }
 
+    /// Asks the driver to tell of requests, or not to. That is written into the queue: not when it is stopped. Says whether there are
+    /// requests of which it will not tell.
+    fn set_notification(&self, vring: &Vring, enabled: bool) -> bool {
+        let state = self.state();
+        if !state.is_running() {
+            return false;
+        }
+        // They fail where the queue's addresses are no memory, and then there is no request.
+        if !enabled {
+            let _ = vring.disable_notification();
+            return false;
+        }
+        vring.enable_notification().unwrap_or(false)
+    }
+
     fn serve_one(&self, vring: &Vring, vmm: &impl MapWindow) -> bool {
         let mut state = self.state();
-        if state.ended || state.suspended {
+        if !state.is_running() {
             return false;
         }
         let Some(chain) = self.next_chain(vring) else {
@@ -502,6 +545,11 @@ impl Control {
 }
 
 impl State {
+    /// Whether the VM's memory may be touched.
+    fn is_running(&self) -> bool {
+        !(self.ended || self.suspended || self.disabled)
+    }
+
     /// The window, if the VMM has not mapped it yet.
     fn unmapped_window(&self) -> Result<Option<Arc<Pool>>, Errno> {
         let pool = self.window.as_ref().ok_or(Errno::EOPNOTSUPP)?;

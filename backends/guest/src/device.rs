@@ -186,10 +186,15 @@ impl VmDevice for Device {
     fn take_vrings(self: &Arc<Self>, vrings: Vec<Vring>) {
         let control = vrings.first().cloned();
         for (index, vring) in (0u16..).zip(vrings) {
+            let device: Weak<Self> = Arc::downgrade(self);
             match index {
+                QUEUE_CONTROL => vring.follow_enabled(move |enabled| {
+                    if let Some(device) = device.upgrade() {
+                        device.control.set_enabled(enabled);
+                    }
+                }),
                 QUEUE_EVENT => self.events.set_vring(Some(vring)),
                 QUEUE_DOORBELL => {
-                    let device: Weak<Self> = Arc::downgrade(self);
                     let control = control.clone();
                     vring.divert_kick(move |fd| {
                         if let Some(device) = device.upgrade() {
@@ -197,7 +202,7 @@ impl VmDevice for Device {
                             device.set_doorbell(fd);
                             // The last queue to start.
                             if let (true, Some(control)) = (starts, &control) {
-                                device.control.started(control.base());
+                                device.control.started(control);
                             }
                         }
                     });
@@ -300,7 +305,8 @@ impl VhostUserBackend for Device {
         self.exit.take()
     }
 
-    /// A queue stops: the guest has reset the device, its driver has gone, or the VM pauses. The
+    /// A queue stops: the guest has reset the device, its driver has gone, or the VM pauses. (A VM that pauses without it is told
+    /// of by the queue, which is disabled.) The
     /// window cannot be unmapped from here, and need not be: the VMM forgets it with a reset.
     fn stop_vring(&self, index: u32) -> io::Result<()> {
         if index == u32::from(QUEUE_CONTROL) {

@@ -1,10 +1,11 @@
-//! A VM that pauses while a request of its driver waits for the VMM.
+//! A VM that pauses, also while a request of its driver waits for the VMM.
 
 #![allow(clippy::unwrap_used)]
 
 use farlane_abi::Errno;
 use farlane_abi::control::{OP_OPEN, OP_WINDOW_MAP, Reply, Request};
 use farlane_abi::zerocopy::IntoBytes as _;
+use farlane_abi::zerocopy::little_endian::{U32, U64};
 use farlane_daemon::vring::{VmMemory, Vring};
 use farlane_guest_device::contexts::{Contexts, Place};
 use farlane_guest_device::control::{Control, MapWindow};
@@ -25,9 +26,13 @@ const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
 const BUFFERS: u64 = 0x4000;
 
-/// Counts mappings.
+/// Counts mappings, and pauses less goings on.
 #[derive(Default)]
-struct Counted(AtomicI32);
+struct Counted {
+    mappings: AtomicI32,
+    pauses: AtomicI32,
+    ends: AtomicI32,
+}
 
 impl Contexts for Counted {
     fn features(&self) -> u32 {
@@ -48,15 +53,21 @@ impl Contexts for Counted {
     fn detach(&self, _: u32, _: u32) -> Result<(), Errno> {
         Ok(())
     }
-    fn close_all(&self) {}
-    fn pause(&self) {}
-    fn resume(&self) {}
+    fn close_all(&self) {
+        self.ends.fetch_add(1, Ordering::Relaxed);
+    }
+    fn pause(&self) {
+        self.pauses.fetch_add(1, Ordering::Relaxed);
+    }
+    fn resume(&self) {
+        self.pauses.fetch_sub(1, Ordering::Relaxed);
+    }
     fn window_map(&self, _: u32, _: Place) -> Result<(), Errno> {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.mappings.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
     fn window_unmap(&self, _: u32, _: Place) -> Result<(), Errno> {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.mappings.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }
     fn add_doorbell(&self, _: OwnedFd) -> io::Result<Option<Box<dyn Any + Send>>> {
@@ -102,24 +113,138 @@ fn request(ram: &GuestMemoryMmap, number: u16, request: &Request) {
     put(AVAILABLE + 2, &(number + 1).to_le_bytes());
 }
 
-#[test]
-fn a_request_that_waits_for_the_vmm_is_answered_when_the_vm_goes_on() {
+/// A VM's control queue, which is started and enabled.
+fn started(contexts: &Arc<Counted>) -> (VmMemory, Vring, Control) {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
     let memory = VmMemory::new(memory);
     let vring = Vring::new(memory.clone(), SIZE).unwrap();
     vring.set_queue_info(DESCRIPTORS, AVAILABLE, USED).unwrap();
     vring.set_queue_ready(true);
     vring.set_enabled(true);
-    let contexts = Arc::new(Counted::default());
     let control = Control::new(
         "vm".to_owned(),
-        Arc::clone(&contexts) as _,
+        Arc::clone(contexts) as _,
         memory.clone(),
         EventQueue::new(memory.clone()),
         Arc::default(),
         Arc::default(),
         1,
     );
+    (memory, vring, control)
+}
+
+const OPEN: Request = Request {
+    op: U32::new(OP_OPEN),
+    context: U32::new(1),
+    region: U32::ZERO,
+    kind: U32::ZERO,
+    flags: U32::ZERO,
+    extents: U32::ZERO,
+    address: U64::ZERO,
+    length: U64::ZERO,
+};
+
+/// A VMM that is never asked for anything.
+struct Silent;
+
+impl MapWindow for Silent {
+    fn map_window(&self, _: &Pool) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[test]
+fn a_queue_that_is_stopped_is_not_touched_and_a_late_kick_does_not_start_it() {
+    let contexts = Arc::new(Counted::default());
+    let (memory, vring, control) = started(&contexts);
+    let ram = memory.memory();
+    let used = || {
+        let mut bytes = [0; 6 + 8 * SIZE as usize];
+        ram.read_slice(&mut bytes, GuestAddress(USED)).unwrap();
+        bytes
+    };
+    let counts = || {
+        let [pauses, ends] = [&contexts.pauses, &contexts.ends];
+        [pauses, ends].map(|count| count.load(Ordering::Relaxed))
+    };
+    vring.set_queue_event_idx(true);
+    request(&ram, 0, &OPEN);
+    control.serve(&vring, &Silent);
+    assert_eq!(used()[2], 1, "answered");
+
+    vring.set_queue_ready(false);
+    // The word by which the device asks to be told.
+    ram.write_obj(0x5a5a_u16, GuestAddress(USED + 4 + 8 * u64::from(SIZE)))
+        .unwrap();
+    let before = used();
+    control.suspend();
+    assert_eq!(counts(), [1, 0]);
+    // The kick was read before that, and its thread comes now.
+    request(&ram, 1, &OPEN);
+    control.serve(&vring, &Silent);
+    assert_eq!((used(), counts()), (before, [1, 0]));
+
+    vring.set_queue_ready(true);
+    control.serve(&vring, &Silent);
+    assert_eq!((used()[2], counts()), (2, [0, 0]));
+
+    // From its beginning, after a reset: what was has ended.
+    vring.set_queue_ready(false);
+    control.suspend();
+    for ring in [AVAILABLE, USED] {
+        ram.write_obj(0_u32, GuestAddress(ring)).unwrap();
+    }
+    vring.set_queue_next_avail(0);
+    vring.set_queue_ready(true);
+    control.serve(&vring, &Silent);
+    assert_eq!((used()[2], counts()), (0, [0, 1]));
+}
+
+#[test]
+fn a_queue_that_is_disabled_pauses_the_vm_until_it_is_enabled_and_started() {
+    let contexts = Arc::new(Counted::default());
+    let (memory, vring, control) = started(&contexts);
+    let control = Arc::new(control);
+    vring.follow_enabled({
+        let control = Arc::clone(&control);
+        move |enabled| control.set_enabled(enabled)
+    });
+    let ram = memory.memory();
+    let answered = || ram.read_obj::<u16>(GuestAddress(USED + 2)).unwrap();
+    let paused = || contexts.pauses.load(Ordering::Relaxed);
+    request(&ram, 0, &OPEN);
+    control.serve(&vring, &Silent);
+    vring.set_enabled(true);
+    assert_eq!((answered(), paused()), (1, 0));
+
+    vring.set_enabled(false);
+    vring.set_enabled(false);
+    request(&ram, 1, &OPEN);
+    control.serve(&vring, &Silent);
+    assert_eq!((answered(), paused()), (1, 1));
+    vring.set_enabled(true);
+    control.serve(&vring, &Silent);
+    assert_eq!((answered(), paused()), (2, 0));
+
+    // Stopped as well: it goes on when both are over.
+    vring.set_enabled(false);
+    vring.set_queue_ready(false);
+    control.suspend();
+    vring.set_enabled(true);
+    assert_eq!(paused(), 1);
+    vring.set_enabled(false);
+    vring.set_queue_ready(true);
+    control.serve(&vring, &Silent);
+    assert_eq!(paused(), 1);
+    vring.set_enabled(true);
+    assert_eq!(paused(), 0);
+    assert_eq!(contexts.ends.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_request_that_waits_for_the_vmm_is_answered_when_the_vm_goes_on() {
+    let contexts = Arc::new(Counted::default());
+    let (memory, vring, control) = started(&contexts);
     control.set_window(Pool::shared_window(1 << 20).unwrap());
     let vmm = Pausing {
         control: &control,
@@ -133,11 +258,7 @@ fn a_request_that_waits_for_the_vmm_is_answered_when_the_vm_goes_on() {
         length: 4096.into(),
         ..Request::default()
     };
-    let open = Request {
-        length: 0.into(),
-        ..ask(OP_OPEN)
-    };
-    request(&ram, 0, &open);
+    request(&ram, 0, &OPEN);
     request(&ram, 1, &ask(OP_WINDOW_MAP));
     control.serve(&vring, &vmm);
     assert_eq!(answered(), 1, "the VM is paused");
@@ -150,5 +271,8 @@ fn a_request_that_waits_for_the_vmm_is_answered_when_the_vm_goes_on() {
     assert_eq!(answered(), 2);
     let status: u32 = ram.read_obj(GuestAddress(BUFFERS + 0x180)).unwrap();
     assert_eq!(status, 0);
-    assert_eq!((vmm.maps.get(), contexts.0.load(Ordering::Relaxed)), (1, 1));
+    assert_eq!(
+        (vmm.maps.get(), contexts.mappings.load(Ordering::Relaxed)),
+        (1, 1)
+    );
 }

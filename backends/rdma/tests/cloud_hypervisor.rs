@@ -6,10 +6,11 @@ mod common;
 
 use common::{Backend, End, connect, until};
 use farlane_abi::Errno;
+use farlane_abi::config::QUEUE_DOORBELL;
 use farlane_abi::control::{OP_CLOSE, Reply, Request};
-use farlane_abi::queue::{OP_SEND, SEND_SIGNALED};
+use farlane_abi::queue::{OP_SEND, SEND_SIGNALED, WC_STATUS_RETRY_EXC_ERR};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_client::{Payload, RecvRequest, SendRequest};
+use farlane_client::{Completion, Payload, RecvRequest, SendRequest};
 use farlane_harness::Vm;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
@@ -64,6 +65,59 @@ fn events_are_delivered_from_the_first_one_on_and_after_a_reset() {
         assert_eq!(backend.counter("contexts"), 0);
     }
     assert_eq!(backend.counter("control_refusals"), 0);
+}
+
+/// Cloud Hypervisor pauses a VM by disabling its queues, which are not stopped.
+#[test]
+fn a_vm_whose_queues_are_disabled_is_left_alone_and_then_goes_on() {
+    let backend = Backend::start();
+    let vm = boot(&backend);
+    let here = [0_u8; 8];
+    let buffer = vm.allocate(4096).unwrap();
+    let contexts = [(); 3].map(|()| common::context(vm.open().unwrap()));
+    // SAFETY: the buffer outlives the ends.
+    let [a, b, peer] =
+        contexts.map(|context| unsafe { End::new(&context, buffer.address(), 4096) });
+    let host = common::context(backend.host_link());
+    // SAFETY: as above.
+    let outside = unsafe { End::new(&host, here.as_ptr().addr(), here.len()) };
+    connect(&a, &b);
+    connect(&outside, &peer);
+    let send = |wr_id| SendRequest {
+        wr_id,
+        opcode: OP_SEND,
+        flags: SEND_SIGNALED,
+        imm: 0,
+        remote_addr: 0,
+        rkey: 0,
+        payload: Payload::Gather(&[]),
+    };
+    for wr_id in 0..3 {
+        let scatter = &[];
+        let (served, bases) = (backend.counter("control_requests"), vm.pause().unwrap());
+        b.qp.post_recv(&RecvRequest { wr_id, scatter }).unwrap();
+        a.qp.post_send(&send(wr_id)).unwrap();
+        vm.kick(QUEUE_DOORBELL);
+        let opens = std::thread::spawn({
+            let vm = Arc::clone(&vm);
+            move || vm.open().unwrap()
+        });
+        if wr_id == 0 {
+            // The worker has had many turns when a peer has given up.
+            outside.qp.post_send(&send(wr_id)).unwrap();
+            assert_eq!(outside.completion().status, WC_STATUS_RETRY_EXC_ERR);
+        }
+        assert_eq!(a.cq.poll(&mut [Completion::default()]).unwrap(), 0);
+        assert_eq!(backend.counter("control_requests"), served);
+
+        vm.resume(&bases).unwrap();
+        for end in [&a, &b] {
+            let done = end.completion();
+            assert_eq!((done.status, done.wr_id.get()), (0, wr_id));
+        }
+        drop(opens.join().unwrap());
+    }
+    assert!(!a.context.is_dead());
 }
 
 #[test]

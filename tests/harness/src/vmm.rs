@@ -293,12 +293,7 @@ impl Vm {
             }
         }
         drop(queues);
-        for index in 0..usize::from(QUEUES) {
-            frontend
-                .set_vring_enable(index, true)
-                .map_err(failed("SET_VRING_ENABLE"))?;
-        }
-        Ok(())
+        enable_queues(frontend, true)
     }
 
     /// Connects to the next backend at `socket`, as Cloud Hypervisor does (`reinitialize_vhost_user`): the guest goes on.
@@ -335,11 +330,7 @@ impl Vm {
     fn stop_queues(&self) -> Result<Vec<u16>, Error> {
         let mut frontend = self.frontend();
         if self.manner == Manner::CloudHypervisor {
-            for index in 0..usize::from(QUEUES) {
-                frontend
-                    .set_vring_enable(index, false)
-                    .map_err(failed("SET_VRING_ENABLE"))?;
-            }
+            enable_queues(&mut frontend, false)?;
         }
         (0..usize::from(QUEUES))
             .map(|index| {
@@ -351,13 +342,19 @@ impl Vm {
             .collect()
     }
 
-    /// Pauses the VM, as a VMM does that is told to stop: the queues stop, and the device is not
-    /// reset. Returns what [`resume`](Self::resume) needs.
+    /// Pauses the VM, as a VMM does that is told to stop: the queues stop (QEMU) or are disabled (Cloud Hypervisor), and the device
+    /// is not reset. Returns what [`resume`](Self::resume) needs.
     ///
     /// # Errors
     /// When the backend does not play along.
     pub fn pause(&self) -> Result<Vec<u16>, Error> {
-        self.stop_queues()
+        match self.manner {
+            Manner::Qemu { .. } => self.stop_queues(),
+            Manner::CloudHypervisor => {
+                enable_queues(&mut self.frontend(), false)?;
+                Ok(Vec::new())
+            }
+        }
     }
 
     /// Has a paused VM go on.
@@ -365,7 +362,10 @@ impl Vm {
     /// # Errors
     /// When the backend does not play along.
     pub fn resume(&self, bases: &[u16]) -> Result<(), Error> {
-        self.start_at(bases)
+        match self.manner {
+            Manner::Qemu { .. } => self.start_at(bases),
+            Manner::CloudHypervisor => enable_queues(&mut self.frontend(), true),
+        }
     }
 
     /// Kicks a queue, whatever is in it.
@@ -395,6 +395,15 @@ impl Drop for Vm {
         }
         self.driver.end();
     }
+}
+
+fn enable_queues(frontend: &mut Frontend, enabled: bool) -> Result<(), Error> {
+    for index in 0..usize::from(QUEUES) {
+        frontend
+            .set_vring_enable(index, enabled)
+            .map_err(failed("SET_VRING_ENABLE"))?;
+    }
+    Ok(())
 }
 
 /// Gives the backend a channel for its own requests, and answers them from a thread.
