@@ -35,6 +35,27 @@ fn without_receive_requests_a_sender_waits_and_then_gives_up() {
 }
 
 #[test]
+fn a_receiver_that_changes_its_timer_again_and_again_is_given_up_all_the_same() {
+    let mut p = pair(Setup {
+        rnr_retry: 2,
+        ..NORMAL
+    });
+    p.a.sends
+        .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 4)]));
+    p.run();
+    // 0.64 and 0.96 ms, and always before the timer has passed: two of them are over after 2 ms at most.
+    for min_rnr_timer in [13, 12].into_iter().cycle().take(5) {
+        let attr = QpAttr {
+            min_rnr_timer,
+            ..Default::default()
+        };
+        p.b.qp.modify(QP_MIN_RNR_TIMER, &attr).unwrap();
+        p.pass(Duration::from_micros(400));
+    }
+    assert_eq!(p.a.next(), Some((1, WC_STATUS_RNR_RETRY_EXC_ERR)));
+}
+
+#[test]
 fn without_retries_a_sender_gives_up_at_once() {
     let mut p = pair(Setup {
         rnr_retry: 0,

@@ -18,6 +18,7 @@ use farlane_abi::queue::{
 };
 use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
 use farlane_zero_copy::warn_limited;
+use std::mem::discriminant;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -372,7 +373,8 @@ impl Requester {
             Wait::Receiver(timer) => Some(rnr_delay(timer)),
         };
         let until = match active.waiting {
-            Some((same, until)) if same == wait => until,
+            // The timer runs as it was set: a peer that changes it does not begin it again.
+            Some((same, until)) if discriminant(&same) == discriminant(&wait) => until,
             _ => {
                 let until = delay.map(|d| now + d);
                 active.waiting = Some((wait, until));
