@@ -6,7 +6,7 @@ use crate::counters::{self, Live};
 use crate::engine::{Engine, EngineQp, Progress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
-use crate::round::{Pace, round};
+use crate::round::{Look, Pace, Rota};
 use crate::table::Table;
 use crate::verbs::CallHost;
 use farlane_abi::Errno;
@@ -22,8 +22,8 @@ use farlane_zero_copy::{Pool, PoolBuffer, Region, RegionError, SharedMemory, war
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Protection domains of a context.
@@ -162,10 +162,8 @@ pub struct Context {
     header: OnceLock<Header>,
     regions: Mutex<HashMap<u32, Attached>>,
     objects: Mutex<Objects>,
-    /// What a turn goes through; replaced when a queue pair comes or goes.
-    turn: RwLock<Arc<[Arc<QpObject>]>>,
-    /// Where in it the next turn begins.
-    next: AtomicUsize,
+    /// Whose turns a turn consists of; set anew when a queue pair comes or goes.
+    rota: Mutex<Rota<Arc<QpObject>>>,
     /// Cut off because of what it wrote.
     failed: AtomicBool,
 }
@@ -239,8 +237,7 @@ impl Context {
                 buffers: Table::new(MAX_BUFFERS),
                 mapped: Vec::new(),
             }),
-            turn: RwLock::new(Arc::new([])),
-            next: AtomicUsize::new(0),
+            rota: Mutex::default(),
             failed: AtomicBool::new(false),
         })
     }
@@ -424,12 +421,12 @@ impl Context {
 
     /// Has a turn go through the present queue pairs.
     pub(crate) fn refresh_turn(&self, objects: &Objects) {
-        let list: Vec<_> = objects.qps.iter().cloned().collect();
-        *self.turn.write().unwrap_or_else(PoisonError::into_inner) = list.into();
+        let key = |qp: &Arc<QpObject>| Arc::as_ptr(qp).addr();
+        self.rota().set(objects.qps.iter().cloned(), key);
     }
 
-    fn turn(&self) -> Arc<[Arc<QpObject>]> {
-        Arc::clone(&self.turn.read().unwrap_or_else(PoisonError::into_inner))
+    fn rota(&self) -> MutexGuard<'_, Rota<Arc<QpObject>>> {
+        self.rota.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The node on which most bytes of its segments lie; none where it is not known of any.
@@ -471,8 +468,8 @@ impl Context {
         self.header.get()?.memory.word(OFF_BACKEND_STATE).ok()
     }
 
-    /// One turn: answers its calls, and gives queue pairs turns: each one, or as many as there is time for.
-    pub(crate) fn poll(self: &Arc<Self>, now: Instant, pace: Pace) -> Progress {
+    /// One turn: answers its calls, and gives queue pairs turns, of which there are so many left for those that are idle.
+    pub(crate) fn poll(self: &Arc<Self>, look: &Look, idle: &mut usize) -> Progress {
         let mut progress = Progress::default();
         let Some(header) = self.header.get() else {
             return progress;
@@ -495,13 +492,19 @@ impl Context {
             }
         }
         drop(calls);
-        let qps = self.turn();
-        let turn = |qp: &Arc<QpObject>| qp.engine.progress(now);
-        progress.and(round(&qps, &self.next, turn, pace.clock(qps.len())))
+        let mut rota = self.rota();
+        let most = look.idle_of_context(*idle);
+        let (mut left, is_over) = (most, look.clock(rota.len()));
+        let turn = |qp: &Arc<QpObject>, _: &mut usize| qp.engine.progress(look.now);
+        let came = rota.turn(look, &mut left, is_over, turn);
+        *idle = idle.saturating_sub(most - left);
+        progress.and(came)
     }
 
-    /// Whether a turn would find something to do: asked after sleep was announced.
-    pub(crate) fn is_ready(&self) -> bool {
+    /// Whether a turn would find something to do, for a context of a server without workers.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn has_work(&self) -> bool {
         let Some(header) = self.header.get() else {
             return false;
         };
@@ -509,20 +512,14 @@ impl Context {
             return false;
         }
         let calls = header.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls.is_ready() || self.turn().iter().any(|qp| qp.engine.is_ready())
+        calls.is_ready() || self.rota().iter().any(|qp| qp.engine.is_ready())
     }
 
     /// [`poll`](Self::poll), for a context of a server without workers.
     #[doc(hidden)]
     pub fn turn_now(self: &Arc<Self>, now: Instant) -> Progress {
-        self.poll(now, Pace::Whole)
-    }
-
-    /// [`is_ready`](Self::is_ready), for a context of a server without workers.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn has_work(&self) -> bool {
-        self.is_ready()
+        let (sweep, pace) = (0, Pace::Whole);
+        self.poll(&Look { now, sweep, pace }, &mut usize::MAX.clone())
     }
 
     fn cut_off(&self, why: &CallRingError) {
@@ -540,7 +537,7 @@ impl Context {
 
     /// Has every queue pair stop, or go on. The context must not get turns meanwhile.
     pub(crate) fn pause(&self, paused: bool) {
-        for qp in self.turn().iter() {
+        for qp in self.rota().iter() {
             qp.engine.pause(paused);
         }
     }

@@ -1,71 +1,220 @@
 //! Who has a turn, and how long: of the queue pairs of a context, and of the contexts of each tenant.
+//!
+//! Those that had something to do lately come first in each turn. The others are looked at in rotation, a bounded number of them in a
+//! turn, so that they delay nobody however many there are. Before a worker sleeps it has to have looked at all of them once: it does
+//! that in as many turns as it takes, a *sweep*, in which those who are busy have theirs as ever.
 
 use crate::engine::Progress;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// How long the queue pairs of a context, and the contexts of a tenant, may take in one turn of a worker, besides the last one's: the
 /// rest go on in the next.
 const TURN: Duration = Duration::from_micros(100);
 /// How many with nothing to do have a turn before the clock is looked at.
-const IDLE: usize = 64;
+const BETWEEN_CLOCKS: usize = 64;
+/// Idle queue pairs of a tenant that are looked at in a turn; its contexts count as well. About 10 us.
+const IDLE_OF_TENANT: usize = 128;
+/// Idle queue pairs of a context that are looked at in its turn.
+const IDLE_OF_CONTEXT: usize = 64;
+/// Who had something to do is busy for so long.
+const BUSY: Duration = Duration::from_millis(10);
 
 /// How many have a turn in one of their worker's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
     /// As many as there is time for: others wait.
     Bounded,
-    /// All: before the worker sleeps, which goes by what they say.
+    /// All.
     Whole,
 }
 
-impl Pace {
-    /// Says when the time of a round of so many that begins now is over.
-    pub fn clock(self, of: usize) -> impl Fn() -> bool {
-        let began = (self == Self::Bounded && of > 1).then(Instant::now);
+/// A turn of a worker.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Look {
+    /// When it began.
+    pub now: Instant,
+    /// Which sweep it is of.
+    pub sweep: u64,
+    /// How much of it there is.
+    pub pace: Pace,
+}
+
+impl Look {
+    /// Says when the time of so many that begin now is over.
+    pub fn clock(&self, of: usize) -> impl Fn() -> bool + use<> {
+        let began = (self.pace == Pace::Bounded && of > 1).then(Instant::now);
         move || began.is_some_and(|began| began.elapsed() >= TURN)
+    }
+
+    /// How many idle queue pairs of a context it may look at, of so many.
+    pub fn idle_of_context(&self, left: usize) -> usize {
+        match self.pace {
+            Pace::Bounded => left.min(IDLE_OF_CONTEXT),
+            Pace::Whole => usize::MAX,
+        }
+    }
+
+    fn idle_of_tenant(&self) -> usize {
+        match self.pace {
+            Pace::Bounded => IDLE_OF_TENANT,
+            Pace::Whole => usize::MAX,
+        }
     }
 }
 
-/// Gives all of `list` a turn, beginning at the `next` one, or as many as there are until the time `is_over`, but at least one: then
-/// the next round begins with the others.
-pub(crate) fn round<T>(
-    list: &[T],
-    next: &AtomicUsize,
-    mut turn: impl FnMut(&T) -> Progress,
-    is_over: impl Fn() -> bool,
-) -> Progress {
-    let first = next.load(Ordering::Relaxed) % list.len().max(1);
-    let (behind, ahead) = list.split_at(first);
-    let mut progress = Progress::default();
-    let (mut done, mut idle) = (0, 0);
-    for one in ahead.iter().chain(behind) {
-        let came = turn(one);
-        progress = progress.and(came);
-        done += 1;
-        idle += 1;
-        if done < list.len() && (came.worked || idle == IDLE) {
-            idle = 0;
-            if is_over() {
-                progress.cut = true;
+/// A list whose members have turns.
+#[derive(Debug)]
+pub(crate) struct Rota<T> {
+    all: Vec<Member<T>>,
+    /// Who is looked at next, busy or not.
+    next: usize,
+    /// Where those are who were busy lately: who has waited longest comes first.
+    busy: Vec<usize>,
+    sweep: u64,
+    /// How many the sweep has not come to.
+    left: usize,
+}
+
+#[derive(Debug)]
+struct Member<T> {
+    one: T,
+    /// When it had something to do, as long as it is busy.
+    worked: Option<Instant>,
+    sweep: u64,
+}
+
+impl<T> Default for Rota<T> {
+    fn default() -> Self {
+        Self {
+            all: Vec::new(),
+            next: 0,
+            busy: Vec::new(),
+            sweep: 0,
+            left: 0,
+        }
+    }
+}
+
+impl<T> Rota<T> {
+    /// Has `all`, of which each has a key of its own, have turns from now on. Those who stay go on as they are.
+    pub fn set(&mut self, all: impl Iterator<Item = T>, key: impl Fn(&T) -> usize) {
+        let worked: HashMap<usize, Option<Instant>> = self
+            .busy
+            .iter()
+            .filter_map(|&at| self.all.get(at))
+            .map(|member| (key(&member.one), member.worked))
+            .collect();
+        let next = self.all.get(self.next).map(|member| key(&member.one));
+        self.all = all
+            .map(|one| Member {
+                // Mostly nobody is busy when one more comes.
+                worked: (!worked.is_empty())
+                    .then(|| worked.get(&key(&one)).copied().flatten())
+                    .flatten(),
+                one,
+                sweep: 0,
+            })
+            .collect();
+        let all = || self.all.iter().enumerate();
+        let is_next = |member: &Member<T>| Some(key(&member.one)) == next;
+        self.next = all().find(|(_, m)| is_next(m)).map_or(0, |(at, _)| at);
+        self.busy = all()
+            .filter(|(_, member)| member.worked.is_some())
+            .map(|(at, _)| at)
+            .collect();
+        self.sweep = 0;
+        self.left = self.all.len();
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.all.iter().map(|member| &member.one)
+    }
+
+    /// Gives turns: to those who are busy until the time `is_over`, but to one at least, and to others in rotation as long as there
+    /// are `idle` looks, of which each turn takes some. Progress is cut when the sweep has not come to all.
+    pub fn turn(
+        &mut self,
+        look: &Look,
+        idle: &mut usize,
+        is_over: impl Fn() -> bool,
+        mut turn: impl FnMut(&T, &mut usize) -> Progress,
+    ) -> Progress {
+        if self.sweep != look.sweep {
+            self.sweep = look.sweep;
+            self.left = self.all.len();
+        }
+        let mut progress = Progress::default();
+        let (mut done, busy) = (0, self.busy.len());
+        while done < busy {
+            let at = self.busy[done];
+            let mut beside = IDLE_OF_CONTEXT;
+            let came = self.give(at, look, &mut beside, &mut turn);
+            progress = progress.and(came);
+            done += 1;
+            if (came.worked || done.is_multiple_of(BETWEEN_CLOCKS)) && is_over() {
                 break;
             }
         }
+        self.retire(look.now, done);
+        let mut looks = self.all.len();
+        while looks > 0 && *idle > 0 {
+            let at = self.next % self.all.len();
+            self.next = at + 1;
+            looks -= 1;
+            if self.all[at].worked.is_some() {
+                // Its turn comes, or has come, with those who are busy.
+                continue;
+            }
+            *idle -= 1;
+            let came = self.give(at, look, idle, &mut turn);
+            progress = progress.and(came);
+            if came.worked && is_over() {
+                break;
+            }
+        }
+        progress.cut = self.left > 0;
+        progress
     }
-    next.store(first + done, Ordering::Relaxed);
-    progress
+
+    fn give(
+        &mut self,
+        at: usize,
+        look: &Look,
+        idle: &mut usize,
+        turn: &mut impl FnMut(&T, &mut usize) -> Progress,
+    ) -> Progress {
+        let member = &mut self.all[at];
+        let came = turn(&member.one, idle);
+        if came.worked && member.worked.replace(look.now).is_none() {
+            self.busy.push(at);
+        }
+        if !came.cut && member.sweep != look.sweep {
+            member.sweep = look.sweep;
+            self.left -= 1;
+        }
+        came
+    }
+
+    /// So many of those who are busy have had their turn. Who has had nothing to do for long is not busy any more.
+    fn retire(&mut self, now: Instant, done: usize) {
+        let all = &mut self.all;
+        self.busy.rotate_left(done);
+        self.busy.retain(|&at| {
+            let worked = &mut all[at].worked;
+            *worked = worked.filter(|at| now.saturating_duration_since(*at) < BUSY);
+            worked.is_some()
+        });
+    }
 }
 
 /// What a worker serves, by tenant: each has a round in a turn, however many there are of its own.
 #[derive(Debug)]
-pub(crate) struct Tenants<T>(Vec<Tenant<T>>);
-
-#[derive(Debug)]
-struct Tenant<T> {
-    /// At least one.
-    list: Vec<T>,
-    next: AtomicUsize,
-}
+pub(crate) struct Tenants<T>(Vec<Rota<T>>);
 
 impl<T> Default for Tenants<T> {
     fn default() -> Self {
@@ -74,106 +223,48 @@ impl<T> Default for Tenants<T> {
 }
 
 impl<T: Clone> Tenants<T> {
-    /// Serves `all` from now on. Tenants who stay go on where they are.
-    pub fn set(&mut self, all: &[T], are_one_tenants: impl Fn(&T, &T) -> bool) {
-        let before = std::mem::take(&mut self.0);
-        let is_of = |tenant: &Tenant<T>, one: &T| {
-            tenant.list.first().is_some_and(|f| are_one_tenants(f, one))
-        };
+    /// Serves `all`, of which each has a key of its own, from now on. Tenants who stay go on where they are.
+    pub fn set(
+        &mut self,
+        all: &[T],
+        are_one_tenants: impl Fn(&T, &T) -> bool,
+        key: impl Fn(&T) -> usize,
+    ) {
+        let mut lists: Vec<Vec<T>> = Vec::new();
         for one in all {
-            if let Some(tenant) = self.0.iter_mut().find(|tenant| is_of(tenant, one)) {
-                tenant.list.push(one.clone());
-                continue;
+            match lists.iter_mut().find(|l| are_one_tenants(&l[0], one)) {
+                Some(list) => list.push(one.clone()),
+                None => lists.push(vec![one.clone()]),
             }
-            let before = before.iter().find(|tenant| is_of(tenant, one));
-            let next = before.map_or(0, |tenant| tenant.next.load(Ordering::Relaxed));
-            self.0.push(Tenant {
-                list: vec![one.clone()],
-                next: next.into(),
-            });
+        }
+        let mut before = std::mem::take(&mut self.0);
+        for list in lists {
+            let is_of = |rota: &Rota<T>| {
+                let mut all = rota.iter();
+                all.next().is_some_and(|one| are_one_tenants(one, &list[0]))
+            };
+            let at = before.iter().position(is_of);
+            let mut rota = at.map_or_else(Rota::default, |at| before.swap_remove(at));
+            rota.set(list.into_iter(), &key);
+            self.0.push(rota);
         }
     }
 
     /// A round for each tenant; `clock` says of one of so many that begins when its time is over.
     pub fn turn<C: Fn() -> bool>(
-        &self,
-        mut turn: impl FnMut(&T) -> Progress,
+        &mut self,
+        look: &Look,
         clock: impl Fn(usize) -> C,
+        mut turn: impl FnMut(&T, &mut usize) -> Progress,
     ) -> Progress {
-        self.0.iter().fold(Progress::default(), |progress, tenant| {
-            let is_over = clock(tenant.list.len());
-            progress.and(round(&tenant.list, &tenant.next, &mut turn, is_over))
-        })
+        self.0
+            .iter_mut()
+            .fold(Progress::default(), |progress, rota| {
+                let (mut idle, is_over) = (look.idle_of_tenant(), clock(rota.len()));
+                progress.and(rota.turn(look, &mut idle, is_over, &mut turn))
+            })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::cell::RefCell;
-
-    #[test]
-    fn a_round_that_is_over_goes_on_with_those_who_had_no_turn() {
-        let (next, had) = (AtomicUsize::new(0), RefCell::new(Vec::new()));
-        let give = |list: &[u32], worked, is_over: bool| {
-            had.borrow_mut().clear();
-            let turn = |one: &u32| {
-                had.borrow_mut().push(*one);
-                Progress {
-                    worked,
-                    ..Progress::default()
-                }
-            };
-            let progress = round(list, &next, turn, || is_over);
-            assert_eq!(progress.worked, worked && !list.is_empty());
-            (had.borrow().clone(), progress.cut)
-        };
-        let list = [0, 1, 2];
-        for one in [0, 1, 2, 0, 1] {
-            assert_eq!(give(&list, true, true), (vec![one], true));
-        }
-        assert_eq!(give(&list, true, false), (vec![2, 0, 1], false));
-        assert_eq!(give(&list, false, false), (vec![2, 0, 1], false));
-        // The list has become shorter, and empty.
-        assert_eq!(give(&[0], true, true), (vec![0], false));
-        assert_eq!(give(&[], true, true), (vec![], false));
-        // Many who have nothing to do cost time as well, are no work, and what is behind them is not forgotten.
-        let many: Vec<u32> = (0..100).collect();
-        let (first, cut) = give(&many, false, true);
-        assert_eq!((first.len(), cut), (IDLE, true));
-        assert_eq!(give(&many, false, true).0.first(), Some(&64));
-    }
-
-    #[test]
-    fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
-        let mut tenants = Tenants::default();
-        // The tenant is the hundred.
-        let set =
-            |tenants: &mut Tenants<u32>, all: &[u32]| tenants.set(all, |a, b| a / 100 == b / 100);
-        let turn = |tenants: &Tenants<u32>, is_over: bool| {
-            let mut had = Vec::new();
-            let busy = |one: &u32| {
-                had.push(*one);
-                Progress {
-                    worked: true,
-                    ..Progress::default()
-                }
-            };
-            let cut = tenants.turn(busy, |_| move || is_over).cut;
-            (had, cut)
-        };
-        set(&mut tenants, &[100, 101, 200, 102, 201]);
-        assert_eq!(turn(&tenants, true), (vec![100, 200], true));
-        assert_eq!(turn(&tenants, true), (vec![101, 201], true));
-        // Who comes and goes does not keep others' from their turn.
-        set(&mut tenants, &[300, 100, 101, 102, 201, 200]);
-        assert_eq!(turn(&tenants, true), (vec![300, 102, 201], true));
-        assert_eq!(turn(&tenants, true), (vec![300, 100, 200], true));
-        assert_eq!(
-            turn(&tenants, false),
-            (vec![300, 101, 102, 100, 201, 200], false)
-        );
-        set(&mut tenants, &[]);
-        assert_eq!(turn(&tenants, true), (vec![], false));
-    }
-}
+mod tests;

@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::counters::{self, Live};
 use crate::engine::{Progress, Waker};
 use crate::limbs::{self, Place};
-use crate::round::{Pace, Tenants};
+use crate::round::{Look, Pace, Tenants};
 use crate::sleep;
 use crate::spin::Spin;
 use farlane_zero_copy::timeslice;
@@ -12,7 +12,7 @@ use farlane_zero_copy::topology::Node;
 use rustix::event::{EventfdFlags, epoll};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -32,6 +32,8 @@ struct Shared {
     epoll: OwnedFd,
     wake: OwnedFd,
     stop: AtomicBool,
+    /// The thread has found what somebody whom it serves itself may wait for.
+    again: AtomicBool,
     counters: Arc<Live>,
 }
 
@@ -55,6 +57,7 @@ impl Worker {
             epoll,
             wake,
             stop: AtomicBool::new(false),
+            again: AtomicBool::new(false),
             counters,
         });
         shared.watch(shared.wake.as_fd())?;
@@ -116,17 +119,18 @@ impl Worker {
         self.shared.watch(fd)
     }
 
-    /// Wakes its thread, for as long as there is one. The thread itself looks at all before it sleeps, and need not be woken for
-    /// what its own turn has found.
+    /// Wakes its thread, for as long as there is one. The thread itself looks at all once more before it sleeps.
     pub fn waker(&self) -> Waker {
         let shared = Arc::downgrade(&self.shared);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let thread = thread.as_ref().map(|handle| handle.thread().id());
         Box::new(move || {
-            if thread != Some(std::thread::current().id())
-                && let Some(shared) = shared.upgrade()
-            {
-                shared.ring();
+            if let Some(shared) = shared.upgrade() {
+                if thread == Some(std::thread::current().id()) {
+                    shared.again.store(true, Ordering::Relaxed);
+                } else {
+                    shared.ring();
+                }
             }
         })
     }
@@ -214,55 +218,50 @@ impl Shared {
         let mut tenants = Tenants::default();
         let mut generation = 0;
         let mut spin = Spin::default();
+        let mut sweep = 0;
+        let mut rest = None;
         while !self.stop.load(Ordering::Relaxed) {
             let current = self.generation.load(Ordering::Acquire);
             if current != generation {
                 generation = current;
                 contexts.clone_from(&self.list());
-                tenants.set(&contexts, |one, other| one.is_beside(other));
+                let key = |context: &Arc<Context>| Arc::as_ptr(context).addr();
+                tenants.set(&contexts, |one, other| one.is_beside(other), key);
                 self.saw(generation);
-                sleep::awake(contexts.iter().filter_map(|c| c.state_word()));
+                sleep::awake(words(&contexts));
+                rest = None;
             }
-            let mut progress = turn(&tenants, Pace::Bounded);
-            if progress.worked {
+            let progress = turn(&mut tenants, sweep);
+            if progress.worked || self.again.swap(false, Ordering::Relaxed) {
                 spin.worked();
-            } else if spin.idle() {
-                if progress.cut {
-                    progress = turn(&tenants, Pace::Whole);
+                if rest.take().is_some() {
+                    sleep::awake(words(&contexts));
                 }
-                if progress.worked {
-                    spin.worked();
-                } else {
-                    self.sleep(&contexts, generation, progress.deadline, &mut spin);
+                continue;
+            }
+            match &mut rest {
+                None if spin.idle() => {
+                    // Who posts something from now on wakes it. What was posted before is found in a sweep.
+                    sleep::announce(words(&contexts));
+                    sweep += 1;
+                    rest = Some(Rest::default());
                 }
+                None => {}
+                Some(rest) => rest.note(progress.deadline),
+            }
+            if !progress.cut
+                && let Some(rest) = rest.take_if(|rest| rest.looked)
+            {
+                counters::add(&self.counters.sleeps, 1);
+                let left = |d: Instant| d.saturating_duration_since(Instant::now());
+                // A change of the list, the end, and every doorbell since the announcement end it.
+                self.wait(rest.deadline.map(left));
+                spin.woke();
+                sleep::awake(words(&contexts));
             }
         }
         drop((contexts, tenants));
         self.saw(u64::MAX);
-    }
-
-    fn sleep(
-        &self,
-        contexts: &[Arc<Context>],
-        generation: u64,
-        deadline: Option<Instant>,
-        spin: &mut Spin,
-    ) {
-        let words = || contexts.iter().filter_map(|c| c.state_word());
-        sleep::announce(words());
-        let ready = contexts.iter().any(|c| c.is_ready())
-            || self.generation.load(Ordering::SeqCst) != generation
-            || self.stop.load(Ordering::SeqCst);
-        if !ready {
-            counters::add(&self.counters.sleeps, 1);
-            let began = Instant::now();
-            let left = deadline.map(|d| d.saturating_duration_since(began));
-            self.wait(left);
-            spin.woke();
-        } else {
-            spin.worked();
-        }
-        sleep::awake(words());
     }
 
     fn wait(&self, most: Option<Duration>) {
@@ -278,7 +277,36 @@ impl Shared {
     }
 }
 
-fn turn(tenants: &Tenants<Arc<Context>>, pace: Pace) -> Progress {
-    let now = Instant::now();
-    tenants.turn(|context| context.poll(now, pace), |of| pace.clock(of))
+/// Sleep is announced, and the sweep goes on.
+#[derive(Debug, Default)]
+struct Rest {
+    /// It has begun.
+    looked: bool,
+    /// When to come back though nothing new arrives.
+    deadline: Option<Instant>,
+}
+
+impl Rest {
+    fn note(&mut self, deadline: Option<Instant>) {
+        self.looked = true;
+        self.deadline = match (self.deadline, deadline) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
+}
+
+/// The words that say whether a context's backend must be woken.
+fn words(contexts: &[Arc<Context>]) -> impl Iterator<Item = &AtomicU32> {
+    contexts.iter().filter_map(|context| context.state_word())
+}
+
+fn turn(tenants: &mut Tenants<Arc<Context>>, sweep: u64) -> Progress {
+    let look = Look {
+        now: Instant::now(),
+        sweep,
+        pace: Pace::Bounded,
+    };
+    let poll = |context: &Arc<Context>, idle: &mut usize| context.poll(&look, idle);
+    tenants.turn(&look, |of| look.clock(of), poll)
 }

@@ -196,7 +196,11 @@ impl Requester {
                 }
                 Step::Wait(wait) => {
                     match self.wait(wait, now) {
-                        Ok(deadline) => progress.deadline = deadline,
+                        Ok(deadline) => {
+                            progress.deadline = deadline;
+                            // It has said that it waits, and looks once more.
+                            progress.worked |= self.is_ready(qp, draining);
+                        }
                         Err(status) => {
                             progress.worked = true;
                             self.fail(qp, status);

@@ -1,0 +1,157 @@
+use super::*;
+use std::cell::{Cell, RefCell};
+
+/// Turns that are written down.
+struct Rig {
+    rota: Rota<usize>,
+    look: Look,
+    had: RefCell<Vec<usize>>,
+}
+
+impl Rig {
+    fn new(members: usize) -> Self {
+        let mut rota = Rota::default();
+        rota.set(0..members, |one| *one);
+        let look = Look {
+            now: Instant::now(),
+            sweep: 1,
+            pace: Pace::Bounded,
+        };
+        let had = RefCell::default();
+        Self { rota, look, had }
+    }
+
+    /// Who has a turn, in order, and whether the sweep goes on.
+    fn turn(
+        &mut self,
+        mut idle: usize,
+        is_over: bool,
+        works: impl Fn(usize) -> bool,
+    ) -> (Vec<usize>, bool) {
+        let turn = |one: &usize, _: &mut usize| {
+            self.had.borrow_mut().push(*one);
+            Progress {
+                worked: works(*one),
+                ..Progress::default()
+            }
+        };
+        let came = self.rota.turn(&self.look, &mut idle, || is_over, turn);
+        (self.had.take(), came.cut)
+    }
+}
+
+#[test]
+fn idle_ones_are_looked_at_in_rotation_and_busy_ones_in_every_turn() {
+    let mut rig = Rig::new(10);
+    assert_eq!(rig.turn(4, false, |_| false), (vec![0, 1, 2, 3], true));
+    assert_eq!(rig.turn(4, false, |one| one == 6).0, [4, 5, 6, 7]);
+    assert_eq!(rig.turn(4, false, |_| false), (vec![6, 8, 9, 0, 1], false));
+    // One that has had nothing to do for long is one of the others.
+    rig.look.now += BUSY;
+    assert_eq!(rig.turn(2, false, |_| false).0, [6, 2, 3]);
+    assert_eq!(rig.turn(2, false, |_| false).0, [4, 5]);
+}
+
+#[test]
+fn a_turn_that_is_over_goes_on_with_those_who_had_none() {
+    let mut rig = Rig::new(3);
+    let all = |_| true;
+    for expected in [vec![0], vec![0, 1], vec![0, 2], vec![1], vec![0], vec![2]] {
+        assert_eq!(rig.turn(9, true, all).0, expected);
+    }
+    // The list has become shorter, and empty.
+    rig.rota.set([2].into_iter(), |one| *one);
+    assert_eq!(rig.turn(1, true, all).0, [2]);
+    rig.rota.set(std::iter::empty(), |one| *one);
+    assert_eq!(rig.turn(1, true, all), (vec![], false));
+}
+
+#[test]
+fn many_who_are_idle_do_not_keep_those_who_are_busy_waiting() {
+    let mut rig = Rig::new(81_920);
+    let busy = 80_000;
+    while !rig
+        .turn(IDLE_OF_TENANT, false, |one| one == busy)
+        .0
+        .contains(&busy)
+    {}
+    for _ in 0..1000 {
+        let (had, _) = rig.turn(IDLE_OF_TENANT, false, |one| one == busy);
+        assert_eq!((had[0], had.len()), (busy, 1 + IDLE_OF_TENANT));
+    }
+}
+
+#[test]
+fn a_sweep_ends_when_all_were_looked_at_once() {
+    let mut rig = Rig::new(5);
+    while rig.turn(2, false, |one| one == 3).1 {}
+    for _ in 0..4 {
+        rig.look.sweep += 1;
+        let mut had = Vec::new();
+        loop {
+            let (more, cut) = rig.turn(2, true, |_| false);
+            had.extend(more);
+            if !cut {
+                break;
+            }
+        }
+        had.sort_unstable();
+        had.dedup();
+        assert_eq!(had, [0, 1, 2, 3, 4]);
+    }
+    // One of which there is more to be looked at.
+    let (mut looks, more) = (0, Cell::new(2_u32));
+    rig.look.sweep += 1;
+    loop {
+        let turn = |one: &usize, _: &mut usize| Progress {
+            cut: *one == 4 && more.replace(more.get().saturating_sub(1)) > 0,
+            ..Progress::default()
+        };
+        looks += 1;
+        if !rig.rota.turn(&rig.look, &mut 5, || false, turn).cut {
+            break;
+        }
+    }
+    assert_eq!(looks, 3);
+}
+
+#[test]
+fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
+    let mut tenants = Tenants::default();
+    let look = Rig::new(0).look;
+    // The tenant is the hundred.
+    let set = |tenants: &mut Tenants<usize>, all: &[usize]| {
+        tenants.set(all, |a, b| a / 100 == b / 100, |one| *one);
+    };
+    let turn = |tenants: &mut Tenants<usize>, is_busy: &dyn Fn(usize) -> bool| {
+        let mut had = Vec::new();
+        let poll = |one: &usize, _: &mut usize| {
+            if is_busy(*one) {
+                had.push(*one);
+            }
+            Progress {
+                worked: is_busy(*one),
+                ..Progress::default()
+            }
+        };
+        tenants.turn(&look, |_| || true, poll);
+        had
+    };
+    // A busy one of each: the one who has 99 idle ones beside it has as many turns as the one that is alone.
+    let many: Vec<usize> = (100..200).chain([200]).collect();
+    set(&mut tenants, &many);
+    let busy = |one| one == 142 || one == 200;
+    turn(&mut tenants, &busy);
+    let mut turns = Vec::new();
+    for _ in 0..100 {
+        turns.extend(turn(&mut tenants, &busy));
+    }
+    let of = |who: usize| turns.iter().filter(|one| **one == who).count();
+    assert_eq!([of(142), of(200)], [100, 100]);
+
+    // Who comes and goes does not keep others from their turn.
+    set(&mut tenants, &[300, 142, 200]);
+    assert_eq!(turn(&mut tenants, &|one| one < 300), [142, 200]);
+    set(&mut tenants, &[]);
+    assert!(turn(&mut tenants, &|_| true).is_empty());
+}
