@@ -4,6 +4,7 @@
 
 mod common;
 mod ends;
+mod handshakes;
 mod leases;
 mod names;
 mod peers;
