@@ -6,6 +6,7 @@ mod common;
 mod ends;
 mod handshakes;
 mod leases;
+mod memory;
 mod names;
 mod peers;
 mod requests;
