@@ -11,6 +11,7 @@ mod names;
 mod peers;
 mod requests;
 mod unreliable;
+mod windows;
 
 use common::{
     AREA, LENGTH, MSI, Rig, SOURCE, STATUS, TARGET, lender, memfd, serve_borrowed, until,

@@ -5,6 +5,7 @@ mod lease;
 mod memory;
 mod names;
 mod peers;
+mod proof;
 mod queue;
 mod reach;
 mod registers;

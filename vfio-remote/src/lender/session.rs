@@ -31,6 +31,8 @@ pub(crate) enum Ending {
     Expired,
     /// The device was wanted back.
     Revoked,
+    /// A window through which the device reached memory shows another memory.
+    WrongWindow,
 }
 
 /// A lease, for the thread that watches its time.
