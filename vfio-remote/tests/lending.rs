@@ -4,11 +4,14 @@
 
 mod common;
 mod ends;
+mod handshakes;
 mod leases;
+mod memory;
 mod names;
 mod peers;
 mod requests;
 mod unreliable;
+mod windows;
 
 use common::{
     AREA, LENGTH, MSI, Rig, SOURCE, STATUS, TARGET, lender, memfd, serve_borrowed, until,

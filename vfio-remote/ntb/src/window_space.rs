@@ -76,7 +76,8 @@ impl WindowSpace {
     }
 
     /// Has the other end see `length` bytes of `file` from `offset` on: through a window that shows
-    /// them already, or a free one, which then shows just them, rounded to its alignment.
+    /// them already, or a free one. That shows the whole file from now on, so that memory of which a VM has many ranges needs
+    /// one window; where no free one is large enough, just the range, rounded to its alignment.
     ///
     /// Where `writable` is false a window may be chosen that can be written, because it shows the
     /// bytes to somebody who may. A bridge between processes shares the descriptor itself: for
@@ -135,40 +136,63 @@ impl WindowSpace {
         } else {
             NtbError::Exhausted { windows, length }
         };
-        for (window, slot) in (0..).zip(slots.iter_mut()) {
-            if slot.fixed || !slot.users.is_empty() {
-                continue;
-            }
-            let shown = match self.rounded(window, examined, offset, length) {
-                Ok(shown) => shown,
-                Err(error) => {
-                    refusal = worse(refusal, error);
+        // The whole file, or else the range.
+        for whole in [true, false] {
+            for (window, slot) in (0..).zip(slots.iter_mut()) {
+                if slot.fixed || !slot.users.is_empty() {
                     continue;
                 }
-            };
-            if slot.translation.is_some() {
-                // It could not be cleared when its last user went.
-                self.ntb.clear_translation(window)?;
-                slot.translation = None;
+                let shown = match whole {
+                    true => self.whole(window, examined, offset, length)?,
+                    false => match self.rounded(window, examined, offset, length) {
+                        Ok(shown) => Some(shown),
+                        Err(error) => {
+                            refusal = worse(refusal, error);
+                            None
+                        }
+                    },
+                };
+                let Some((from, bytes)) = shown else {
+                    continue;
+                };
+                if slot.translation.is_some() {
+                    // It could not be cleared when its last user went.
+                    self.ntb.clear_translation(window)?;
+                    slot.translation = None;
+                }
+                self.ntb
+                    .set_translation(window, file, from, bytes, writable)?;
+                slot.translation = Some(Translation {
+                    file: examined.id,
+                    offset: from,
+                    length: bytes,
+                    writable,
+                });
+                let slice = WindowSlice {
+                    window,
+                    offset: offset - from,
+                    length,
+                };
+                slot.users.push(slice);
+                return Ok(slice);
             }
-            let (from, bytes) = shown;
-            self.ntb
-                .set_translation(window, file, from, bytes, writable)?;
-            slot.translation = Some(Translation {
-                file: examined.id,
-                offset: from,
-                length: bytes,
-                writable,
-            });
-            let slice = WindowSlice {
-                window,
-                offset: offset - from,
-                length,
-            };
-            slot.users.push(slice);
-            return Ok(slice);
         }
         Err(refusal)
+    }
+
+    /// All of the file that `window` can show, if it can show all of it, and the range is there.
+    fn whole(
+        &self,
+        window: u32,
+        examined: &Examined,
+        offset: u64,
+        length: u64,
+    ) -> Result<Option<(u64, u64)>, NtbError> {
+        let limits = self.ntb.limits().window(window)?;
+        let bytes = examined.size - examined.size % limits.size_alignment;
+        let end = offset.checked_add(length);
+        let fits = bytes <= limits.max_size && end.is_some_and(|end| end <= bytes);
+        Ok((examined.regular && fits).then_some((0, bytes)))
     }
 
     /// The smallest range around this one that `window` can show.

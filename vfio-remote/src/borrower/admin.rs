@@ -2,7 +2,7 @@
 
 use super::session::{SessionError, greet};
 use crate::link::message::{DeviceStatus, Reply, Request, ToBorrower, ToLender};
-use crate::link::{Connector, Received};
+use crate::link::{Connector, HANDSHAKE, Received};
 use std::time::{Duration, Instant};
 
 /// A revocation takes as long as the lender gives its borrowers, and a reset.
@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MAX_DEVICES: usize = 1 << 16;
 
 fn ask(connector: &Connector, name: &str, request: Request) -> Result<Reply, SessionError> {
-    let (sender, mut receiver, _) = greet(connector, name)?;
+    let (sender, mut receiver, _) = greet(connector, name, Instant::now() + HANDSHAKE)?;
     sender.send(&ToLender::Request { id: 1, request }, &[])?;
     match receiver.receive::<ToBorrower>(Some(Instant::now() + PATIENCE))? {
         Some(Received {

@@ -68,7 +68,12 @@ pub(super) struct Stretch {
 #[derive(Debug)]
 pub(super) enum Placed {
     /// Through a window of one of the bridges, which this end has set up.
-    Window { way: usize, slice: WindowSlice },
+    Window {
+        way: usize,
+        slice: WindowSlice,
+        /// The lender can read it by messages too, to compare.
+        is_readable: bool,
+    },
     /// By messages.
     Messages,
     /// The lender knows how.
@@ -94,6 +99,8 @@ pub(super) struct Range {
 /// A bridge to the lender; none where only the lender knows it.
 pub(super) struct Way {
     pub name: String,
+    /// Whether the lender compares what it sees there with what this end reads: both are configured, and may not fit.
+    pub is_compared: bool,
     pub windows: Option<WindowSpace>,
 }
 
@@ -162,6 +169,7 @@ impl Layout {
                     bridge::wait_up(&*ntb);
                     Way {
                         name: "shm".to_owned(),
+                        is_compared: false,
                         windows: Some(WindowSpace::new(ntb)),
                     }
                 }
@@ -174,6 +182,7 @@ impl Layout {
                     }
                     Way {
                         name: name.clone(),
+                        is_compared: true,
                         windows: ntb.map(|(_, ntb)| WindowSpace::new(Arc::clone(ntb))),
                     }
                 }

@@ -3,7 +3,7 @@
 use super::layout::{Backing, Layout, Piece, Placed, Stretch, User, Way};
 use super::resolve::PeerPath;
 use super::session::SessionError;
-use crate::link::message::{PeerName, Place, Request};
+use crate::link::message::{PeerName, Place, Refusal, Request};
 use farlane_ntb::{NtbError, WindowSlice, WindowSpace};
 use farlane_pci::{DmaMapping, DmaTarget, RemoteMemory};
 use farlane_vfio_user::Client;
@@ -32,7 +32,7 @@ pub(super) fn ask(
     stretch: &Stretch,
     place: Place,
     peer: Option<&PeerName>,
-) -> Result<Result<(), String>, SessionError> {
+) -> Result<Result<(), Refusal>, SessionError> {
     let request = Request::Map {
         fence: user.fence,
         address: stretch.address,
@@ -43,7 +43,7 @@ pub(super) fn ask(
     };
     match user.session.ask(request, &[]) {
         Ok(()) => Ok(Ok(())),
-        Err(SessionError::Refused(refusal)) => Ok(Err(refusal.to_string())),
+        Err(SessionError::Refused(refusal)) => Ok(Err(refusal)),
         Err(e) => Err(e),
     }
 }
@@ -131,7 +131,8 @@ impl Layout {
         user: &User,
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placed>, SessionError> {
-        for (way, Way { name, windows }) in self.ways.iter().enumerate() {
+        for (number, way) in self.ways.iter().enumerate() {
+            let Way { name, windows, .. } = way;
             let Some(windows) = windows else {
                 continue;
             };
@@ -144,23 +145,55 @@ impl Layout {
                 }
             };
             let place = Place::Window {
-                bridge: u16::try_from(way).unwrap_or(u16::MAX),
+                bridge: u16::try_from(number).unwrap_or(u16::MAX),
                 window: slice.window,
                 offset: slice.offset,
             };
-            match ask(user, stretch, place, peer) {
-                Ok(Ok(())) => return Ok(Some(Placed::Window { way, slice })),
-                Ok(Err(refusal)) => {
-                    reasons.push(format!("{name}: {refusal}"));
-                    free(windows, slice);
+            let is_readable =
+                way.is_compared && peer.is_none() && self.let_read(stretch, (file, offset));
+            let asked = ask(user, stretch, place, peer);
+            if !matches!(asked, Ok(Ok(()))) {
+                free(windows, slice);
+                if is_readable {
+                    let _ = self.messages.unmap(stretch.address, stretch.length);
                 }
-                Err(e) => {
-                    free(windows, slice);
-                    return Err(e);
+            }
+            match asked? {
+                Ok(()) => {
+                    return Ok(Some(Placed::Window {
+                        way: number,
+                        slice,
+                        is_readable,
+                    }));
                 }
+                // No other way makes good that this one is wrong: whoever has set it up is to know.
+                Err(Refusal::Window(why)) => {
+                    let why = format!("{name} does not show it: {why}");
+                    log::error!(
+                        "{:#x} bytes at {:#x}: {why}",
+                        stretch.length,
+                        stretch.address
+                    );
+                    return Ok(Some(Placed::Nowhere(why)));
+                }
+                Err(refusal) => reasons.push(format!("{name}: {refusal}")),
             }
         }
         Ok(None)
+    }
+
+    /// Lets the lender read memory that it is to see through a window, to compare.
+    fn let_read(&self, stretch: &Stretch, (file, offset): (&Arc<OwnedFd>, u64)) -> bool {
+        let mapping = DmaMapping {
+            address: stretch.address,
+            length: stretch.length,
+            writable: false,
+            target: DmaTarget::File {
+                file: Arc::clone(file),
+                offset,
+            },
+        };
+        self.messages.map(&mapping).is_ok()
     }
 
     /// By messages over the link, which this end answers with `target`.
@@ -215,7 +248,14 @@ impl Layout {
             self.forget_user();
         }
         match placed {
-            Placed::Window { way, slice } => {
+            Placed::Window {
+                way,
+                slice,
+                is_readable,
+            } => {
+                if is_readable {
+                    let _ = self.messages.unmap(address, stretch.length);
+                }
                 if let Some(windows) = self.ways.get(way).and_then(|w| w.windows.as_ref()) {
                     free(windows, slice);
                 }

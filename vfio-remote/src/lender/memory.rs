@@ -1,10 +1,12 @@
 //! Memory of a VM that a device reaches by messages.
 
+use super::proof::Word;
 use crate::link::Sender;
 use crate::link::message::{Fence, MAX_DATA_BYTES, ToBorrower};
 use farlane_pci::RemoteMemory;
 use std::collections::{BTreeSet, HashMap};
 use std::io;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -83,8 +85,7 @@ impl LinkMemory {
         Ok(id)
     }
 
-    fn wait(&self, id: u32) -> io::Result<Vec<u8>> {
-        let until = Instant::now() + PATIENCE;
+    fn wait(&self, id: u32, until: Instant) -> io::Result<Vec<u8>> {
         let mut state = self.state();
         loop {
             if matches!(state.answers.get(&id), Some(Some(_)))
@@ -114,34 +115,56 @@ impl LinkMemory {
         }
     }
 
-    /// Asks for all parts at once, then takes their answers.
-    fn each_part(
+    /// Asks so many questions at once, then takes their answers. All of them come within the time that one may take: a borrower
+    /// that answers nothing does not hold the device for as many times that.
+    fn each(
         &self,
-        address: u64,
-        length: usize,
-        message: impl Fn(u32, u64, std::ops::Range<usize>) -> ToBorrower,
-        mut done: impl FnMut(std::ops::Range<usize>, Vec<u8>) -> io::Result<()>,
+        count: usize,
+        message: impl Fn(u32, usize) -> ToBorrower,
+        mut done: impl FnMut(usize, Vec<u8>) -> io::Result<()>,
     ) -> io::Result<()> {
+        let until = Instant::now() + PATIENCE;
         let mut asked = Vec::new();
         let mut result = Ok(());
-        for start in (0..length).step_by(MAX_DATA_BYTES) {
-            let range = start..(start + MAX_DATA_BYTES).min(length);
-            let at = address.wrapping_add(u64::try_from(start).unwrap_or(0));
-            match self.ask(|id| message(id, at, range.clone())) {
-                Ok(id) => asked.push((id, range)),
+        for number in 0..count {
+            match self.ask(|id| message(id, number)) {
+                Ok(id) => asked.push((id, number)),
                 Err(e) => {
                     result = Err(e);
                     break;
                 }
             }
         }
-        for (id, range) in asked {
-            let answer = self.wait(id).and_then(|bytes| done(range, bytes));
+        for (id, number) in asked {
+            let answer = self.wait(id, until).and_then(|bytes| done(number, bytes));
             if result.is_ok() {
                 result = answer;
             }
         }
         result
+    }
+
+    /// Asks for all parts of a range: (address, where in the range).
+    fn each_part(
+        &self,
+        address: u64,
+        length: usize,
+        message: impl Fn(u32, u64, Range<usize>) -> ToBorrower,
+        mut done: impl FnMut(Range<usize>, Vec<u8>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let part = |number: usize| {
+            let start = number * MAX_DATA_BYTES;
+            start..(start + MAX_DATA_BYTES).min(length)
+        };
+        self.each(
+            length.div_ceil(MAX_DATA_BYTES),
+            |id, number| {
+                let range = part(number);
+                let skip = u64::try_from(range.start).unwrap_or(0);
+                message(id, address.wrapping_add(skip), range)
+            },
+            |number, bytes| done(part(number), bytes),
+        )
     }
 }
 
@@ -155,6 +178,25 @@ pub(crate) struct LeaseMemory {
 impl LeaseMemory {
     pub fn new(link: Arc<LinkMemory>, fence: Fence) -> Self {
         Self { link, fence }
+    }
+}
+
+impl LeaseMemory {
+    /// Reads the words at these addresses.
+    pub fn words(&self, addresses: &[u64]) -> io::Result<Vec<Word>> {
+        let mut words = vec![Word::default(); addresses.len()];
+        let message = |id, number: usize| ToBorrower::MemoryRead {
+            id,
+            fence: self.fence,
+            address: addresses.get(number).copied().unwrap_or(0),
+            length: u32::try_from(size_of::<Word>()).unwrap_or(0),
+        };
+        self.link.each(addresses.len(), message, |number, bytes| {
+            let word = Word::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData)?;
+            words[number] = word;
+            Ok(())
+        })?;
+        Ok(words)
     }
 }
 

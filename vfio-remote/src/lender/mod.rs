@@ -5,6 +5,7 @@ mod lease;
 mod memory;
 mod names;
 mod peers;
+mod proof;
 mod queue;
 mod reach;
 mod registers;
@@ -14,7 +15,7 @@ mod worker;
 pub use device::Offer;
 
 use crate::link::message::DeviceStatus;
-use crate::link::{Acceptor, LinkError, Receiver, Sender};
+use crate::link::{Acceptor, HANDSHAKE, LinkError, Receiver, Sender};
 use device::Device;
 use farlane_ntb::Ntb;
 use farlane_pci::Counter;
@@ -24,7 +25,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// Links at the same time.
@@ -174,10 +175,11 @@ impl Lender {
             let started = std::thread::Builder::new()
                 .name("link".to_owned())
                 .spawn(move || {
-                    let finished = incoming.finish();
-                    drop(handshake);
-                    match finished {
-                        Ok((sender, receiver)) => lender.serve_link(sender, receiver),
+                    let until = incoming.until();
+                    match incoming.finish() {
+                        Ok((sender, receiver)) => {
+                            lender.serve_finished(sender, receiver, until, handshake);
+                        }
                         Err(e) => log::warn!("A connection is refused: {}", chain(&e)),
                     }
                 });
@@ -189,12 +191,35 @@ impl Lender {
 
     /// Serves one link until it ends.
     pub fn serve_link(self: &Arc<Self>, sender: Sender, receiver: Receiver) {
-        let Some(_link) = Counted::enter(&self.links, MAX_LINKS) else {
-            log::warn!("{MAX_LINKS} links are open: one is refused");
-            sender.close();
-            return;
+        self.serve_finished(sender, receiver, Instant::now() + HANDSHAKE, None);
+    }
+
+    /// The same for a borrower that says until then who it is, and is one of those who have not (`handshake`) before.
+    fn serve_finished(
+        self: &Arc<Self>,
+        sender: Sender,
+        mut receiver: Receiver,
+        until: Instant,
+        handshake: Option<Counted>,
+    ) {
+        let greeted = session::greet(self, &sender, &mut receiver, until);
+        drop(handshake);
+        let served = match greeted {
+            Ok(Some(borrower)) => {
+                let Some(_link) = Counted::enter(&self.links, MAX_LINKS) else {
+                    log::warn!("{MAX_LINKS} links are open: one is refused");
+                    sender.close();
+                    return;
+                };
+                session::serve(self, sender, receiver, borrower)
+            }
+            Ok(None) => {
+                sender.close();
+                Ok(())
+            }
+            Err(e) => Err(e),
         };
-        match session::serve(self, sender, receiver) {
+        match served {
             Ok(()) | Err(LinkError::Closed | LinkError::Ended | LinkError::Reset) => {}
             Err(e) => log::warn!("A link has ended: {}", chain(&e)),
         }

@@ -4,13 +4,15 @@ use super::device::{Device, Reach};
 use super::is_name;
 use super::memory::LeaseMemory;
 use super::peers::PeerUse;
+use super::proof::{self, Verdict};
 use super::registers::device_error;
+use super::session::Ending;
 use super::worker::{Answer, Held, Session, Worker};
 use crate::link::message::{
     Fence, MAX_LISTED_MAPPINGS, MAX_LISTED_PEERS, MappingStatus, PeerName, PeerStatus, Place,
     Refusal, Reply,
 };
-use farlane_pci::{DmaMapping, DmaTarget, RemoteMemory};
+use farlane_pci::{DmaMapping, DmaSpace, DmaTarget, RemoteMemory};
 use farlane_zero_copy::chain;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,6 +22,8 @@ const MAX_MAPPINGS: usize = 4096;
 /// Memory that one device reaches: so much of the lender's addresses can be had for every device
 /// of a host.
 const MAX_MAPPED_BYTES: u64 = 4 << 40;
+/// Ranges that are compared again with one request, of those that were empty before.
+const LOOKS: usize = 4;
 /// Addresses and lengths of memory are multiples of this.
 const PAGE_BYTES: u64 = 4096;
 
@@ -33,6 +37,14 @@ pub(super) struct Mapped {
     peer: Option<PeerName>,
     /// For one of this lender: that device, and what ends with its lease.
     used: Option<(Arc<Device>, Arc<PeerUse>)>,
+    /// For memory behind a window that was empty when it was compared: what is to be looked at again.
+    unproved: Option<Unproved>,
+}
+
+/// Memory behind a window that may be the VM's.
+struct Unproved {
+    bridge: u16,
+    window: Arc<DmaSpace>,
 }
 
 impl Mapped {
@@ -62,7 +74,8 @@ impl Worker {
         peer: Option<PeerName>,
     ) -> Answer {
         let link = Arc::clone(&self.control.memory);
-        let memory: Arc<dyn RemoteMemory> = Arc::new(LeaseMemory::new(link, fence));
+        let memory = Arc::new(LeaseMemory::new(link, fence));
+        self.look_again(fence)?;
         let lender = Arc::clone(&self.lender);
         let borrower = self.borrower.clone();
         let (session, held) = self.held(fence)?;
@@ -88,6 +101,7 @@ impl Worker {
         {
             return Err(invalid("the other device has no name"));
         }
+        let mut unproved = None;
         let (way, hops, used) = match place {
             Place::Device {
                 device,
@@ -106,8 +120,32 @@ impl Worker {
                 ("same lender".to_owned(), Some(0), used)
             }
             place => {
-                let found = find(session, &place, (length, writable), peer.is_some(), memory)
-                    .map_err(|why| invalid(&why))?;
+                let range = (length, writable);
+                let found = find(
+                    session,
+                    &place,
+                    range,
+                    peer.is_some(),
+                    Arc::clone(&memory) as _,
+                )
+                .map_err(|why| invalid(&why))?;
+                // To read another device's registers is not without effect.
+                if let Place::Window { bridge, .. } = place
+                    && found.hops != Some(0)
+                    && peer.is_none()
+                {
+                    if let Some(why) = held.refused.get(&bridge) {
+                        return Err(Refusal::Window(why.clone()));
+                    }
+                    let window = window_of(&found.target, address, length)?;
+                    let words = |addresses: &[u64]| memory.words(addresses);
+                    match proof::compare(&window, (address, length), words) {
+                        Ok(Verdict::Proved) => {}
+                        Ok(Verdict::Empty) => unproved = Some(Unproved { bridge, window }),
+                        Err(why) => return Err(self.refuse_window(bridge, why)),
+                    }
+                }
+                let (_, held) = self.held(fence)?;
                 let mapped = held.function.map(DmaMapping {
                     address,
                     length,
@@ -125,6 +163,7 @@ impl Worker {
             hops,
             peer,
             used,
+            unproved,
         };
         if let Some(session) = &mut self.session
             && let Some(held) = &mut session.held
@@ -133,6 +172,55 @@ impl Worker {
             report(&session.device, held);
         }
         Ok(Reply::Done)
+    }
+
+    /// Looks again at some of what was empty behind windows when it was mapped. A device that has reached another memory than
+    /// its VM's since then is taken away.
+    pub(super) fn look_again(&mut self, fence: Fence) -> Result<(), Refusal> {
+        let memory = LeaseMemory::new(Arc::clone(&self.control.memory), fence);
+        let held = self.held_mut(fence)?;
+        let from = held.looked_at;
+        let open = |(_, mapped): &(&u64, &mut Mapped)| mapped.unproved.is_some();
+        let mut all: Vec<_> = held.mappings.iter_mut().filter(open).collect();
+        // Those first that were not looked at last time.
+        let first = all.partition_point(|&(&address, _)| address <= from);
+        all.rotate_left(first);
+        let mut refused = None;
+        for (&address, mapped) in all.into_iter().take(LOOKS) {
+            held.looked_at = address;
+            let Some(unproved) = &mapped.unproved else {
+                continue;
+            };
+            let words = |addresses: &[u64]| memory.words(addresses);
+            match proof::compare(&unproved.window, (address, mapped.length), words) {
+                Ok(Verdict::Proved) => mapped.unproved = None,
+                Ok(Verdict::Empty) => {}
+                Err(why) => {
+                    refused = Some((unproved.bridge, why));
+                    break;
+                }
+            }
+        }
+        let Some((bridge, why)) = refused else {
+            return Ok(());
+        };
+        let refusal = self.refuse_window(bridge, why);
+        self.end_lease(Some(Ending::WrongWindow));
+        Err(refusal)
+    }
+
+    /// Nothing is reached through a bridge any more under this lease.
+    fn refuse_window(&mut self, bridge: u16, why: String) -> Refusal {
+        if let Some(session) = &mut self.session
+            && let Some(held) = &mut session.held
+        {
+            let way = session.ways.get(usize::from(bridge));
+            let name = way.map_or("none", |way| way.name.as_str());
+            let borrower = &self.borrower.name;
+            log::error!("Window {name} does not show memory of {borrower}'s VM: {why}");
+            held.refused.insert(bridge, why.clone());
+        }
+        Refusal::Window(why)
     }
 
     pub(super) fn unmap(&mut self, fence: Fence, address: u64, length: u64) -> Answer {
@@ -157,6 +245,19 @@ impl Worker {
         }
         Ok(Reply::Done)
     }
+}
+
+/// What the lender sees through a window, at the addresses at which the device is to reach it.
+fn window_of(target: &DmaTarget, address: u64, length: u64) -> Result<Arc<DmaSpace>, Refusal> {
+    let window = DmaSpace::new();
+    let mapped = window.map(&DmaMapping {
+        address,
+        length,
+        writable: false,
+        target: target.clone(),
+    });
+    mapped.map_err(|e| Refusal::Invalid(chain(&e)))?;
+    Ok(window)
 }
 
 /// Memory behind a window or the link, as the lender reaches it.

@@ -17,8 +17,6 @@ use farlane_zero_copy::chain;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a borrower may take to say who it is.
-const HELLO: Duration = Duration::from_secs(5);
 /// How often the time is looked at, at least.
 const TICK: Duration = Duration::from_secs(1);
 /// How soon interrupts are tried again that a slow link did not take.
@@ -33,6 +31,8 @@ pub(crate) enum Ending {
     Expired,
     /// The device was wanted back.
     Revoked,
+    /// A window through which the device reached memory shows another memory.
+    WrongWindow,
 }
 
 /// A lease, for the thread that watches its time.
@@ -247,14 +247,8 @@ pub(crate) fn serve(
     lender: &Arc<Lender>,
     sender: Sender,
     mut receiver: Receiver,
+    borrower: Borrower,
 ) -> Result<(), LinkError> {
-    let borrower = match greet(lender, &sender, &mut receiver)? {
-        Some(borrower) => borrower,
-        None => {
-            sender.close();
-            return Ok(());
-        }
-    };
     let control = Arc::new(Control {
         memory: Arc::new(LinkMemory::new(sender.clone())),
         sender,
@@ -273,13 +267,14 @@ pub(crate) fn serve(
     result
 }
 
-/// The first messages. The borrower; nothing where it is not one to talk to.
-fn greet(
+/// The first messages, which come until then. The borrower; nothing where it is not one to talk to.
+pub(super) fn greet(
     lender: &Lender,
     sender: &Sender,
     receiver: &mut Receiver,
+    until: Instant,
 ) -> Result<Option<Borrower>, LinkError> {
-    let hello = receiver.receive::<ToLender>(Some(Instant::now() + HELLO))?;
+    let hello = receiver.receive::<ToLender>(Some(until))?;
     let Some(Received {
         message: ToLender::Hello { version, name },
         ..

@@ -42,6 +42,10 @@ pub(super) struct Held {
     /// Others have it for as long as they take memory of another device away from it.
     pub function: Arc<dyn Function>,
     pub mappings: BTreeMap<u64, Mapped>,
+    /// Why bridges, by number, show another memory than the borrower's VM's.
+    pub refused: BTreeMap<u16, String>,
+    /// The range behind a window that was looked at again last.
+    pub looked_at: u64,
 }
 
 /// The device that the link is for.
@@ -189,6 +193,9 @@ impl Worker {
                 Ok(Reply::Done)
             }
             Request::SetBusMaster { fence, may } => {
+                if may {
+                    self.look_again(fence)?;
+                }
                 let (_, held) = self.held(fence)?;
                 held.function.set_bus_master(may).map_err(device_error)?;
                 Ok(Reply::Done)
@@ -357,6 +364,8 @@ impl Worker {
             fence,
             function,
             mappings: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            looked_at: 0,
         });
         device.begin(fence);
         self.control.set_lease(Some(tenure));
@@ -369,7 +378,7 @@ impl Worker {
 
     /// Ends the lease, if there is one. When this returns, the device touches nothing of the
     /// borrower and is on offer.
-    fn end_lease(&mut self, ending: Option<Ending>) {
+    pub(super) fn end_lease(&mut self, ending: Option<Ending>) {
         self.control.set_lease(None);
         let Some(session) = &mut self.session else {
             return;
@@ -395,6 +404,16 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// The same, to change what is known of it.
+    pub(super) fn held_mut(&mut self, fence: Fence) -> Result<&mut Held, Refusal> {
+        let held = self
+            .session
+            .as_mut()
+            .and_then(|session| session.held.as_mut());
+        held.filter(|held| held.fence == fence)
+            .ok_or(Refusal::Ended(fence))
     }
 
     /// The device in use, if `fence` is its lease's.

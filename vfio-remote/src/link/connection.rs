@@ -5,7 +5,8 @@ use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
 use super::packet::PacketSocket;
 use super::stream::StreamSocket;
 use super::tls::{self, TlsError, TlsIdentity};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustls::pki_types::CertificateDer;
 use rustls::{ClientConnection, ServerConnection};
 use serde::{Serialize, de::DeserializeOwned};
@@ -15,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long a lender may take to accept a connection.
-const CONNECT: Duration = Duration::from_secs(5);
+/// How long connecting may take, from its first packet to the last message of the handshake, however the other end spreads it.
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// Why a link does not work.
 #[derive(Debug, Error)]
@@ -312,12 +313,26 @@ impl Connector {
         &self.address
     }
 
-    /// Connects.
+    /// Connects, within a bounded time.
     ///
     /// # Errors
     /// See [`LinkError`].
     pub fn connect(&self) -> Result<(Sender, Receiver), LinkError> {
-        connect(&self.address, &self.places, self.identity.as_ref())
+        self.connect_until(Instant::now() + HANDSHAKE)
+    }
+
+    /// The same, until then.
+    pub(crate) fn connect_until(&self, until: Instant) -> Result<(Sender, Receiver), LinkError> {
+        connect(&self.address, &self.places, self.identity.as_ref(), until)
+    }
+}
+
+/// What is left of the time until then; an error of the system's kind where nothing is.
+pub(super) fn time_left(until: Instant) -> std::io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    match left.is_zero() {
+        true => Err(std::io::ErrorKind::TimedOut.into()),
+        false => Ok(left),
     }
 }
 
@@ -325,6 +340,7 @@ fn connect(
     address: &Address,
     places: &[SocketAddr],
     identity: Option<&TlsIdentity>,
+    until: Instant,
 ) -> Result<(Sender, Receiver), LinkError> {
     let failed = |source| LinkError::Connect {
         address: address.clone(),
@@ -339,13 +355,25 @@ fn connect(
             None,
         )
         .map_err(|e| failed(e.into()))?;
-        rustix::net::connect(&socket, &name).map_err(|e| failed(e.into()))?;
+        // It bounds connecting too, to one that listens and accepts nobody.
+        let left = time_left(until).map_err(failed)?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(left))
+            .map_err(|e| failed(e.into()))?;
+        rustix::net::connect(&socket, &name).map_err(|e| match e {
+            Errno::AGAIN => failed(std::io::ErrorKind::TimedOut.into()),
+            e => failed(e.into()),
+        })?;
         return Ok(halves(Inner::Packet(PacketSocket::new(socket)?)));
     }
     let mut last = std::io::Error::from(std::io::ErrorKind::AddrNotAvailable);
     let mut connected = None;
-    for place in places {
-        match TcpStream::connect_timeout(place, CONNECT) {
+    for (place, more) in places.iter().zip((1..=places.len()).rev()) {
+        // Each has its share of what is left.
+        let share = |left| left / u32::try_from(more).unwrap_or(u32::MAX);
+        let tried = time_left(until)
+            .map(share)
+            .and_then(|left| TcpStream::connect_timeout(place, left));
+        match tried {
             Ok(socket) => {
                 connected = Some(socket);
                 break;
@@ -364,7 +392,9 @@ fn connect(
         }
         _ => None,
     };
-    Ok(halves(Inner::Stream(StreamSocket::new(socket, tls)?)))
+    Ok(halves(Inner::Stream(StreamSocket::new(
+        socket, tls, until,
+    )?)))
 }
 
 /// Two ends of a link within this process.
@@ -395,7 +425,10 @@ pub enum Acceptor {
 
 /// A connection that is to be finished.
 #[derive(Debug)]
-pub struct Incoming(Pending);
+pub struct Incoming {
+    pending: Pending,
+    until: Instant,
+}
 
 #[derive(Debug)]
 enum Pending {
@@ -409,22 +442,32 @@ impl Acceptor {
     /// # Errors
     /// Out of descriptors, above all.
     pub fn accept(&self) -> std::io::Result<Incoming> {
-        Ok(Incoming(match self {
+        let pending = match self {
             Self::Unix(socket) => {
                 Pending::Unix(rustix::net::accept_with(socket, SocketFlags::CLOEXEC)?)
             }
             Self::Tcp(listener, identity) => Pending::Tcp(listener.accept()?.0, identity.clone()),
-        }))
+        };
+        Ok(Incoming {
+            pending,
+            until: Instant::now() + HANDSHAKE,
+        })
     }
 }
 
 impl Incoming {
+    /// Until when the peer may take for all that comes before its first request.
+    pub(crate) fn until(&self) -> Instant {
+        self.until
+    }
+
     /// Does the handshake.
     ///
     /// # Errors
     /// The peer does not finish it, or is not to be believed.
     pub fn finish(self) -> Result<(Sender, Receiver), LinkError> {
-        match self.0 {
+        let until = self.until;
+        match self.pending {
             Pending::Unix(socket) => Ok(halves(Inner::Packet(PacketSocket::new(socket)?))),
             Pending::Tcp(socket, identity) => {
                 let tls = match identity {
@@ -435,7 +478,9 @@ impl Incoming {
                     ),
                     None => None,
                 };
-                Ok(halves(Inner::Stream(StreamSocket::new(socket, tls)?)))
+                Ok(halves(Inner::Stream(StreamSocket::new(
+                    socket, tls, until,
+                )?)))
             }
         }
     }

@@ -10,7 +10,7 @@ use std::fmt;
 use thiserror::Error;
 
 /// Version of the protocol; both ends must have the same.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Largest number of bytes that one message reads or writes.
 pub const MAX_DATA_BYTES: usize = 32 << 10;
 /// Largest message in bytes, see [`MAX_DATA_BYTES`].
@@ -124,7 +124,7 @@ pub enum ToBorrower {
         /// The lease.
         fence: Fence,
     },
-    /// The device reads memory with [`Place::Messages`].
+    /// The device reads memory with [`Place::Messages`], or the lender looks what a window should show.
     MemoryRead {
         /// Number of the answer.
         id: u32,
@@ -178,7 +178,8 @@ pub enum Request {
         /// The lease.
         fence: Fence,
     },
-    /// Lets the device reach memory.
+    /// Lets the device reach memory. Where that is the VM's own, behind a window between hosts, the lender reads words of it
+    /// ([`ToBorrower::MemoryRead`]) before it answers, and again as long as it is mapped.
     Map {
         /// The lease.
         fence: Fence,
@@ -385,6 +386,9 @@ pub enum Refusal {
     /// The device failed.
     #[error("The device failed: {0}")]
     Device(String),
+    /// A window does not show the memory of the VM: whatever else it is, it is not the device's to reach.
+    #[error("The window does not show the memory of the VM: {0}")]
+    Window(String),
     /// Only the administrator of the lender's host may ask that.
     #[error("Only the lender's own user and root may ask that, on its own host")]
     NotHere,

@@ -12,6 +12,7 @@ mod stream;
 mod tls;
 
 pub use address::{Address, AddressError};
+pub(crate) use connection::HANDSHAKE;
 pub use connection::{
     Acceptor, Connector, Incoming, LinkError, Peer, Received, Receiver, Sender, pair,
 };

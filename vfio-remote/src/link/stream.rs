@@ -3,7 +3,7 @@
 //! Nobody who sends ever waits: what the socket does not take is kept, up to a limit, and sent by
 //! the thread that receives.
 
-use super::connection::LinkError;
+use super::connection::{LinkError, time_left};
 use super::message::MAX_FRAME_BYTES;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -14,12 +14,10 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Bytes kept for a peer that does not take them.
 const MAX_PENDING_BYTES: usize = 4 << 20;
-/// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(5);
 const LENGTH_BYTES: usize = 4;
 const CHUNK_BYTES: usize = 16 << 10;
 
@@ -32,6 +30,31 @@ struct State {
     arrived: Vec<u8>,
     /// The peer has hung up.
     ended: bool,
+}
+
+/// A socket whose handshake ends until then, in however many pieces the peer sends its part.
+struct Handshaking<'a> {
+    socket: &'a TcpStream,
+    until: Instant,
+}
+
+impl io::Read for Handshaking<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.socket.set_read_timeout(Some(time_left(self.until)?))?;
+        self.socket.read(buffer)
+    }
+}
+
+impl io::Write for Handshaking<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket
+            .set_write_timeout(Some(time_left(self.until)?))?;
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A TCP connection.
@@ -48,24 +71,25 @@ pub(crate) struct StreamSocket {
 }
 
 impl StreamSocket {
-    /// Takes a connection, after the handshake where there is TLS.
-    pub fn new(socket: TcpStream, mut tls: Option<Connection>) -> Result<Self, LinkError> {
+    /// Takes a connection, after the handshake where there is TLS, which ends until then.
+    pub fn new(
+        socket: TcpStream,
+        mut tls: Option<Connection>,
+        until: Instant,
+    ) -> Result<Self, LinkError> {
         let mut arrived = Vec::new();
         socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(HANDSHAKE))?;
-        socket.set_write_timeout(Some(HANDSHAKE))?;
         if let Some(tls) = &mut tls {
-            let until = Instant::now() + HANDSHAKE;
-            let mut one = &socket;
+            let mut one = Handshaking {
+                socket: &socket,
+                until,
+            };
             while tls.is_handshaking() {
-                if Instant::now() > until {
-                    return Err(LinkError::Stuck);
-                }
                 tls.complete_io(&mut one).map_err(handshake_error)?;
             }
             // What the last messages of the handshake leave to be sent.
             while tls.wants_write() {
-                tls.write_tls(&mut one)?;
+                tls.write_tls(&mut one).map_err(handshake_error)?;
             }
             read_plain(tls, &mut arrived)?;
         }
@@ -227,6 +251,8 @@ impl StreamSocket {
         buffer: &mut Vec<u8>,
         until: Option<Instant>,
     ) -> Result<bool, LinkError> {
+        // Once at least: whoever comes late with its question hears what has arrived.
+        let mut has_looked = false;
         loop {
             if self.ended.load(Ordering::Acquire) {
                 return Err(LinkError::Ended);
@@ -247,6 +273,11 @@ impl StreamSocket {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, wants_out);
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            // Where the peer goes on sending less than a frame, there is always something to be read.
+            if has_looked && left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+            has_looked = true;
             let timeout = left.map(|left| Timespec {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: i64::from(left.subsec_nanos()),

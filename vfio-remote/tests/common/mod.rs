@@ -462,8 +462,6 @@ pub fn serve_with(
     connector: Connector,
     (peers, peer_windows): (Option<Arc<Peers>>, Vec<PeerWindow>),
 ) -> PathBuf {
-    let path = folder.join(name);
-    let listener = UnixListener::bind(&path).unwrap();
     let config = BorrowerConfig {
         name: name.to_owned(),
         device: device.to_owned(),
@@ -473,8 +471,15 @@ pub fn serve_with(
         peers,
         peer_windows,
     };
+    serve_configured(folder, config)
+}
+
+/// A borrower; its vfio-user socket, which has its name.
+pub fn serve_configured(folder: &Path, config: BorrowerConfig) -> PathBuf {
+    let path = folder.join(&config.name);
+    let listener = UnixListener::bind(&path).unwrap();
+    let name = config.name.clone();
     let device = Borrowed::new(config, Arc::<BorrowCounters>::default()).unwrap();
-    let name = name.to_owned();
     std::thread::spawn(move || Server::serve(&name, listener.into(), device));
     path
 }

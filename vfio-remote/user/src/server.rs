@@ -3,7 +3,7 @@
 use crate::client::Client;
 use crate::reply::Reply;
 use crate::session::{Next, Session};
-use crate::socket::SocketError;
+use crate::socket::{MESSAGE_TIMEOUT, SocketError};
 use crate::stop::Stop;
 use crate::wire::{self, HEADER_BYTES};
 use crate::{Counters, Device, MAX_TRANSFER_BYTES};
@@ -149,15 +149,13 @@ impl Buffers {
 
 /// Returns why the connection has ended.
 fn serve_client(client: &Client, device: &mut impl Device, buffers: &mut Buffers) -> SocketError {
-    // One that says nothing must not keep the device from who does.
-    if let Err(error) = client.socket().wait_for_first() {
-        return error;
-    }
+    // One that says nothing, or no version, must not keep the device from who does.
+    let mut deadline = Some(Instant::now() + MESSAGE_TIMEOUT);
     // Ended before the device is told: no thread of it waits for an answer that cannot come.
     let mut session = Session::new(device, client.clone());
     let end = loop {
-        match serve_message(client, &mut session, buffers) {
-            Ok(Next::Continue) => {}
+        match serve_message(client, &mut session, buffers, deadline) {
+            Ok(Next::Continue) => deadline = None,
             Ok(Next::End) => break SocketError::NoVersion,
             Err(error) => break error,
         }
@@ -171,11 +169,16 @@ fn serve_message(
     client: &Client,
     session: &mut Session<'_, impl Device>,
     buffers: &mut Buffers,
+    deadline: Option<Instant>,
 ) -> Result<Next, SocketError> {
     let Buffers { body, reply } = buffers;
-    let message = client.socket().receive(body, MAX_BODY_BYTES)?;
+    let message = client.socket().receive(body, MAX_BODY_BYTES, deadline)?;
     let header = message.header;
     if header.flags & wire::FLAGS_TYPE == wire::TYPE_REPLY {
+        // Nothing is asked of a client before the version has been agreed.
+        if !session.is_agreed() {
+            return Ok(Next::End);
+        }
         client.answered(&header, body);
         return Ok(Next::Continue);
     }

@@ -59,6 +59,11 @@ impl<'a, D: Device> Session<'a, D> {
         }
     }
 
+    /// Whether a version has been agreed on.
+    pub fn is_agreed(&self) -> bool {
+        self.agreed.is_some()
+    }
+
     /// Carries out a command and makes the reply, also where the client wants none.
     ///
     /// `body` is all that follows the header, `fds` all that came along; `fds_lost` says that more

@@ -86,27 +86,24 @@ impl Socket {
         {}
     }
 
-    /// Waits until a message begins, or the connection ends.
-    ///
-    /// # Errors
-    /// Neither happens within [`MESSAGE_TIMEOUT`].
-    pub fn wait_for_first(&self) -> Result<(), SocketError> {
-        self.wait(PollFlags::IN, Instant::now() + MESSAGE_TIMEOUT)
-    }
-
-    /// Waits for a message, whose body of at most `max_body` bytes replaces what is in `body`.
+    /// Waits for a message, whose body of at most `max_body` bytes replaces what is in `body`: until `deadline` where there is one,
+    /// else for as long as none begins, and then [`MESSAGE_TIMEOUT`] for all of it.
     ///
     /// Descriptors are taken where the header is: senders send them with the first byte. Those that
     /// come later are closed by the kernel.
     ///
     /// # Errors
     /// See [`SocketError`]; the connection is of no more use then.
-    pub fn receive(&self, body: &mut Vec<u8>, max_body: usize) -> Result<Received, SocketError> {
+    pub fn receive(
+        &self,
+        body: &mut Vec<u8>,
+        max_body: usize,
+        mut deadline: Option<Instant>,
+    ) -> Result<Received, SocketError> {
         let mut bytes = [0; HEADER_BYTES];
         let mut have = 0;
         let mut fds = Vec::new();
         let mut fds_lost = false;
-        let mut deadline = None;
         while have < HEADER_BYTES {
             if let Some(deadline) = deadline {
                 self.wait(PollFlags::IN, deadline)?;

@@ -210,6 +210,22 @@ fn a_client_that_says_nothing_does_not_keep_the_device_from_others() {
     peer.device_info().unwrap();
 }
 
+#[test]
+fn a_client_that_answers_before_it_is_asked_does_not_keep_the_device_from_others() {
+    let served = Served::start();
+    let mut odd = RawClient::connect(&served.path).unwrap();
+    let header = Header {
+        id: 1,
+        command: 11,
+        size: 16,
+        flags: wire::TYPE_REPLY,
+        error: 0,
+    };
+    odd.send(&header, &[], &[]).unwrap();
+    assert!(matches!(odd.receive(), Err(ClientError::Closed)));
+    RawClient::negotiated(&served.path).unwrap();
+}
+
 /// QEMU 11.1 does not survive an error where it reads a header.
 #[test]
 fn who_is_dropped_with_messages_unread_finds_the_end_of_the_stream() {

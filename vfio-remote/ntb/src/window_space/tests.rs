@@ -117,6 +117,26 @@ fn what_a_window_shows_already_costs_no_other() {
 }
 
 #[test]
+fn a_file_with_many_ranges_needs_one_window() {
+    let hardware = Hardware::new(vec![limits(0x1000, 0x1000), limits(0x1000, 0x10_0000)]);
+    let space = WindowSpace::new(hardware.clone());
+    let file = memory(0x10_0800);
+    let slices: Vec<_> = (0..0x100)
+        .map(|page| space.allocate(file.as_fd(), page * 0x1000, 0x1000, true))
+        .map(Result::unwrap)
+        .collect();
+    assert!(slices.iter().all(|slice| slice.window == 1));
+    assert_eq!(slices[7].offset, 0x7000);
+    assert_eq!(hardware.shown()[1].unwrap().length, 0x10_0000);
+    // Of a larger file just the range is shown, if there is a window for that.
+    let larger = memory(0x20_0000);
+    let slice = space
+        .allocate(larger.as_fd(), 0x8000, 0x1000, true)
+        .unwrap();
+    assert_eq!((slice.window, slice.offset), (0, 0));
+}
+
+#[test]
 fn what_may_only_be_read_is_not_used_for_writing() {
     let hardware = Hardware::new(vec![limits(0x1000, 0x10000); 2]);
     let space = WindowSpace::new(hardware.clone());

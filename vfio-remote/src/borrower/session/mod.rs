@@ -81,21 +81,22 @@ impl Drop for Session {
     }
 }
 
-/// Connects and says hello.
+/// Connects and says hello, until then.
 ///
 /// # Errors
 /// See [`SessionError`].
 pub(crate) fn greet(
     connector: &Connector,
     name: &str,
+    until: Instant,
 ) -> Result<(Sender, Receiver, String), SessionError> {
-    let (sender, mut receiver) = connector.connect()?;
+    let (sender, mut receiver) = connector.connect_until(until)?;
     let hello = ToLender::Hello {
         version: VERSION,
         name: name.to_owned(),
     };
     sender.send(&hello, &[])?;
-    match receiver.receive::<ToBorrower>(Some(Instant::now() + PATIENCE))? {
+    match receiver.receive::<ToBorrower>(Some(until))? {
         Some(Received {
             message: ToBorrower::Welcome { version, name },
             ..
@@ -119,7 +120,9 @@ impl Session {
         memory: Arc<DmaSpace>,
         on_loss: OnLoss,
     ) -> Result<Self, SessionError> {
-        let (sender, receiver, lender) = greet(connector, name)?;
+        // For all of it: the monitor waits meanwhile.
+        let until = Instant::now() + PATIENCE;
+        let (sender, receiver, lender) = greet(connector, name, until)?;
         let is_proved = sender.peer().is_called(&lender);
         let shared = Arc::new(Shared::new(sender, Arc::clone(signals), on_loss));
         let queue = memory::start(&shared, memory)?;
@@ -147,8 +150,7 @@ impl Session {
             is_proved,
             heart: Mutex::default(),
         };
-        let (Reply::Attached(attached), descriptors) =
-            session.shared.ask(request, &[], PATIENCE)?
+        let (Reply::Attached(attached), descriptors) = session.shared.ask(request, &[], until)?
         else {
             return Err(SessionError::Nonsense);
         };
@@ -177,7 +179,10 @@ impl Session {
         request: Request,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), SessionError> {
-        match self.shared.ask(request, descriptors, PATIENCE)? {
+        match self
+            .shared
+            .ask(request, descriptors, Instant::now() + PATIENCE)?
+        {
             (Reply::Done, _) => Ok(()),
             _ => Err(SessionError::Nonsense),
         }
@@ -202,7 +207,9 @@ impl Session {
                 key,
             },
             _,
-        ) = self.shared.ask(Request::Take, &[], PATIENCE)?
+        ) = self
+            .shared
+            .ask(Request::Take, &[], Instant::now() + PATIENCE)?
         else {
             return Err(SessionError::Nonsense);
         };
@@ -279,7 +286,7 @@ impl Session {
                 offset: at,
                 length,
             };
-            match self.shared.ask(request, &[], PATIENCE)? {
+            match self.shared.ask(request, &[], Instant::now() + PATIENCE)? {
                 (Reply::Data(bytes), _) if bytes.len() == part.len() => {
                     part.copy_from_slice(&bytes);
                 }

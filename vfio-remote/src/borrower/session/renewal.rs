@@ -5,7 +5,7 @@ use super::shared::Shared;
 use crate::link::message::{Fence, Request};
 use farlane_zero_copy::chain;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Renews a lease until it is dropped. Says so when the device is lost.
 pub(super) struct Heart {
@@ -40,7 +40,7 @@ fn beat(shared: &Shared, fence: Fence, term: Duration) {
     let interval = term / 3;
     while shared.wait_to_renew(interval) {
         // Without an answer the lease is over when the term is: two intervals are left of it.
-        let renewed = shared.ask(Request::Renew { fence }, &[], interval * 2);
+        let renewed = shared.ask(Request::Renew { fence }, &[], Instant::now() + interval * 2);
         if shared.rests() {
             return;
         }

@@ -245,13 +245,13 @@ impl Shared {
         }
     }
 
+    /// Asks, and waits for the answer until then. A lender that gives none is not there.
     pub fn ask(
         &self,
         request: Request,
         descriptors: &[BorrowedFd<'_>],
-        patience: Duration,
+        until: Instant,
     ) -> Result<(Reply, Vec<OwnedFd>), SessionError> {
-        let until = Instant::now() + patience;
         let is_renewal = matches!(request, Request::Renew { .. });
         let id = {
             let mut answers = self.answers();

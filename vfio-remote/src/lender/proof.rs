@@ -1,0 +1,245 @@
+//! Whether a window shows the memory that its borrower says it does.
+//!
+//! Which memory a window between hosts shows is configured at both, and a device that is led through a wrong one writes into
+//! memory of somebody else. So before a device reaches a range through one, words of it are compared: as the lender sees them
+//! through the window, and as the borrower reads them in the memory of its VM. Nothing is written.
+
+use farlane_pci::DmaSpace;
+use farlane_zero_copy::chain;
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::io;
+
+/// Words that are compared of a range.
+const WORDS: usize = 128;
+/// Words that are looked at for some that are not zero: most of an idle VM's memory is.
+const SAMPLES: usize = 1024;
+/// As many words that are not zero and the same must be there: one may be the same by chance.
+const PROOF: usize = 8;
+/// How often words that differ are read again: a VM that runs writes them meanwhile.
+const ROUNDS: usize = 8;
+const WORD_BYTES: u64 = 8;
+
+/// A word of memory.
+pub(super) type Word = [u8; 8];
+
+/// What a comparison has shown that has not failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is the same memory.
+    Proved,
+    /// Both are zero wherever they were looked at, or nearly: memory that nobody has used yet. It is to be looked at again.
+    Empty,
+}
+
+/// Compares what lies at `length` bytes from `address` on in `window`, which is what the lender sees, with what `theirs` reads at
+/// such addresses, which is what the borrower does.
+///
+/// # Errors
+/// They are not the same memory, or one cannot be read: why.
+pub(super) fn compare(
+    window: &DmaSpace,
+    (address, length): (u64, u64),
+    mut theirs: impl FnMut(&[u64]) -> io::Result<Vec<Word>>,
+) -> Result<Verdict, String> {
+    let see = |at: u64| {
+        let mut word = Word::default();
+        window.read(at, &mut word).map_err(|e| chain(&e))?;
+        Ok::<_, String>(word)
+    };
+    let mut open = choose(address, length, &see)?;
+    let mut equal = 0;
+    for _ in 0..ROUNDS {
+        let before: Vec<Word> = open.iter().map(|&at| see(at)).collect::<Result<_, _>>()?;
+        let said = theirs(&open).map_err(|e| format!("its borrower does not read it: {e}"))?;
+        if said.len() != open.len() {
+            return Err("its borrower does not read all of it".to_owned());
+        }
+        let mut differ = Vec::new();
+        for ((&at, before), said) in open.iter().zip(before).zip(said) {
+            let after = see(at)?;
+            if said != before && said != after {
+                differ.push(at);
+            } else if said != Word::default() {
+                equal += 1;
+            }
+        }
+        if differ.is_empty() {
+            return Ok(match equal >= PROOF {
+                true => Verdict::Proved,
+                false => Verdict::Empty,
+            });
+        }
+        open = differ;
+    }
+    let count = open.len();
+    let first = open.first().copied().unwrap_or(address);
+    Err(format!(
+        "of {WORDS} words {count} are not the VM's, the first one at {first:#x}"
+    ))
+}
+
+/// Addresses of words that are to be compared: half of them anywhere, half of them not zero as far as some are found.
+fn choose(
+    address: u64,
+    length: u64,
+    see: impl Fn(u64) -> Result<Word, String>,
+) -> Result<Vec<u64>, String> {
+    let mut numbers = Numbers::new()?;
+    let words = length / WORD_BYTES;
+    let mut any = || {
+        let number = u128::from(numbers.next()) * u128::from(words) >> 64;
+        address + u64::try_from(number).unwrap_or(0) * WORD_BYTES
+    };
+    let mut chosen: Vec<u64> = (0..WORDS / 2).map(|_| any()).collect();
+    for _ in 0..SAMPLES {
+        let at = any();
+        if chosen.len() < WORDS && see(at)? != Word::default() {
+            chosen.push(at);
+        }
+    }
+    chosen.sort_unstable();
+    chosen.dedup();
+    Ok(chosen)
+}
+
+/// Numbers that nobody can foresee who does not know the first one (splitmix64).
+struct Numbers(u64);
+
+impl Numbers {
+    fn new() -> Result<Self, String> {
+        let mut seed = [0; 8];
+        match getrandom(&mut seed, GetRandomFlags::empty()) {
+            Ok(n) if n == seed.len() => Ok(Self(u64::from_le_bytes(seed))),
+            _ => Err("there are no random numbers".to_owned()),
+        }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farlane_pci::{DmaMapping, DmaTarget};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+
+    const ADDRESS: u64 = 1 << 32;
+    const LENGTH: u64 = 1 << 20;
+
+    struct Memory {
+        file: Arc<OwnedFd>,
+        space: Arc<DmaSpace>,
+    }
+
+    impl Memory {
+        fn new() -> Self {
+            let file = Arc::new(memfd_create("t", MemfdFlags::CLOEXEC).unwrap());
+            ftruncate(&*file, LENGTH).unwrap();
+            let space = DmaSpace::new();
+            let target = DmaTarget::File {
+                file: Arc::clone(&file),
+                offset: 0,
+            };
+            let mapping = DmaMapping {
+                address: ADDRESS,
+                length: LENGTH,
+                writable: true,
+                target,
+            };
+            space.map(&mapping).unwrap();
+            Self { file, space }
+        }
+
+        /// Each word has its number, and a part that tells one memory from others.
+        fn fill(&self, of: u32) {
+            let words = (0..u32::try_from(LENGTH / WORD_BYTES).unwrap())
+                .flat_map(|n| [n.to_le_bytes(), of.to_le_bytes()].concat());
+            let bytes: Vec<u8> = words.collect();
+            rustix::io::pwrite(&*self.file, &bytes, 0).unwrap();
+        }
+
+        fn read(&self, addresses: &[u64]) -> Vec<Word> {
+            let read = |&at: &u64| {
+                let mut word = Word::default();
+                self.space.read(at, &mut word).unwrap();
+                word
+            };
+            addresses.iter().map(read).collect()
+        }
+    }
+
+    fn verdict(window: &Memory, theirs: &Memory) -> Result<Verdict, String> {
+        let read = |addresses: &[u64]| Ok(theirs.read(addresses));
+        compare(&window.space, (ADDRESS, LENGTH), read)
+    }
+
+    #[test]
+    fn the_same_memory_is_proved_and_another_one_is_not() {
+        let (one, other) = (Memory::new(), Memory::new());
+        one.fill(1);
+        assert_eq!(verdict(&one, &one), Ok(Verdict::Proved));
+        other.fill(2);
+        verdict(&one, &other).unwrap_err();
+        // Neither may be empty where the other one is not.
+        let empty = Memory::new();
+        verdict(&one, &empty).unwrap_err();
+        verdict(&empty, &one).unwrap_err();
+    }
+
+    #[test]
+    fn little_of_a_memory_that_is_in_use_suffices() {
+        let (one, other) = (Memory::new(), Memory::new());
+        // One page in sixteen: half of the words could all lie elsewhere.
+        for page in (0..LENGTH).step_by(0x10000) {
+            rustix::io::pwrite(&*one.file, &[0xa5; 0x1000], page).unwrap();
+        }
+        assert_eq!(verdict(&one, &one), Ok(Verdict::Proved));
+        verdict(&one, &other).unwrap_err();
+    }
+
+    #[test]
+    fn memory_that_nobody_has_used_is_to_be_looked_at_again() {
+        let (one, other) = (Memory::new(), Memory::new());
+        assert_eq!(verdict(&one, &one), Ok(Verdict::Empty));
+        assert_eq!(verdict(&one, &other), Ok(Verdict::Empty));
+    }
+
+    #[test]
+    fn words_that_change_meanwhile_are_read_again() {
+        let memory = Memory::new();
+        memory.fill(1);
+        // While it is read, it is written; at last it is not.
+        let mut of = 1;
+        let read = |addresses: &[u64]| {
+            of += 1;
+            if of < 5 {
+                memory.fill(of);
+            }
+            let said = memory.read(addresses);
+            if of < 5 {
+                memory.fill(of + 10);
+            }
+            Ok(said)
+        };
+        let verdict = compare(&memory.space, (ADDRESS, LENGTH), read);
+        assert_eq!(verdict, Ok(Verdict::Proved));
+    }
+
+    #[test]
+    fn a_borrower_that_does_not_read_its_memory_proves_nothing() {
+        let memory = Memory::new();
+        memory.fill(1);
+        let silent = |_: &[u64]| Err(io::ErrorKind::TimedOut.into());
+        compare(&memory.space, (ADDRESS, LENGTH), silent).unwrap_err();
+        let fewer = |addresses: &[u64]| Ok(memory.read(&addresses[1..]));
+        compare(&memory.space, (ADDRESS, LENGTH), fewer).unwrap_err();
+    }
+}

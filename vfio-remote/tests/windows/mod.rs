@@ -1,0 +1,186 @@
+//! Windows between hosts, which show what somebody has configured.
+
+use super::common::{Copier, Hooks, lender_of, memfd, serve_configured};
+use super::names::Authority;
+use super::unreliable::is_refused;
+use farlane_ntb::{IvshmemNtb, Ntb};
+use farlane_vfio_client::{ClientError, RawClient};
+use farlane_vfio_remote::borrower::{BorrowerConfig, InterruptView};
+use farlane_vfio_remote::lender::{BridgeOffer, Lender};
+use farlane_vfio_remote::link::{Acceptor, Connector};
+use farlane_vfio_user::wire::Command;
+use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+const BORROWER: &str = "a.example";
+const CONFIG: u32 = 7;
+const MASTER: [u8; 2] = [0x06, 0];
+/// Where the VM has its memory: the two halves of a file.
+const RAM: u64 = 1 << 20;
+const MORE: u64 = 1 << 32;
+
+/// A window at either of its ends.
+fn window(file: &OwnedFd) -> Arc<dyn Ntb> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    IvshmemNtb::open_file(Path::new(&path)).unwrap()
+}
+
+/// A lender that sees `shown` through its window, over TLS as if it were of another host; and a VM whose memory is `memory`.
+struct Rig {
+    lender: Arc<Lender>,
+    hooks: Arc<Hooks>,
+    _folder: tempfile::TempDir,
+    vmm: RawClient,
+    memory: OwnedFd,
+}
+
+/// Fills memory with words that tell it from others.
+fn fill(file: &OwnedFd, of: u32) {
+    let words = (0..u32::try_from(2 * RAM / 8).unwrap())
+        .flat_map(|n| [n.to_le_bytes(), of.to_le_bytes()].concat());
+    let bytes: Vec<u8> = words.collect();
+    rustix::io::pwrite(file, &bytes, 0).unwrap();
+}
+
+impl Rig {
+    fn new(shown: &OwnedFd, memory: OwnedFd) -> Self {
+        let copier = Copier::new(false);
+        let hooks = Arc::clone(&copier.hooks);
+        let bridge = BridgeOffer {
+            ntb: window(shown),
+            borrowers: vec![BORROWER.to_owned()],
+        };
+        let bridges = BTreeMap::from([("w".to_owned(), bridge)]);
+        let lender = lender_of("lender", [("plain", copier)], &[], bridges);
+        let authority = Authority::new();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("tls:{}", listener.local_addr().unwrap());
+        let acceptor = Acceptor::Tcp(listener, Some(authority.identity("127.0.0.1")));
+        std::thread::spawn({
+            let lender = Arc::clone(&lender);
+            move || lender.serve(&acceptor)
+        });
+        let identity = Some(authority.identity(BORROWER));
+        let config = BorrowerConfig {
+            name: BORROWER.to_owned(),
+            device: "plain".to_owned(),
+            connector: Connector::new(address.parse().unwrap(), identity).unwrap(),
+            bridges: vec![("w".to_owned(), window(&memory))],
+            interrupts: InterruptView::Msi,
+            peers: None,
+            peer_windows: Vec::new(),
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = serve_configured(folder.path(), config);
+        let mut vmm = RawClient::negotiated(&path).unwrap();
+        vmm.call(Command::DeviceReset, &[], &[]).unwrap();
+        Self {
+            lender,
+            hooks,
+            _folder: folder,
+            vmm,
+            memory,
+        }
+    }
+
+    /// Has the VM have a half of its memory at an address.
+    fn map(&mut self, address: u64, offset: u64) -> Result<(), ClientError> {
+        let place = Some((self.memory.as_fd(), offset));
+        self.vmm.map(address, RAM, place)
+    }
+
+    fn master(&mut self) {
+        self.vmm.write(CONFIG, 4, &MASTER).unwrap();
+    }
+
+    fn is_there(&mut self) -> bool {
+        self.vmm.read(CONFIG, 0, 2).unwrap() != [0xff; 2]
+    }
+
+    /// By which ways the device reaches memory.
+    fn ways(&self) -> Vec<String> {
+        let status = self.lender.status();
+        let holder = status[0].holder.as_ref();
+        let mappings = holder.into_iter().flat_map(|holder| &holder.mappings);
+        mappings.map(|mapping| mapping.way.clone()).collect()
+    }
+}
+
+#[test]
+fn a_window_that_shows_the_memory_of_the_vm_is_used() {
+    let memory = memfd(2 * RAM);
+    fill(&memory, 1);
+    let shown = memory.try_clone().unwrap();
+    let mut rig = Rig::new(&shown, memory);
+    rig.map(RAM, 0).unwrap();
+    rig.master();
+    rig.map(MORE, RAM).unwrap();
+    assert_eq!(rig.ways(), ["w 0", "w 0"]);
+    assert!(rig.is_there());
+}
+
+#[test]
+fn a_device_does_not_reach_memory_through_a_window_that_shows_another_one() {
+    let (memory, other) = (memfd(2 * RAM), memfd(2 * RAM));
+    fill(&memory, 1);
+    fill(&other, 2);
+    let mut rig = Rig::new(&other, memory);
+    rig.map(RAM, 0).unwrap();
+    assert!(rig.is_there());
+    // There is nothing that could fail for the VMM then: the device is lost.
+    rig.master();
+    assert!(!rig.is_there());
+    assert!(rig.ways().is_empty());
+}
+
+#[test]
+fn memory_that_is_plugged_in_and_another_one_behind_the_window_is_refused() {
+    let (memory, other) = (memfd(2 * RAM), memfd(2 * RAM));
+    fill(&memory, 1);
+    fill(&other, 1);
+    // The first half is the same.
+    rustix::io::pwrite(&other, &[0x5a; 1 << 20], RAM).unwrap();
+    let mut rig = Rig::new(&other, memory);
+    rig.map(RAM, 0).unwrap();
+    rig.master();
+    for _ in 0..2 {
+        let mapped = rig.map(MORE, RAM);
+        assert!(is_refused(&mapped), "{mapped:?}");
+    }
+    assert_eq!(rig.ways(), ["w 0"]);
+    assert!(rig.is_there());
+}
+
+#[test]
+fn memory_that_was_empty_is_looked_at_again_when_more_is_mapped() {
+    let (memory, other) = (memfd(2 * RAM), memfd(2 * RAM));
+    let mut rig = Rig::new(&other, memory);
+    rig.map(RAM, 0).unwrap();
+    rig.master();
+    assert_eq!(rig.ways(), ["w 0"]);
+    // The VM begins to use it.
+    fill(&rig.memory, 1);
+    let mapped = rig.map(MORE, RAM);
+    assert!(is_refused(&mapped), "{mapped:?}");
+    assert!(!rig.is_there());
+    assert!(!rig.hooks.in_use.load(Ordering::SeqCst));
+}
+
+#[test]
+fn empty_memory_behind_the_right_window_stays() {
+    let memory = memfd(2 * RAM);
+    let shown = memory.try_clone().unwrap();
+    let mut rig = Rig::new(&shown, memory);
+    rig.map(RAM, 0).unwrap();
+    rig.master();
+    rig.map(MORE, RAM).unwrap();
+    fill(&rig.memory, 1);
+    rig.vmm.unmap(0, MORE, RAM).unwrap();
+    rig.map(MORE, RAM).unwrap();
+    assert_eq!(rig.ways(), ["w 0", "w 0"]);
+    assert!(rig.is_there());
+}
