@@ -286,8 +286,18 @@ fn identify_describes_controller_and_namespaces() {
     let ids: Vec<_> = (1..=4)
         .map(|n| rig.driver.identify(3, n).unwrap())
         .collect();
-    assert_eq!(ids[0][..2], [2, 16]);
-    assert!(ids[0] != ids[1]);
+    // A UUID each, and nothing else.
+    for (n, id) in (0..).zip(&ids) {
+        assert_eq!((&id[..4], &id[20..40]), (&[3, 16, 0, 0][..], &[0; 20][..]));
+        assert!(ids[..n].iter().all(|other| other != id));
+        let nsid = u32::try_from(n + 1).unwrap();
+        assert!(rig.driver.identify(0, nsid).unwrap()[104..128] == [0; 24]);
+    }
+    let name = String::from_utf8(controller[768..1024].to_vec()).unwrap();
+    assert!(
+        name.starts_with("nqn.2014-08.org.nvmexpress:uuid:"),
+        "{name}"
+    );
     let identify = |what: u32, nsid: u32| Command::new(admin::IDENTIFY, nsid).dword(10, what);
     let page = rig.driver.admin_page();
     for (what, nsid, status) in [
