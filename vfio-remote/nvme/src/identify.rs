@@ -2,6 +2,8 @@
 
 use crate::bits::{ALL_NAMESPACES, Status, log_page};
 use crate::counters::Counters;
+use crate::error_log::{self, ErrorLog};
+use crate::features::Features;
 use crate::namespace::{Namespace, Storage};
 use crate::uuid::Names;
 use std::sync::atomic::Ordering;
@@ -14,6 +16,8 @@ pub const MAX_EVENT_REQUESTS: usize = 4;
 pub const VENDOR: u16 = 0x1234;
 /// PCI device.
 pub const DEVICE: u16 = 0xfa1e;
+const ERROR_ENTRIES: u8 = 63;
+const _: () = assert!(ERROR_ENTRIES as usize + 1 == error_log::ENTRIES);
 const MODEL: &str = "Farlane NVMe";
 /// Kelvin.
 const TEMPERATURE: u16 = 300;
@@ -31,7 +35,8 @@ pub struct Identity {
     pub io_queues: u16,
 }
 
-fn put(data: &mut [u8], at: usize, bytes: &[u8]) {
+/// Puts bytes where there is room for them.
+pub fn put(data: &mut [u8], at: usize, bytes: &[u8]) {
     if let Some(place) = data.get_mut(at..).and_then(|d| d.get_mut(..bytes.len())) {
         place.copy_from_slice(bytes);
     }
@@ -51,6 +56,11 @@ impl Identity {
     pub fn namespace(&self, nsid: u32) -> Option<(usize, &Namespace)> {
         let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
         Some((index, self.namespaces.get(index)?))
+    }
+
+    /// Features as after a reset.
+    pub fn default_features(&self) -> Features {
+        Features::new(self.io_queues, self.count(), self.has_write_cache())
     }
 
     fn count(&self) -> u32 {
@@ -113,8 +123,9 @@ impl Identity {
         put(&mut data, 256, &0x0100_u16.to_le_bytes());
         // Abort limit and event limit, zero-based.
         put(&mut data, 258, &[3, 3]);
-        // One firmware slot, read-only. Log pages: effects, extended data.
-        put(&mut data, 260, &[0b011, 0b110]);
+        // One firmware slot, read-only. Log pages: effects, extended data; none of a namespace. Entries of the error log,
+        // zero-based.
+        put(&mut data, 260, &[0b011, 0b110, ERROR_ENTRIES]);
         put(&mut data, 266, &TEMPERATURE_WARNING.to_le_bytes());
         put(&mut data, 268, &TEMPERATURE_CRITICAL.to_le_bytes());
         // Entries of 64 and 16 bytes.
@@ -159,26 +170,17 @@ impl Identity {
 /// What a log page is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Logs<'a> {
-    /// Errors with commands or doorbells: the newest first, 64 bytes each.
-    pub errors: &'a [[u8; 64]],
-    /// Errors there were.
-    pub error_count: u64,
+    /// Errors with commands or doorbells.
+    pub errors: &'a ErrorLog,
     /// Numbers.
     pub counters: &'a Counters,
 }
-
-/// Entries of the error log (ELPE is zero-based zero: one).
-pub const ERROR_ENTRIES: usize = 1;
 
 impl Logs<'_> {
     /// A whole log page.
     pub fn page(&self, page: u8) -> Result<Vec<u8>, Status> {
         match page {
-            log_page::ERRORS => {
-                let mut data = self.errors.concat();
-                data.resize(ERROR_ENTRIES * 64, 0);
-                Ok(data)
-            }
+            log_page::ERRORS => Ok(self.errors.page()),
             log_page::SMART => Ok(self.smart()),
             log_page::FIRMWARE => {
                 let mut data = vec![0; 512];
@@ -187,7 +189,6 @@ impl Logs<'_> {
                 put_text(&mut data, 8, 8, env!("CARGO_PKG_VERSION"));
                 Ok(data)
             }
-            log_page::CHANGED_NAMESPACES => Ok(vec![0; 4096]),
             log_page::EFFECTS => Ok(Self::effects()),
             _ => Err(Status::INVALID_LOG_PAGE),
         }
@@ -212,7 +213,8 @@ impl Logs<'_> {
         for (at, number) in (32..).step_by(16).zip(numbers) {
             put(&mut data, at, &number.to_le_bytes());
         }
-        put(&mut data, 176, &self.error_count.to_le_bytes());
+        put(&mut data, 160, &load(&c.media_errors).to_le_bytes());
+        put(&mut data, 176, &load(&c.logged_errors).to_le_bytes());
         data
     }
 

@@ -10,6 +10,7 @@
 //! * `queue`: ring mechanics.
 //! * `controller`: the worker.
 //! * `remote`: for memory that is not mapped.
+//! * `error_log`: what has failed.
 //! * `uuid`: identifiers that are nobody else's.
 //! * `namespace`: where blocks are; [`farlane_file_io`] moves them.
 //!
@@ -25,6 +26,7 @@ mod controller;
 mod counters;
 mod data;
 mod doorbells;
+mod error_log;
 mod features;
 mod function;
 mod identify;

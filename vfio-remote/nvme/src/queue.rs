@@ -1,6 +1,7 @@
 //! Ring mechanics of submission and completion queues (NVMe 1.4, 4.1).
 
 use crate::bits::{CQE_BYTES, Cqe, SQE_BYTES};
+use crate::controller::CommandId;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,7 @@ pub struct SubmissionQueue {
     /// Commands taken and not yet completed.
     pub in_flight: u32,
     /// The delete command that waits for them.
-    pub deleting: Option<u16>,
+    pub deleting: Option<CommandId>,
     /// Entries on their way from remote memory: nothing else is taken meanwhile.
     pub fetching: bool,
     /// The tail that the driver was last told to ring for (shadow doorbells), if any.

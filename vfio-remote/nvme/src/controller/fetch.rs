@@ -1,5 +1,6 @@
 //! Commands on their way in.
 
+use super::completion::CommandId;
 use super::{Controller, State};
 use crate::bits::{SQE_BYTES, Sqe};
 use crate::data::Unreachable;
@@ -121,10 +122,11 @@ impl Controller {
     }
 
     fn execute(&mut self, queue: u16, sqe: &Sqe) {
+        let command = CommandId::new(queue, sqe);
         if queue == 0 {
-            self.admin(sqe);
+            self.admin(&command, sqe);
         } else {
-            self.io(queue, sqe);
+            self.io(&command, sqe);
         }
     }
 
