@@ -276,6 +276,7 @@ impl Controller {
         match &self.cqs[index] {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(cq) if cq.users > 0 => Err(Status::INVALID_QUEUE_DELETION),
+            // No entry is on its way to it: a submission queue stays until its commands' completions have been written.
             Some(_) => {
                 self.cqs[index] = None;
                 Ok(Answer::Done(0))
@@ -283,13 +284,14 @@ impl Controller {
         }
     }
 
-    /// The queue goes once what was taken from it has been completed (5.6).
+    /// The queue goes once nothing of it is under way (5.6): neither commands, nor completions that the driver does not have yet, nor
+    /// entries that would be taken for those of the next queue with its identifier.
     fn delete_sq(&mut self, id: &CommandId, queue: u16) -> Result<Answer, Status> {
         let index = self.io_queue(queue)?;
         match &mut self.sqs[index] {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(sq) if sq.deleting.is_some() => Err(Status::INVALID_QUEUE_ID),
-            Some(sq) if sq.in_flight > 0 || sq.fetching => {
+            Some(sq) if !sq.is_drained() => {
                 sq.deleting = Some(*id);
                 Ok(Answer::Later)
             }
@@ -308,9 +310,15 @@ impl Controller {
         }
     }
 
-    /// The last command of a queue that is to be deleted has been completed.
-    pub(super) fn finish_deletion(&mut self, queue: u16, id: &CommandId) {
-        self.remove_sq(queue);
-        self.answer(id, Ok(Answer::Done(0)));
+    /// Deletes a queue that is to be deleted, if nothing of it is under way any more.
+    pub(super) fn finish_deletion(&mut self, queue: u16) {
+        let deletion = match self.sqs.get(usize::from(queue)) {
+            Some(Some(sq)) if sq.is_drained() => sq.deleting,
+            _ => None,
+        };
+        if let Some(deletion) = deletion {
+            self.remove_sq(queue);
+            self.answer(&deletion, Ok(Answer::Done(0)));
+        }
     }
 }

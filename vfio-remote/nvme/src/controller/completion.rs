@@ -75,12 +75,10 @@ impl Controller {
             self.note_failure(command, status)
         };
         let CommandId { queue, cid, .. } = *command;
-        let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) else {
+        let Some(Some(sq)) = self.sqs.get(usize::from(queue)) else {
             return;
         };
-        sq.in_flight = sq.in_flight.saturating_sub(1);
         let (cq, head) = (sq.cq, sq.head());
-        let finished = if sq.in_flight == 0 { sq.deleting } else { None };
         self.post(
             cq,
             Cqe {
@@ -92,9 +90,6 @@ impl Controller {
                 status: status.0 << 1,
             },
         );
-        if let Some(deletion) = finished {
-            self.finish_deletion(queue, &deletion);
-        }
     }
 
     /// Counts a failure and has the error log tell of it. Returns the status to complete the command with.
@@ -122,8 +117,16 @@ impl Controller {
         self.errors.add(number, failure);
     }
 
-    /// An entry that went by messages has arrived, or not.
-    pub(super) fn posted(&mut self, queue: u16, result: Result<(), Unreachable>) {
+    /// The driver has the completion of a command of this submission queue.
+    fn completed(&mut self, queue: u16) {
+        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) {
+            sq.in_flight = sq.in_flight.saturating_sub(1);
+        }
+        self.finish_deletion(queue);
+    }
+
+    /// An entry of submission queue `sq` that went by messages has arrived, or not.
+    pub(super) fn posted(&mut self, queue: u16, sq: u16, result: Result<(), Unreachable>) {
         if result.is_err() {
             self.fail();
         }
@@ -132,6 +135,7 @@ impl Controller {
             // For the pin, whose level is looked at here.
             cq.posted |= self.shared.interrupts.by_pin();
         }
+        self.completed(sq);
     }
 
     fn post(&mut self, queue: u16, cqe: Cqe) {
@@ -166,6 +170,8 @@ impl Controller {
                 cqe,
                 vector,
             });
+        } else {
+            self.completed(cqe.sq_id);
         }
     }
 
