@@ -3,6 +3,7 @@
 //! * [`options`]: the command line;
 //! * [`config`]: what is lent, and to whom;
 //! * [`mod@file`]: the configuration file that says so;
+//! * [`machine`]: which host this is;
 //! * [`setup`]: from both, the lender of the library (`farlane-vfio-remote`) with its devices and
 //!   bridges;
 //! * [`ask`]: `list` and `revoke`.
@@ -10,6 +11,7 @@
 pub mod ask;
 pub mod config;
 pub mod file;
+pub mod machine;
 pub mod options;
 pub mod setup;
 

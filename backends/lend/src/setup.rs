@@ -4,13 +4,14 @@ use crate::config::{
     Backing, BlockBytes, BridgeConfig, CacheMode, Config, DeviceConfig, DoorbellMode, NvmeOptions,
     SourceConfig, WindowConfig,
 };
+use crate::machine;
 use crate::options::Options;
 use anyhow::{Context as _, bail};
 use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::options::host_name;
 use farlane_ntb::{IvshmemNtb, Ntb, OutboundWindow, PciNtb};
-use farlane_nvme::{BlockSize, Cache, Doorbells, NamespaceConfig, NvmeConfig, NvmeSource};
+use farlane_nvme::{BlockSize, Cache, Doorbells, Host, NamespaceConfig, NvmeConfig, NvmeSource};
 use farlane_pci::Source;
 use farlane_soft_gpu::{DEFAULT_MEMORY_BYTES, GpuSource};
 use farlane_vfio::VfioSource;
@@ -65,9 +66,18 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
         )?),
         None => None,
     };
+    let name = options.name.clone().or(config.name);
+    let host = Host {
+        machine: machine::id(Path::new("/")),
+        lender: name.unwrap_or_else(host_name),
+    };
+    if host.machine.is_none() {
+        log::info!("There is no machine ID: disks are told apart by names alone");
+    }
     let mut offers = Vec::new();
     for device in devices {
-        let source = source(device).with_context(|| format!("Cannot lend {}", device.name))?;
+        let source =
+            source(device, &host).with_context(|| format!("Cannot lend {}", device.name))?;
         log::info!("{}: {}", device.name, source.description().name);
         offers.push(Offer {
             name: device.name.clone(),
@@ -93,12 +103,11 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
             bail!("There are two users {}", user.uid);
         }
     }
-    let name = options.name.clone().or(config.name);
     let seconds = |given: Option<u16>, default: Duration| {
         given.map_or(default, |s| Duration::from_secs(u64::from(s)))
     };
     let lender = Lender::new(LenderConfig {
-        name: name.unwrap_or_else(host_name),
+        name: host.lender,
         offers,
         bridges,
         users,
@@ -151,9 +160,11 @@ fn listen(
     })
 }
 
-fn source(device: &DeviceConfig) -> anyhow::Result<Box<dyn Source>> {
+fn source(device: &DeviceConfig, host: &Host) -> anyhow::Result<Box<dyn Source>> {
     Ok(match &device.source {
-        SourceConfig::Nvme(options) => Box::new(NvmeSource::open(nvme(&device.name, options))?),
+        SourceConfig::Nvme(options) => {
+            Box::new(NvmeSource::open(nvme(&device.name, options, host))?)
+        }
         SourceConfig::Gpu(options) => {
             let bytes = options.memory.map_or(DEFAULT_MEMORY_BYTES, |size| size.0);
             Box::new(GpuSource::new(bytes)?)
@@ -164,7 +175,7 @@ fn source(device: &DeviceConfig) -> anyhow::Result<Box<dyn Source>> {
     })
 }
 
-fn nvme(name: &str, options: &NvmeOptions) -> NvmeConfig {
+fn nvme(name: &str, options: &NvmeOptions, host: &Host) -> NvmeConfig {
     let serial = options.serial.clone().unwrap_or_else(|| {
         format!("farlane-{name}")
             .chars()
@@ -176,6 +187,7 @@ fn nvme(name: &str, options: &NvmeOptions) -> NvmeConfig {
         BlockBytes::B4096 => BlockSize::B4096,
     };
     let mut config = NvmeConfig::new(name, serial);
+    config.host = host.clone();
     config.namespaces = options
         .namespaces
         .iter()

@@ -318,6 +318,31 @@ impl<T: Transport> Driver<T> {
     pub fn create_queue(&mut self, id: u16, entries: u32) -> Result<Queue, DriverError> {
         let sq = self.memory.allocate(u64::from(entries) * 64)?;
         let cq = self.memory.allocate(u64::from(entries) * 16)?;
+        self.create(id, entries, sq, cq)?;
+        let mut queue = Queue::new(id, entries, &self.memory, sq, cq);
+        queue.bell = self.bell();
+        Ok(queue)
+    }
+
+    /// Creates a pair of queues in any memory that the controller reaches: where the commands are, and where the completions.
+    /// The latter has not been used before.
+    ///
+    /// # Errors
+    /// See [`DriverError`].
+    pub fn create_queue_at(
+        &mut self,
+        id: u16,
+        entries: u32,
+        sq: (&Memory, u64),
+        cq: (&Memory, u64),
+    ) -> Result<Queue, DriverError> {
+        self.create(id, entries, sq.1, cq.1)?;
+        let mut queue = Queue::across(id, entries, sq, cq);
+        queue.bell = self.bell();
+        Ok(queue)
+    }
+
+    fn create(&mut self, id: u16, entries: u32, sq: u64, cq: u64) -> Result<(), DriverError> {
         let size = (entries - 1) << 16 | u32::from(id);
         let vector = u32::from(id) << 16;
         self.admin(
@@ -332,16 +357,19 @@ impl<T: Transport> Driver<T> {
                 .dword(10, size)
                 .dword(11, vector | 1),
         )?;
-        let mut queue = Queue::new(id, entries, &self.memory, sq, cq);
-        queue.bell = match self.shadow {
+        Ok(())
+    }
+
+    /// The doorbells of an I/O queue.
+    fn bell(&self) -> Bell {
+        match self.shadow {
             Some((doorbells, events)) => Bell::Shadow {
                 memory: self.memory.bytes().clone(),
                 doorbells: self.memory.offset(doorbells),
                 events: self.memory.offset(events),
             },
             None => self.page_bell(),
-        };
-        Ok(queue)
+        }
     }
 
     /// Deletes a pair of queues.

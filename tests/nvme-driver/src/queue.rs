@@ -48,8 +48,9 @@ pub(crate) enum Bell {
 pub struct Queue {
     pub(crate) id: u16,
     entries: u32,
-    memory: SharedMemory,
+    submissions: SharedMemory,
     sq: usize,
+    completions: SharedMemory,
     cq: usize,
     tail: u32,
     sq_head: u32,
@@ -68,12 +69,18 @@ fn passes(event: u32, new: u32, old: u32) -> bool {
 
 impl Queue {
     pub(crate) fn new(id: u16, entries: u32, memory: &Memory, sq: u64, cq: u64) -> Self {
+        Self::across(id, entries, (memory, sq), (memory, cq))
+    }
+
+    /// A queue pair in two memories.
+    pub(crate) fn across(id: u16, entries: u32, sq: (&Memory, u64), cq: (&Memory, u64)) -> Self {
         Self {
             id,
             entries,
-            memory: memory.bytes().clone(),
-            sq: memory.offset(sq),
-            cq: memory.offset(cq),
+            submissions: sq.0.bytes().clone(),
+            sq: sq.0.offset(sq.1),
+            completions: cq.0.bytes().clone(),
+            cq: cq.0.offset(cq.1),
             tail: 0,
             sq_head: 0,
             head: 0,
@@ -117,7 +124,7 @@ impl Queue {
             return false;
         }
         let at = self.sq + usize::try_from(self.tail).unwrap_or(0) * 64;
-        let written = self.memory.write_bytes(at, command.as_bytes()).is_ok();
+        let written = self.submissions.write_bytes(at, command.as_bytes()).is_ok();
         self.tail = (self.tail + 1) % self.entries;
         written
     }
@@ -125,12 +132,12 @@ impl Queue {
     /// Takes an answer.
     pub fn pop(&mut self) -> Option<Completion> {
         let at = self.cq + usize::try_from(self.head).unwrap_or(0) * 16;
-        let last = self.memory.word(at + 12).ok()?.load(Ordering::Acquire);
+        let last = self.completions.word(at + 12).ok()?.load(Ordering::Acquire);
         if last >> 16 & 1 != self.phase {
             return None;
         }
         let word = |offset: usize| {
-            let word = self.memory.word(at + offset);
+            let word = self.completions.word(at + offset);
             word.map_or(0, |w| w.load(Ordering::Relaxed))
         };
         let half = |value: u32| u16::try_from(value & 0xffff).unwrap_or(0);

@@ -117,17 +117,17 @@ pub mod log_page {
     pub const ERRORS: u8 = 0x01;
     pub const SMART: u8 = 0x02;
     pub const FIRMWARE: u8 = 0x03;
-    pub const CHANGED_NAMESPACES: u8 = 0x04;
     pub const EFFECTS: u8 = 0x05;
 }
 
-/// A status field without the phase: status code in bits 7:0, type in 10:8, do not retry in 14
+/// A status field without the phase: status code in bits 7:0, type in 10:8, more in 13, do not retry in 14
 /// (figures 124 to 131).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u16);
 
 #[allow(missing_docs)]
 impl Status {
+    const MORE: u16 = 1 << 13;
     const DO_NOT_RETRY: u16 = 1 << 14;
 
     pub const SUCCESS: Self = Self(0);
@@ -155,10 +155,17 @@ impl Status {
     pub const INVALID_LOG_PAGE: Self = Self(0x109 | Self::DO_NOT_RETRY);
     pub const INVALID_QUEUE_DELETION: Self = Self(0x10c | Self::DO_NOT_RETRY);
     pub const FEATURE_NOT_SAVEABLE: Self = Self(0x10d | Self::DO_NOT_RETRY);
+    pub const FEATURE_NOT_NAMESPACE_SPECIFIC: Self = Self(0x10f | Self::DO_NOT_RETRY);
 
     pub const WRITE_FAULT: Self = Self(0x280);
     pub const UNRECOVERED_READ_ERROR: Self = Self(0x281);
     pub const COMPARE_FAILURE: Self = Self(0x285 | Self::DO_NOT_RETRY);
+
+    /// The same for a completion of which there is more in the error log.
+    #[must_use]
+    pub fn with_more(self) -> Self {
+        Self(self.0 | Self::MORE)
+    }
 
     /// Whether it is none of the errors.
     #[must_use]

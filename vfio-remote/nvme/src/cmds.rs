@@ -56,6 +56,8 @@ pub enum AdminCommand {
     CreateCq(CreateCq),
     /// Get Log Page.
     LogPage {
+        /// Namespace ID.
+        nsid: u32,
         /// Which.
         page: u8,
         /// Whether its event stays reported.
@@ -85,6 +87,8 @@ pub enum AdminCommand {
     },
     /// Set Features.
     SetFeatures {
+        /// Namespace ID.
+        nsid: u32,
         /// Which.
         feature: u8,
         /// Whether it is to be kept over resets.
@@ -96,6 +100,8 @@ pub enum AdminCommand {
     },
     /// Get Features.
     GetFeatures {
+        /// Namespace ID.
+        nsid: u32,
         /// Which.
         feature: u8,
         /// Which value of it.
@@ -230,6 +236,7 @@ impl AdminCommand {
                 address: sqe.dptr[0],
             }),
             admin::GET_LOG_PAGE => Self::LogPage {
+                nsid: sqe.nsid,
                 page: byte(sqe.cdw10),
                 retain_event: sqe.cdw10 & 1 << 15 != 0,
                 length: (quad(
@@ -250,12 +257,14 @@ impl AdminCommand {
                 cid: high(sqe.cdw10),
             },
             admin::SET_FEATURES => Self::SetFeatures {
+                nsid: sqe.nsid,
                 feature: byte(sqe.cdw10),
                 save: sqe.cdw10 >> 31 != 0,
                 value: sqe.cdw11,
                 data: prps(sqe)?,
             },
             admin::GET_FEATURES => Self::GetFeatures {
+                nsid: sqe.nsid,
                 feature: byte(sqe.cdw10),
                 select: match sqe.cdw10 >> 8 & 7 {
                     0 => Select::Current,

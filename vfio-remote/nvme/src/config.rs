@@ -93,13 +93,25 @@ impl From<Backing> for NamespaceConfig {
     }
 }
 
+/// The host that offers a controller: with the controller's name and serial number what its identifiers are made of, which
+/// are to be no other controller's, wherever that is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Host {
+    /// What tells it from all other hosts (`machine-id(5)`), if anything does. It is not shown: identifiers hold a digest of it.
+    pub machine: Option<String>,
+    /// What its lender calls itself.
+    pub lender: String,
+}
+
 /// A controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NvmeConfig {
     /// What it is called at its lender.
     pub name: String,
-    /// Serial number: 1 to 20 printable ASCII characters. Two controllers of one host need two.
+    /// Serial number: 1 to 20 printable ASCII characters.
     pub serial: String,
+    /// Who offers it.
+    pub host: Host,
     /// Namespaces 1, 2, ...
     pub namespaces: Vec<NamespaceConfig>,
     /// How doorbells reach it.
@@ -111,12 +123,13 @@ pub struct NvmeConfig {
 }
 
 impl NvmeConfig {
-    /// A controller without namespaces, with trapped doorbells and 16 I/O queues.
+    /// A controller without namespaces, of a host without a name, with trapped doorbells and 16 I/O queues.
     #[must_use]
     pub fn new(name: impl Into<String>, serial: impl Into<String>) -> Self {
         Self {
             name: name.into(),
             serial: serial.into(),
+            host: Host::default(),
             namespaces: Vec::new(),
             doorbells: Doorbells::default(),
             cache: Cache::default(),

@@ -33,6 +33,8 @@ counters! {
     others "nvme_other_commands" "Other I/O commands completed."
     admin "nvme_admin_commands" "Admin commands completed."
     errors "nvme_errors" "Commands completed with an error."
+    media_errors "nvme_media_errors" "Reads, writes and flushes that what holds a namespace has failed."
+    logged_errors "nvme_logged_errors" "Errors that the error log has told of."
     interrupts "nvme_interrupts" "Interrupts raised."
     kicks "nvme_kicks" "Doorbell writes that arrived as messages."
     wakes "nvme_wakes" "Times that the worker was woken."

@@ -1,6 +1,6 @@
 //! Features (NVMe 1.4, 5.21) and events (5.2).
 
-use crate::bits::{Status, feature, high, low};
+use crate::bits::{ALL_NAMESPACES, Status, feature, high, low};
 use crate::cmds::Select;
 use crate::identify::MAX_EVENT_REQUESTS;
 use std::collections::{HashMap, VecDeque};
@@ -22,10 +22,34 @@ const KEPT: [(u8, u32, bool); 6] = [
 /// Kelvin, over which there is a warning.
 const TEMPERATURE_THRESHOLD: u32 = 343;
 
+/// Deallocated or Unwritten Logical Block Error Enable, of Error Recovery (5.21.1.5).
+const UNWRITTEN_BLOCK_ERROR: u32 = 1 << 16;
+/// The composite temperature (5.21.1.4), which is all there is, and the place of the sensor in a value; 15 is all of them.
+const SENSOR: u32 = 0xf << 16;
+
+/// What a value of a feature is in force for (figure 272).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    Controller,
+    Namespace,
+}
+
+impl Scope {
+    fn of(feature: u8) -> Self {
+        match feature {
+            feature::ERROR_RECOVERY => Self::Namespace,
+            _ => Self::Controller,
+        }
+    }
+}
+
 /// Values of features since the last reset.
 #[derive(Debug)]
 pub struct Features {
-    values: HashMap<(u8, u32), u32>,
+    /// By feature, index and namespace, which is 0 for what is the controller's.
+    values: HashMap<(u8, u32, u32), u32>,
+    /// Namespaces, which are numbered from 1.
+    namespaces: u32,
     io_queues: u16,
     has_write_cache: bool,
     /// The host's time in ms, and when it said so.
@@ -44,9 +68,10 @@ pub enum Value {
 
 impl Features {
     /// All as after a reset.
-    pub fn new(io_queues: u16, has_write_cache: bool) -> Self {
+    pub fn new(io_queues: u16, namespaces: u32, has_write_cache: bool) -> Self {
         Self {
             values: HashMap::new(),
+            namespaces,
             io_queues,
             has_write_cache,
             timestamp: None,
@@ -85,23 +110,62 @@ impl Features {
     }
 
     /// Values are kept for each of these.
-    fn key(feature: u8, index: u32) -> (u8, u32) {
+    fn key(feature: u8, index: u32, nsid: u32) -> (u8, u32, u32) {
         let index = match feature {
             feature::INTERRUPT_VECTOR => index & 0xffff,
             feature::TEMPERATURE_THRESHOLD => index & 0x3f_0000,
             _ => 0,
         };
-        (feature, index)
+        match Scope::of(feature) {
+            Scope::Controller => (feature, index, 0),
+            Scope::Namespace => (feature, index, nsid),
+        }
+    }
+
+    /// Whether there is such a feature, and what it needs is there.
+    fn check(&self, feature: u8, index: u32) -> Result<(), Status> {
+        if Self::data_length(feature) == 0 {
+            self.default(feature, index)?;
+        }
+        Ok(())
+    }
+
+    fn is_namespace(&self, nsid: u32) -> bool {
+        (1..=self.namespaces).contains(&nsid)
+    }
+
+    /// A value can be got of one namespace, or of the controller, whoever is named (7.8).
+    fn check_get(&self, feature: u8, nsid: u32) -> Result<(), Status> {
+        let is_controller = matches!(nsid, 0 | ALL_NAMESPACES);
+        match Scope::of(feature) {
+            _ if self.is_namespace(nsid) => Ok(()),
+            Scope::Controller if is_controller => Ok(()),
+            Scope::Controller | Scope::Namespace => Err(Status::INVALID_NAMESPACE),
+        }
+    }
+
+    /// A value can be set of one namespace or of all of them, or of the controller, if that is what is named (7.8).
+    fn check_set(&self, feature: u8, nsid: u32) -> Result<(), Status> {
+        match (Scope::of(feature), nsid) {
+            (Scope::Controller, 0) | (_, ALL_NAMESPACES) => Ok(()),
+            (Scope::Namespace, _) if self.is_namespace(nsid) => Ok(()),
+            (Scope::Controller, _) if self.is_namespace(nsid) => {
+                Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC)
+            }
+            (Scope::Controller | Scope::Namespace, _) => Err(Status::INVALID_NAMESPACE),
+        }
     }
 
     /// Get Features.
-    pub fn get(&self, feature: u8, select: Select, index: u32) -> Result<Value, Status> {
+    pub fn get(&self, feature: u8, select: Select, nsid: u32, index: u32) -> Result<Value, Status> {
+        self.check(feature, index)?;
+        self.check_get(feature, nsid)?;
         if select == Select::Capabilities {
             let changeable = feature != feature::NUMBER_OF_QUEUES;
-            if Self::data_length(feature) == 0 {
-                self.default(feature, index)?;
-            }
-            return Ok(Value::Number(u32::from(changeable) << 2));
+            let of_namespaces = Scope::of(feature) == Scope::Namespace;
+            return Ok(Value::Number(
+                u32::from(changeable) << 2 | u32::from(of_namespaces) << 1,
+            ));
         }
         match feature {
             feature::TIMESTAMP => {
@@ -122,7 +186,7 @@ impl Features {
             _ => {
                 let default = self.default(feature, index)?;
                 let value = match select {
-                    Select::Current => self.values.get(&Self::key(feature, index)).copied(),
+                    Select::Current => self.values.get(&Self::key(feature, index, nsid)).copied(),
                     _ => None,
                 };
                 Ok(Value::Number(value.unwrap_or(default)))
@@ -132,7 +196,13 @@ impl Features {
 
     /// Set Features; `data` is as long as [`data_length`](Self::data_length) says. Returns dword 0
     /// of the completion.
-    pub fn set(&mut self, feature: u8, value: u32, data: &[u8]) -> Result<u32, Status> {
+    pub fn set(&mut self, feature: u8, nsid: u32, value: u32, data: &[u8]) -> Result<u32, Status> {
+        let value = match feature {
+            feature::TEMPERATURE_THRESHOLD if value & SENSOR == SENSOR => value & !SENSOR,
+            _ => value,
+        };
+        self.check(feature, value)?;
+        self.check_set(feature, nsid)?;
         match feature {
             feature::TIMESTAMP => {
                 let base = data.try_into().map_or(0, u64::from_le_bytes) & TIMESTAMP_MASK;
@@ -150,9 +220,18 @@ impl Features {
                 return self.default(feature, 0);
             }
             feature::POWER_MANAGEMENT if value & 0x1f != 0 => return Err(Status::INVALID_FIELD),
+            // No namespace has that (NSFEAT).
+            feature::ERROR_RECOVERY if value & UNWRITTEN_BLOCK_ERROR != 0 => {
+                return Err(Status::INVALID_FIELD);
+            }
             _ => {
-                self.default(feature, value)?;
-                self.values.insert(Self::key(feature, value), value);
+                let named = match nsid {
+                    ALL_NAMESPACES => 1..=self.namespaces,
+                    one => one..=one,
+                };
+                for nsid in named {
+                    self.values.insert(Self::key(feature, value, nsid), value);
+                }
             }
         }
         Ok(0)
@@ -160,7 +239,7 @@ impl Features {
 
     /// Whether writes may stay in a cache until they are flushed.
     pub fn write_cache(&self) -> bool {
-        let key = (feature::VOLATILE_WRITE_CACHE, 0);
+        let key = (feature::VOLATILE_WRITE_CACHE, 0, 0);
         self.values.get(&key).is_none_or(|value| value & 1 != 0)
     }
 }
@@ -241,51 +320,112 @@ mod tests {
 
     #[test]
     fn values_are_kept_and_defaults_stay() {
-        let mut features = Features::new(4, true);
+        let mut features = Features::new(4, 2, true);
         assert_eq!(
-            features.get(feature::NUMBER_OF_QUEUES, Select::Current, 0),
+            features.get(feature::NUMBER_OF_QUEUES, Select::Current, 0, 0),
             Ok(Value::Number(0x3_0003))
         );
         assert_eq!(
-            features.set(feature::NUMBER_OF_QUEUES, 0xff_00ff, &[]),
+            features.set(feature::NUMBER_OF_QUEUES, 0, 0xff_00ff, &[]),
             Ok(0x3_0003)
         );
         assert!(features.write_cache());
-        features.set(feature::VOLATILE_WRITE_CACHE, 0, &[]).unwrap();
+        features
+            .set(feature::VOLATILE_WRITE_CACHE, 0, 0, &[])
+            .unwrap();
         assert!(!features.write_cache());
         let get = |select| {
             features
-                .get(feature::VOLATILE_WRITE_CACHE, select, 0)
+                .get(feature::VOLATILE_WRITE_CACHE, select, 0, 0)
                 .unwrap()
         };
         assert_eq!(get(Select::Current), Value::Number(0));
         assert_eq!(get(Select::Default), Value::Number(1));
         assert_eq!(
-            features.get(0x7f, Select::Current, 0),
+            features.get(0x7f, Select::Current, 0, 0),
             Err(Status::INVALID_FIELD)
         );
         assert_eq!(
-            features.set(feature::INTERRUPT_VECTOR, 5, &[]),
+            features.set(feature::INTERRUPT_VECTOR, 0, 5, &[]),
             Err(Status::INVALID_FIELD)
         );
     }
 
     #[test]
     fn without_a_write_cache_there_is_no_such_feature() {
-        let mut features = Features::new(1, false);
+        let mut features = Features::new(1, 1, false);
         assert_eq!(
-            features.set(feature::VOLATILE_WRITE_CACHE, 1, &[]),
+            features.set(feature::VOLATILE_WRITE_CACHE, 0, 1, &[]),
             Err(Status::INVALID_FIELD)
         );
     }
 
     #[test]
+    fn a_namespace_has_a_value_of_its_own_where_the_feature_is_a_namespaces() {
+        let mut features = Features::new(4, 3, true);
+        let recovery = feature::ERROR_RECOVERY;
+        let get = |features: &Features, nsid| features.get(recovery, Select::Current, nsid, 0);
+        assert_eq!(features.set(recovery, 2, 7, &[]), Ok(0));
+        assert_eq!(get(&features, 1), Ok(Value::Number(0)));
+        assert_eq!(get(&features, 2), Ok(Value::Number(7)));
+        assert_eq!(features.set(recovery, ALL_NAMESPACES, 8, &[]), Ok(0));
+        assert_eq!(get(&features, 2), Ok(Value::Number(8)));
+        assert_eq!(get(&features, 3), Ok(Value::Number(8)));
+        for nsid in [0, 4, ALL_NAMESPACES - 1] {
+            let refused = Err(Status::INVALID_NAMESPACE);
+            assert_eq!(features.set(recovery, nsid, 7, &[]), refused, "{nsid:#x}");
+        }
+        for nsid in [0, 4, ALL_NAMESPACES] {
+            assert_eq!(
+                get(&features, nsid),
+                Err(Status::INVALID_NAMESPACE),
+                "{nsid:#x}"
+            );
+        }
+        let refused = Err(Status::INVALID_FIELD);
+        assert_eq!(features.set(recovery, 1, 1 << 16, &[]), refused);
+        let capabilities = features.get(recovery, Select::Capabilities, 1, 0);
+        assert_eq!(capabilities, Ok(Value::Number(0b110)));
+    }
+
+    #[test]
+    fn a_feature_of_the_controller_is_set_for_no_namespace() {
+        let mut features = Features::new(4, 3, true);
+        let cache = feature::VOLATILE_WRITE_CACHE;
+        for (nsid, result) in [
+            (0, Ok(0)),
+            (ALL_NAMESPACES, Ok(0)),
+            (3, Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC)),
+            (4, Err(Status::INVALID_NAMESPACE)),
+        ] {
+            assert_eq!(features.set(cache, nsid, 0, &[]), result, "{nsid:#x}");
+            let time = features.set(feature::TIMESTAMP, nsid, 0, &[0; 8]);
+            assert_eq!(time, result, "{nsid:#x}");
+        }
+        assert!(!features.write_cache());
+        for nsid in [0, 1, 3, ALL_NAMESPACES] {
+            let value = features.get(cache, Select::Current, nsid, 0);
+            assert_eq!(value, Ok(Value::Number(0)), "{nsid:#x}");
+        }
+        let value = features.get(cache, Select::Current, 4, 0);
+        assert_eq!(value, Err(Status::INVALID_NAMESPACE));
+        // No such feature, whatever the namespace.
+        let value = features.get(0x7f, Select::Current, 4, 0);
+        assert_eq!(value, Err(Status::INVALID_FIELD));
+        // All sensors are the composite.
+        let threshold = feature::TEMPERATURE_THRESHOLD;
+        assert_eq!(features.set(threshold, 0, 0xf_0150, &[]), Ok(0));
+        let value = features.get(threshold, Select::Current, 0, 0);
+        assert_eq!(value, Ok(Value::Number(0x150)));
+    }
+
+    #[test]
     fn a_timestamp_goes_on_from_what_was_set() {
-        let mut features = Features::new(1, false);
+        let mut features = Features::new(1, 1, false);
         features
-            .set(feature::TIMESTAMP, 0, &1000_u64.to_le_bytes())
+            .set(feature::TIMESTAMP, 0, 0, &1000_u64.to_le_bytes())
             .unwrap();
-        let Ok(Value::Data(data)) = features.get(feature::TIMESTAMP, Select::Current, 0) else {
+        let Ok(Value::Data(data)) = features.get(feature::TIMESTAMP, Select::Current, 0, 0) else {
             panic!("no data");
         };
         let value = u64::from_le_bytes(data.try_into().unwrap());

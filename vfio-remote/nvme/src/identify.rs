@@ -2,7 +2,10 @@
 
 use crate::bits::{ALL_NAMESPACES, Status, log_page};
 use crate::counters::Counters;
+use crate::error_log::{self, ErrorLog};
+use crate::features::Features;
 use crate::namespace::{Namespace, Storage};
+use crate::uuid::Names;
 use std::sync::atomic::Ordering;
 
 /// Data transfer size: at most 2^8 pages, 1 MiB (MDTS).
@@ -13,6 +16,8 @@ pub const MAX_EVENT_REQUESTS: usize = 4;
 pub const VENDOR: u16 = 0x1234;
 /// PCI device.
 pub const DEVICE: u16 = 0xfa1e;
+const ERROR_ENTRIES: u8 = 63;
+const _: () = assert!(ERROR_ENTRIES as usize + 1 == error_log::ENTRIES);
 const MODEL: &str = "Farlane NVMe";
 /// Kelvin.
 const TEMPERATURE: u16 = 300;
@@ -22,15 +27,16 @@ const TEMPERATURE_CRITICAL: u16 = 373;
 /// What stays the same.
 #[derive(Debug)]
 pub struct Identity {
-    /// Serial number.
-    pub serial: String,
+    /// Its serial number, and what else its identifiers are made of.
+    pub names: Names,
     /// All namespaces; the first is number 1.
     pub namespaces: Vec<Namespace>,
     /// I/O queue pairs.
     pub io_queues: u16,
 }
 
-fn put(data: &mut [u8], at: usize, bytes: &[u8]) {
+/// Puts bytes where there is room for them.
+pub fn put(data: &mut [u8], at: usize, bytes: &[u8]) {
     if let Some(place) = data.get_mut(at..).and_then(|d| d.get_mut(..bytes.len())) {
         place.copy_from_slice(bytes);
     }
@@ -45,19 +51,16 @@ fn put_text(data: &mut [u8], at: usize, length: usize, text: &str) {
     put(data, at, &padded);
 }
 
-/// FNV-1a: identifiers have to be the same each time, not unguessable.
-fn hash(seed: u64, text: &[u8]) -> u64 {
-    text.iter()
-        .fold(0xcbf2_9ce4_8422_2325 ^ seed, |hash, &byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-        })
-}
-
 impl Identity {
     /// A namespace, by its identifier.
     pub fn namespace(&self, nsid: u32) -> Option<(usize, &Namespace)> {
         let index = usize::try_from(nsid.checked_sub(1)?).ok()?;
         Some((index, self.namespaces.get(index)?))
+    }
+
+    /// Features as after a reset.
+    pub fn default_features(&self) -> Features {
+        Features::new(self.io_queues, self.count(), self.has_write_cache())
     }
 
     fn count(&self) -> u32 {
@@ -71,22 +74,13 @@ impl Identity {
             .any(|n| matches!(n.storage, Storage::Ring { .. }) && !n.read_only)
     }
 
-    fn unique(&self, nsid: u32) -> [u8; 16] {
-        let mut id = [0; 16];
-        let high = hash(u64::from(nsid), self.serial.as_bytes());
-        let low = hash(high, self.serial.as_bytes());
-        put(&mut id, 0, &high.to_be_bytes());
-        put(&mut id, 8, &low.to_be_bytes());
-        id
-    }
-
     /// The answer to Identify: 4096 bytes.
     pub fn identify(&self, what: u8, nsid: u32) -> Result<Vec<u8>, Status> {
         let known = |nsid| self.namespace(nsid).ok_or(Status::INVALID_NAMESPACE);
         match what {
             0x00 => {
                 let (_, namespace) = known(nsid)?;
-                Ok(self.describe(nsid, namespace))
+                Ok(Self::describe(namespace))
             }
             0x01 => Ok(self.describe_controller()),
             0x02 => {
@@ -102,13 +96,11 @@ impl Identity {
             }
             0x03 => {
                 known(nsid)?;
-                let id = self.unique(nsid);
                 let mut data = vec![0; 4096];
-                // Type 2, NGUID, 16 bytes; type 1, EUI64, 8 bytes (figure 249).
-                put(&mut data, 0, &[2, 16]);
-                put(&mut data, 4, &id);
-                put(&mut data, 20, &[1, 8]);
-                put(&mut data, 24, &id[..8]);
+                // Type 3, UUID, 16 bytes (figure 249), and no other: NGUID and EUI64 belong to who has a company identifier of
+                // the IEEE.
+                put(&mut data, 0, &[3, 16]);
+                put(&mut data, 4, &self.names.uuid(nsid).0);
                 Ok(data)
             }
             _ => Err(Status::INVALID_FIELD),
@@ -120,7 +112,7 @@ impl Identity {
         let mut data = vec![0; 4096];
         put(&mut data, 0, &VENDOR.to_le_bytes());
         put(&mut data, 2, &VENDOR.to_le_bytes());
-        put_text(&mut data, 4, 20, &self.serial);
+        put_text(&mut data, 4, 20, &self.names.serial);
         put_text(&mut data, 24, 40, MODEL);
         put_text(&mut data, 64, 8, env!("CARGO_PKG_VERSION"));
         put(&mut data, 77, &[MAX_TRANSFER_SHIFT]);
@@ -131,8 +123,9 @@ impl Identity {
         put(&mut data, 256, &0x0100_u16.to_le_bytes());
         // Abort limit and event limit, zero-based.
         put(&mut data, 258, &[3, 3]);
-        // One firmware slot, read-only. Log pages: effects, extended data.
-        put(&mut data, 260, &[0b011, 0b110]);
+        // One firmware slot, read-only. Log pages: effects, extended data; none of a namespace. Entries of the error log,
+        // zero-based.
+        put(&mut data, 260, &[0b011, 0b110, ERROR_ENTRIES]);
         put(&mut data, 266, &TEMPERATURE_WARNING.to_le_bytes());
         put(&mut data, 268, &TEMPERATURE_CRITICAL.to_le_bytes());
         // Entries of 64 and 16 bytes.
@@ -144,7 +137,8 @@ impl Identity {
         put(&mut data, 525, &[0b110 | u8::from(self.has_write_cache())]);
         // SGLS: supported; bit buckets; lists longer than the data.
         put(&mut data, 536, &0x0005_0001_u32.to_le_bytes());
-        let name = format!("nqn.2026-11.io.farlane:nvme:{}", self.serial.trim());
+        // SUBNQN, the form for who has a UUID (7.9): Linux refuses a second controller of the same name.
+        let name = format!("nqn.2014-08.org.nvmexpress:uuid:{}", self.names.uuid(0));
         put(&mut data, 768, name.as_bytes());
         // Power state 0: 25 W, in hundredths.
         put(&mut data, 2048, &2500_u16.to_le_bytes());
@@ -152,7 +146,7 @@ impl Identity {
     }
 
     /// Figure 245.
-    fn describe(&self, nsid: u32, namespace: &Namespace) -> Vec<u8> {
+    fn describe(namespace: &Namespace) -> Vec<u8> {
         let mut data = vec![0; 4096];
         let blocks = namespace.blocks.to_le_bytes();
         for at in [0, 8, 16] {
@@ -163,9 +157,6 @@ impl Identity {
         let bytes = u128::from(namespace.blocks) << namespace.block_size.shift();
         put(&mut data, 48, &bytes.to_le_bytes());
         put(&mut data, 99, &[u8::from(namespace.read_only)]);
-        let id = self.unique(nsid);
-        put(&mut data, 104, &id);
-        put(&mut data, 120, &id[..8]);
         // LBADS of the only format.
         put(
             &mut data,
@@ -179,26 +170,17 @@ impl Identity {
 /// What a log page is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Logs<'a> {
-    /// Errors with commands or doorbells: the newest first, 64 bytes each.
-    pub errors: &'a [[u8; 64]],
-    /// Errors there were.
-    pub error_count: u64,
+    /// Errors with commands or doorbells.
+    pub errors: &'a ErrorLog,
     /// Numbers.
     pub counters: &'a Counters,
 }
-
-/// Entries of the error log (ELPE is zero-based zero: one).
-pub const ERROR_ENTRIES: usize = 1;
 
 impl Logs<'_> {
     /// A whole log page.
     pub fn page(&self, page: u8) -> Result<Vec<u8>, Status> {
         match page {
-            log_page::ERRORS => {
-                let mut data = self.errors.concat();
-                data.resize(ERROR_ENTRIES * 64, 0);
-                Ok(data)
-            }
+            log_page::ERRORS => Ok(self.errors.page()),
             log_page::SMART => Ok(self.smart()),
             log_page::FIRMWARE => {
                 let mut data = vec![0; 512];
@@ -207,7 +189,6 @@ impl Logs<'_> {
                 put_text(&mut data, 8, 8, env!("CARGO_PKG_VERSION"));
                 Ok(data)
             }
-            log_page::CHANGED_NAMESPACES => Ok(vec![0; 4096]),
             log_page::EFFECTS => Ok(Self::effects()),
             _ => Err(Status::INVALID_LOG_PAGE),
         }
@@ -232,7 +213,8 @@ impl Logs<'_> {
         for (at, number) in (32..).step_by(16).zip(numbers) {
             put(&mut data, at, &number.to_le_bytes());
         }
-        put(&mut data, 176, &self.error_count.to_le_bytes());
+        put(&mut data, 160, &load(&c.media_errors).to_le_bytes());
+        put(&mut data, 176, &load(&c.logged_errors).to_le_bytes());
         data
     }
 

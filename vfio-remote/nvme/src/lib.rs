@@ -10,6 +10,8 @@
 //! * `queue`: ring mechanics.
 //! * `controller`: the worker.
 //! * `remote`: for memory that is not mapped.
+//! * `error_log`: what has failed.
+//! * `uuid`: identifiers that are nobody else's.
 //! * `namespace`: where blocks are; [`farlane_file_io`] moves them.
 //!
 //! The numbers of sections and figures in the comments are those of NVM Express 1.4.
@@ -24,6 +26,7 @@ mod controller;
 mod counters;
 mod data;
 mod doorbells;
+mod error_log;
 mod features;
 mod function;
 mod identify;
@@ -36,11 +39,12 @@ mod shared;
 mod source;
 #[doc(hidden)]
 pub mod still;
+mod uuid;
 
 use farlane_file_io::{bounce, idle, ring, timing, vectors};
 
 pub use config::{
-    Backing, BlockSize, Cache, Doorbells, MAX_IO_QUEUES, MAX_NAMESPACES, NamespaceConfig,
+    Backing, BlockSize, Cache, Doorbells, Host, MAX_IO_QUEUES, MAX_NAMESPACES, NamespaceConfig,
     NvmeConfig, NvmeError,
 };
 pub use source::NvmeSource;

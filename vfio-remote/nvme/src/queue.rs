@@ -1,6 +1,7 @@
 //! Ring mechanics of submission and completion queues (NVMe 1.4, 4.1).
 
 use crate::bits::{CQE_BYTES, Cqe, SQE_BYTES};
+use crate::controller::CommandId;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -17,10 +18,10 @@ pub struct SubmissionQueue {
     tail: u32,
     /// Its completion queue.
     pub cq: u16,
-    /// Commands taken and not yet completed.
+    /// Commands taken whose completions the driver does not have yet.
     pub in_flight: u32,
-    /// The delete command that waits for them.
-    pub deleting: Option<u16>,
+    /// The delete command that waits for them, and for entries on their way.
+    pub deleting: Option<CommandId>,
     /// Entries on their way from remote memory: nothing else is taken meanwhile.
     pub fetching: bool,
     /// The tail that the driver was last told to ring for (shadow doorbells), if any.
@@ -44,6 +45,11 @@ impl SubmissionQueue {
             event: None,
             bad_tail: false,
         }
+    }
+
+    /// Whether nothing of it is under way.
+    pub fn is_drained(&self) -> bool {
+        self.in_flight == 0 && !self.fetching
     }
 
     /// Takes the driver's tail over.

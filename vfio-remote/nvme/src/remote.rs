@@ -67,6 +67,8 @@ pub enum Done {
     Posted {
         /// Queue.
         cq: u16,
+        /// Submission queue of its command.
+        sq: u16,
         /// How that went.
         result: Result<(), Unreachable>,
     },
@@ -203,7 +205,8 @@ fn perform(shared: &Shared, job: Job) -> Done {
                 log::warn!("Completion queue {cq} cannot be written: {e}");
                 Unreachable
             });
-            Done::Posted { cq, result }
+            let sq = cqe.sq_id;
+            Done::Posted { cq, sq, result }
         }
         Job::Gather {
             slot,

@@ -7,6 +7,7 @@ use crate::doorbells::{self, DoorbellPage};
 use crate::function::NvmeFunction;
 use crate::identify::{DEVICE, Identity, VENDOR};
 use crate::namespace::Namespace;
+use crate::uuid::Names;
 use farlane_pci::{
     Area, Attachment, ClassCode, Counter, Description, Function, Region, SharedArea, Source,
     SourceError, Template,
@@ -56,6 +57,11 @@ impl NvmeSource {
             .map(|n| Namespace::open(n, config.cache))
             .collect::<Result<Vec<_>, _>>()?;
         let vectors = config.io_queues + 1;
+        let names = Names {
+            host: config.host,
+            device: config.name.clone(),
+            serial: config.serial,
+        };
         let [table, pending] = [0x2000, 0x3000];
         let description = Template::new(VENDOR, DEVICE, 1, CLASS)
             .memory_bar(0, BAR_BYTES, false)
@@ -66,7 +72,7 @@ impl NvmeSource {
             description,
             doorbells: config.doorbells,
             identity: Arc::new(Identity {
-                serial: config.serial,
+                names,
                 namespaces,
                 io_queues: config.io_queues,
             }),

@@ -286,8 +286,18 @@ fn identify_describes_controller_and_namespaces() {
     let ids: Vec<_> = (1..=4)
         .map(|n| rig.driver.identify(3, n).unwrap())
         .collect();
-    assert_eq!(ids[0][..2], [2, 16]);
-    assert!(ids[0] != ids[1]);
+    // A UUID each, and nothing else.
+    for (n, id) in (0..).zip(&ids) {
+        assert_eq!((&id[..4], &id[20..40]), (&[3, 16, 0, 0][..], &[0; 20][..]));
+        assert!(ids[..n].iter().all(|other| other != id));
+        let nsid = u32::try_from(n + 1).unwrap();
+        assert!(rig.driver.identify(0, nsid).unwrap()[104..128] == [0; 24]);
+    }
+    let name = String::from_utf8(controller[768..1024].to_vec()).unwrap();
+    assert!(
+        name.starts_with("nqn.2014-08.org.nvmexpress:uuid:"),
+        "{name}"
+    );
     let identify = |what: u32, nsid: u32| Command::new(admin::IDENTIFY, nsid).dword(10, what);
     let page = rig.driver.admin_page();
     for (what, nsid, status) in [
@@ -325,11 +335,89 @@ fn log_pages_have_what_was_asked_for() {
     assert_eq!((status, &rest[..384]), (0, &smart[128..512]));
     assert_eq!(get(1, 16, 0).0, 0);
     assert_eq!(get(3, 128, 0).1[0], 1);
-    assert_eq!(get(4, 1024, 0).0, 0);
+    // Namespaces do not change, and no event is announced that would tell of it (OAES).
+    assert_eq!(get(4, 1024, 0).0, 0x109);
     assert_eq!(get(5, 1024, 0).1[0x7c * 4], 1);
     assert_eq!(get(0x42, 16, 0).0, 0x109);
     assert_eq!(get(2, 16, 513 * 4).0, 2);
     assert_eq!(get(2, 16, 2).0, 2);
+}
+
+#[test]
+fn log_pages_and_features_are_those_of_the_controller() {
+    let mut rig = rig(Doorbells::Trapped);
+    let page = rig.driver.admin_page();
+    let mut code = |command: Command| {
+        let command = command.prp(page, 0);
+        rig.driver.try_admin(command).unwrap().code()
+    };
+    // (of whom, a log page, setting a feature of the controller, getting it, the same of a feature of namespaces)
+    for (nsid, log, set, get, set_own, get_own) in [
+        (0, 0, 0, 0, 0x0b, 0x0b),
+        (0xffff_ffff, 0, 0, 0, 0, 0x0b),
+        (4, 2, 0x10f, 0, 0, 0),
+        (5, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b),
+        (0xffff_fffe, 0x0b, 0x0b, 0x0b, 0x0b, 0x0b),
+    ] {
+        let of = |opcode: u8, dword10: u32| Command::new(opcode, nsid).dword(10, dword10);
+        for id in [1, 2, 3, 5] {
+            let command = of(admin::GET_LOG_PAGE, 15 << 16 | id);
+            assert_eq!(code(command), log, "log {id} of {nsid:#x}");
+        }
+        assert_eq!(code(of(admin::SET_FEATURES, 6)), set, "{nsid:#x}");
+        assert_eq!(code(of(admin::GET_FEATURES, 6)), get, "{nsid:#x}");
+        assert_eq!(code(of(admin::SET_FEATURES, 5)), set_own, "{nsid:#x}");
+        assert_eq!(code(of(admin::GET_FEATURES, 5)), get_own, "{nsid:#x}");
+    }
+}
+
+#[test]
+fn the_error_log_tells_of_commands_that_have_failed() {
+    let mut rig = rig(Doorbells::Trapped);
+    let page = rig.driver.admin_page();
+    let get = |rig: &mut Rig, id: u32| {
+        let command = Command::new(admin::GET_LOG_PAGE, 0xffff_ffff)
+            .prp(page, 0)
+            .dword(10, 1023 << 16 | id);
+        rig.driver.admin(command).unwrap();
+        let mut data = vec![0; 4096];
+        rig.driver.memory().read(page, &mut data).unwrap();
+        data
+    };
+    let entries = rig.driver.identify(1, 0).unwrap()[262];
+    assert_eq!(entries, 63);
+    assert!(get(&mut rig, 1) == vec![0; 4096]);
+    let before = counter(&rig.source, "nvme_logged_errors");
+    // Far more than there is room for; the status says that there is more to know.
+    for lba in 0..100 {
+        let command = Command::blocks(io::READ, 2, (1 << 40) + lba, 1);
+        let done = rig.driver.execute(&mut rig.queue, command).unwrap();
+        assert_eq!((done.code(), done.status >> 13 & 1), (0x80, 1));
+    }
+    let failed = rig
+        .driver
+        .try_admin(Command::new(admin::FORMAT, 3))
+        .unwrap();
+    assert_eq!(failed.code(), 1);
+    let log = get(&mut rig, 1);
+    let word = |at: usize| u64::from_le_bytes(log[at..at + 8].try_into().unwrap());
+    let half = |at: usize| u16::from_le_bytes(log[at..at + 2].try_into().unwrap());
+    assert_eq!(word(0), before + 101);
+    assert_eq!(
+        (half(8), half(10), half(12) >> 1 & 0x7ff),
+        (0, failed.cid, 1)
+    );
+    assert_eq!((word(16), log[24]), (0, 3));
+    for (n, at) in (64..4096).step_by(64).enumerate() {
+        let n = u64::try_from(n).unwrap();
+        assert_eq!(word(at), before + 100 - n);
+        assert_eq!((half(at + 8), half(at + 12) >> 1 & 0x7ff), (1, 0x80));
+        assert_eq!((word(at + 16), log[at + 24]), ((1 << 40) + 99 - n, 2));
+    }
+    let smart = get(&mut rig, 2);
+    assert_eq!(smart[176..184], (before + 101).to_le_bytes());
+    // None of them was the medium's.
+    assert_eq!(smart[160..168], [0; 8]);
 }
 
 #[test]

@@ -327,6 +327,35 @@ fn errors_of_the_disk_are_those_of_their_commands_and_no_others() {
 }
 
 #[test]
+fn errors_of_the_disk_are_counted_as_those_of_the_medium() {
+    let mut rig = Rig::new();
+    let media_errors = |rig: &mut Rig| {
+        let page = rig.driver.admin_page();
+        let get = Command::new(admin::GET_LOG_PAGE, 0xffff_ffff)
+            .prp(page, 0)
+            .dword(10, 127 << 16 | 2);
+        rig.driver.admin(get).unwrap();
+        let mut log = [0; 512];
+        rig.driver.memory().read(page, &mut log).unwrap();
+        u64::from_le_bytes(log[160..168].try_into().unwrap())
+    };
+    for (operation, errno, opcode, counted) in [
+        (Operation::Write, libc::EIO, io::WRITE, 1),
+        (Operation::Read, libc::EIO, io::READ, 2),
+        (Operation::Write, libc::ENOSPC, io::WRITE, 2),
+    ] {
+        rig.disks[0].fail(operation, errno);
+        assert_ne!(rig.status(rig.blocks(opcode, 1)), 0);
+        rig.disks[0].heal();
+        assert_eq!(media_errors(&mut rig), counted, "{opcode} {errno}");
+    }
+    // A comparison that finds a difference is none.
+    rig.fill(9);
+    assert_eq!(rig.status(rig.blocks(io::COMPARE, 1)), 0x285);
+    assert_eq!(media_errors(&mut rig), 2);
+}
+
+#[test]
 fn writes_that_fall_short_go_on_where_they_ended() {
     let mut rig = Rig::new();
     let data: Vec<u8> = (0..16384_usize)

@@ -1,9 +1,10 @@
 //! Admin commands (NVMe 1.4, 5).
 
 use super::Controller;
-use crate::bits::{PAGE, Sqe, Status, log_page};
+use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status, log_page};
 use crate::bounce::Bounce;
 use crate::cmds::{AdminCommand, CreateCq, CreateSq};
+use crate::controller::completion::CommandId;
 use crate::controller::requests::{Owner, Request, Work};
 use crate::counters::count;
 use crate::data::{DataPointer, WalkError, scatter};
@@ -22,39 +23,43 @@ enum Answer {
 
 impl Controller {
     /// Executes a command of the admin queue.
-    pub(super) fn admin(&mut self, sqe: &Sqe) {
-        let result = AdminCommand::parse(sqe).and_then(|c| self.start_admin(sqe.cid, c));
-        self.answer(sqe.cid, result);
+    pub(super) fn admin(&mut self, id: &CommandId, sqe: &Sqe) {
+        let result = AdminCommand::parse(sqe).and_then(|c| self.start_admin(id, c));
+        self.answer(id, result);
     }
 
-    fn answer(&mut self, cid: u16, result: Result<Answer, Status>) {
+    fn answer(&mut self, id: &CommandId, result: Result<Answer, Status>) {
         match result {
             Ok(Answer::Done(dw0)) => {
                 count(&self.shared.counters.admin, 1);
-                self.complete(0, cid, Status::SUCCESS, dw0);
+                self.complete(id, Status::SUCCESS, dw0);
             }
             Ok(Answer::Later) => (),
-            Err(status) => self.complete(0, cid, status, 0),
+            Err(status) => self.complete(id, status, 0),
         }
     }
 
-    fn start_admin(&mut self, cid: u16, command: AdminCommand) -> Result<Answer, Status> {
+    fn start_admin(&mut self, id: &CommandId, command: AdminCommand) -> Result<Answer, Status> {
         match command {
             AdminCommand::CreateCq(create) => self.create_cq(&create),
             AdminCommand::CreateSq(create) => self.create_sq(&create),
             AdminCommand::DeleteCq(queue) => self.delete_cq(queue),
-            AdminCommand::DeleteSq(queue) => self.delete_sq(cid, queue),
+            AdminCommand::DeleteSq(queue) => self.delete_sq(id, queue),
             AdminCommand::Identify { what, nsid, data } => {
                 let bytes = self.identity.identify(what, nsid)?;
-                self.write_data(cid, data, bytes, 0)
+                self.write_data(id, data, bytes, 0)
             }
             AdminCommand::LogPage {
+                nsid,
                 page,
                 retain_event,
                 length,
                 offset,
                 data,
-            } => self.log_page(cid, page, retain_event, length, offset, data),
+            } => {
+                self.check_log_nsid(nsid)?;
+                self.log_page(id, page, retain_event, length, offset, data)
+            }
             AdminCommand::Abort { sq, cid } => {
                 // What has been given to a device cannot be taken back; "not aborted" is dword 0
                 // (5.1.1). Held event requests can.
@@ -63,7 +68,7 @@ impl Controller {
                     if let Some(Some(sq)) = self.sqs.first_mut() {
                         sq.in_flight += 1;
                     }
-                    self.complete(0, cid, Status::ABORT_REQUESTED, 0);
+                    self.complete(&CommandId::admin(cid), Status::ABORT_REQUESTED, 0);
                 }
                 Ok(Answer::Done(u32::from(!aborted)))
             }
@@ -77,7 +82,7 @@ impl Controller {
                     Ok(bytes) => self.set_feature(command, &bytes),
                     Err(WalkError::Status(status)) => Err(status),
                     Err(WalkError::Unreachable) => {
-                        let owner = Owner::Command { queue: 0, cid };
+                        let owner = Owner::Command(*id);
                         let mut request = Request::new(owner, Work::Admin(command), 0, 0, 0);
                         request.pointer = data;
                         self.begin_gather(request, length);
@@ -86,16 +91,17 @@ impl Controller {
                 }
             }
             AdminCommand::GetFeatures {
+                nsid,
                 feature,
                 select,
                 index,
                 data,
-            } => match self.features.get(feature, select, index)? {
+            } => match self.features.get(feature, select, nsid, index)? {
                 Value::Number(value) => Ok(Answer::Done(value)),
-                Value::Data(bytes) => self.write_data(cid, data, bytes, 0),
+                Value::Data(bytes) => self.write_data(id, data, bytes, 0),
             },
             AdminCommand::AsyncEvent => {
-                let answer = self.events.request(cid)?;
+                let answer = self.events.request(id.cid)?;
                 // Held requests are not in flight: they must not keep others out of the queue.
                 if let Some(Some(sq)) = self.sqs.first_mut() {
                     sq.in_flight = sq.in_flight.saturating_sub(1);
@@ -113,7 +119,13 @@ impl Controller {
     }
 
     fn set_feature(&mut self, command: AdminCommand, data: &[u8]) -> Result<Answer, Status> {
-        let AdminCommand::SetFeatures { feature, value, .. } = command else {
+        let AdminCommand::SetFeatures {
+            nsid,
+            feature,
+            value,
+            ..
+        } = command
+        else {
             return Err(Status::INTERNAL_ERROR);
         };
         // After queues have been created their number is settled (5.21.1.7).
@@ -122,19 +134,21 @@ impl Controller {
         if feature == crate::bits::feature::NUMBER_OF_QUEUES && queues_exist {
             return Err(Status::SEQUENCE_ERROR);
         }
-        self.features.set(feature, value, data).map(Answer::Done)
+        self.features
+            .set(feature, nsid, value, data)
+            .map(Answer::Done)
     }
 
     /// Goes on with a command whose data has been read by messages.
-    pub(super) fn admin_with_data(&mut self, cid: u16, command: AdminCommand, data: &[u8]) {
+    pub(super) fn admin_with_data(&mut self, id: &CommandId, command: AdminCommand, data: &[u8]) {
         let result = self.set_feature(command, data);
-        self.answer(cid, result);
+        self.answer(id, result);
     }
 
     /// Answers with data.
     fn write_data(
         &mut self,
-        cid: u16,
+        id: &CommandId,
         pointer: DataPointer,
         data: Vec<u8>,
         dw0: u32,
@@ -149,7 +163,7 @@ impl Controller {
             Ok(()) => Ok(Answer::Done(dw0)),
             Err(WalkError::Status(status)) => Err(status),
             Err(WalkError::Unreachable) => {
-                let owner = Owner::Command { queue: 0, cid };
+                let owner = Owner::Command(*id);
                 let mut request = Request::new(owner, Work::Answer { dw0 }, 0, 0, 0);
                 request.pointer = pointer;
                 self.begin_scatter(request, Bounce::from(&*data));
@@ -158,9 +172,18 @@ impl Controller {
         }
     }
 
+    /// All logs are those of the controller: LPA says of none that it is a namespace's (5.14).
+    fn check_log_nsid(&self, nsid: u32) -> Result<(), Status> {
+        match nsid {
+            0 | ALL_NAMESPACES => Ok(()),
+            _ if self.identity.namespace(nsid).is_some() => Err(Status::INVALID_FIELD),
+            _ => Err(Status::INVALID_NAMESPACE),
+        }
+    }
+
     fn log_page(
         &mut self,
-        cid: u16,
+        id: &CommandId,
         page: u8,
         retain_event: bool,
         length: u64,
@@ -171,8 +194,7 @@ impl Controller {
             return Err(Status::INVALID_FIELD);
         }
         let logs = Logs {
-            errors: &self.error_entry,
-            error_count: self.error_count,
+            errors: &self.errors,
             counters: &self.shared.counters,
         };
         let whole = logs.page(page)?;
@@ -189,7 +211,7 @@ impl Controller {
         {
             self.complete_event(cid, dword);
         }
-        self.write_data(cid, data, bytes, 0)
+        self.write_data(id, data, bytes, 0)
     }
 
     /// An identifier that an I/O queue can have.
@@ -254,6 +276,7 @@ impl Controller {
         match &self.cqs[index] {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(cq) if cq.users > 0 => Err(Status::INVALID_QUEUE_DELETION),
+            // No entry is on its way to it: a submission queue stays until its commands' completions have been written.
             Some(_) => {
                 self.cqs[index] = None;
                 Ok(Answer::Done(0))
@@ -261,14 +284,15 @@ impl Controller {
         }
     }
 
-    /// The queue goes once what was taken from it has been completed (5.6).
-    fn delete_sq(&mut self, cid: u16, queue: u16) -> Result<Answer, Status> {
+    /// The queue goes once nothing of it is under way (5.6): neither commands, nor completions that the driver does not have yet, nor
+    /// entries that would be taken for those of the next queue with its identifier.
+    fn delete_sq(&mut self, id: &CommandId, queue: u16) -> Result<Answer, Status> {
         let index = self.io_queue(queue)?;
         match &mut self.sqs[index] {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(sq) if sq.deleting.is_some() => Err(Status::INVALID_QUEUE_ID),
-            Some(sq) if sq.in_flight > 0 || sq.fetching => {
-                sq.deleting = Some(cid);
+            Some(sq) if !sq.is_drained() => {
+                sq.deleting = Some(*id);
                 Ok(Answer::Later)
             }
             Some(_) => {
@@ -286,9 +310,15 @@ impl Controller {
         }
     }
 
-    /// The last command of a queue that is to be deleted has been completed.
-    pub(super) fn finish_deletion(&mut self, queue: u16, cid: u16) {
-        self.remove_sq(queue);
-        self.answer(cid, Ok(Answer::Done(0)));
+    /// Deletes a queue that is to be deleted, if nothing of it is under way any more.
+    pub(super) fn finish_deletion(&mut self, queue: u16) {
+        let deletion = match self.sqs.get(usize::from(queue)) {
+            Some(Some(sq)) if sq.is_drained() => sq.deleting,
+            _ => None,
+        };
+        if let Some(deletion) = deletion {
+            self.remove_sq(queue);
+            self.answer(&deletion, Ok(Answer::Done(0)));
+        }
     }
 }

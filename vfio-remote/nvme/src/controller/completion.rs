@@ -1,9 +1,10 @@
 //! Completions on their way out.
 
 use super::{Controller, State};
-use crate::bits::{Cqe, Status};
+use crate::bits::{Cqe, Sqe, Status, nvm, quad};
 use crate::counters::count;
 use crate::data::Unreachable;
+use crate::error_log::Failure;
 use crate::features::AsyncEvent;
 use crate::queue::Due;
 use crate::remote::Job;
@@ -24,18 +25,60 @@ fn write_entry(view: &DmaView, address: u64, cqe: &Cqe) -> Option<()> {
     Some(())
 }
 
-impl Controller {
-    /// Completes a command of submission queue `queue`.
-    pub(super) fn complete(&mut self, queue: u16, cid: u16, status: Status, dw0: u32) {
-        if !status.is_success() {
-            count(&self.shared.counters.errors, 1);
+/// A command, as its completion and the error log name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommandId {
+    /// Its submission queue.
+    pub queue: u16,
+    /// Command Identifier.
+    pub cid: u16,
+    /// Namespace ID.
+    pub nsid: u32,
+    /// Its first block, if it is about blocks.
+    pub lba: u64,
+}
+
+impl CommandId {
+    /// That of an entry of a queue.
+    pub fn new(queue: u16, sqe: &Sqe) -> Self {
+        let blocks = [nvm::READ, nvm::WRITE, nvm::COMPARE, nvm::WRITE_ZEROES];
+        let has_blocks = queue > 0 && blocks.contains(&sqe.opcode);
+        Self {
+            queue,
+            cid: sqe.cid,
+            nsid: sqe.nsid,
+            lba: if has_blocks {
+                quad(sqe.cdw10, sqe.cdw11)
+            } else {
+                0
+            },
         }
-        let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) else {
+    }
+
+    /// A command of the admin queue without a namespace.
+    pub fn admin(cid: u16) -> Self {
+        Self {
+            queue: 0,
+            cid,
+            nsid: 0,
+            lba: 0,
+        }
+    }
+}
+
+impl Controller {
+    /// Completes a command.
+    pub(super) fn complete(&mut self, command: &CommandId, status: Status, dw0: u32) {
+        let status = if status.is_success() {
+            status
+        } else {
+            self.note_failure(command, status)
+        };
+        let CommandId { queue, cid, .. } = *command;
+        let Some(Some(sq)) = self.sqs.get(usize::from(queue)) else {
             return;
         };
-        sq.in_flight = sq.in_flight.saturating_sub(1);
         let (cq, head) = (sq.cq, sq.head());
-        let finished = if sq.in_flight == 0 { sq.deleting } else { None };
         self.post(
             cq,
             Cqe {
@@ -47,13 +90,43 @@ impl Controller {
                 status: status.0 << 1,
             },
         );
-        if let Some(cid) = finished {
-            self.finish_deletion(queue, cid);
-        }
     }
 
-    /// An entry that went by messages has arrived, or not.
-    pub(super) fn posted(&mut self, queue: u16, result: Result<(), Unreachable>) {
+    /// Counts a failure and has the error log tell of it. Returns the status to complete the command with.
+    fn note_failure(&mut self, command: &CommandId, status: Status) -> Status {
+        count(&self.shared.counters.errors, 1);
+        // The driver knows what it has aborted.
+        if status == Status::ABORT_REQUESTED {
+            return status;
+        }
+        let status = status.with_more();
+        self.log_failure(&Failure {
+            queue: command.queue,
+            cid: command.cid,
+            status,
+            lba: command.lba,
+            nsid: command.nsid,
+        });
+        status
+    }
+
+    /// An entry of the error log.
+    pub(super) fn log_failure(&mut self, failure: &Failure) {
+        let logged = &self.shared.counters.logged_errors;
+        let number = logged.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        self.errors.add(number, failure);
+    }
+
+    /// The driver has the completion of a command of this submission queue.
+    fn completed(&mut self, queue: u16) {
+        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) {
+            sq.in_flight = sq.in_flight.saturating_sub(1);
+        }
+        self.finish_deletion(queue);
+    }
+
+    /// An entry of submission queue `sq` that went by messages has arrived, or not.
+    pub(super) fn posted(&mut self, queue: u16, sq: u16, result: Result<(), Unreachable>) {
         if result.is_err() {
             self.fail();
         }
@@ -62,6 +135,7 @@ impl Controller {
             // For the pin, whose level is looked at here.
             cq.posted |= self.shared.interrupts.by_pin();
         }
+        self.completed(sq);
     }
 
     fn post(&mut self, queue: u16, cqe: Cqe) {
@@ -96,6 +170,8 @@ impl Controller {
                 cqe,
                 vector,
             });
+        } else {
+            self.completed(cqe.sq_id);
         }
     }
 

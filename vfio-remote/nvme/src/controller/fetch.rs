@@ -1,5 +1,6 @@
 //! Commands on their way in.
 
+use super::completion::CommandId;
 use super::{Controller, State};
 use crate::bits::{SQE_BYTES, Sqe};
 use crate::data::Unreachable;
@@ -35,7 +36,7 @@ impl Controller {
             worked = true;
             match done {
                 Done::Fetched { sq, entries } => self.fetched(sq, entries),
-                Done::Posted { cq, result } => self.posted(cq, result),
+                Done::Posted { cq, sq, result } => self.posted(cq, sq, result),
                 Done::Gathered { slot, data } => self.gathered(slot, data),
                 Done::Scattered { slot, result } => self.scattered(slot, result),
             }
@@ -121,10 +122,11 @@ impl Controller {
     }
 
     fn execute(&mut self, queue: u16, sqe: &Sqe) {
+        let command = CommandId::new(queue, sqe);
         if queue == 0 {
-            self.admin(sqe);
+            self.admin(&command, sqe);
         } else {
-            self.io(queue, sqe);
+            self.io(&command, sqe);
         }
     }
 
@@ -149,7 +151,13 @@ impl Controller {
             return;
         };
         sq.fetching = false;
+        let is_deleted = sq.deleting.is_some();
         if self.state != State::Running {
+            return;
+        }
+        // What was not begun ends with its queue (5.6).
+        if is_deleted {
+            self.finish_deletion(queue);
             return;
         }
         let Ok(entries) = entries else {

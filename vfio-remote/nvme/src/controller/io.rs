@@ -4,8 +4,9 @@ use super::Controller;
 use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status};
 use crate::bounce::Bounce;
 use crate::cmds::{IoCommand, Transfer};
+use crate::controller::completion::CommandId;
 use crate::controller::requests::{Owner, Request, Work, Zeroing};
-use crate::controller::transfer::{Located, Scratch, status_of};
+use crate::controller::transfer::{Located, Scratch};
 use crate::counters::count;
 use crate::data::{DataPointer, WalkError, gather};
 use crate::identify::MAX_TRANSFER_SHIFT;
@@ -30,20 +31,20 @@ enum Direction {
 
 impl Controller {
     /// Executes a command of an I/O queue.
-    pub(super) fn io(&mut self, queue: u16, sqe: &Sqe) {
+    pub(super) fn io(&mut self, id: &CommandId, sqe: &Sqe) {
         let result = match IoCommand::parse(sqe) {
             Err(status) => Err(status),
-            Ok(command) => self.start(queue, sqe.cid, command),
+            Ok(command) => self.start(id, command),
         };
         match result {
             Ok(Started::Pending) => (),
-            Ok(Started::Done) => self.complete(queue, sqe.cid, Status::SUCCESS, 0),
-            Err(status) => self.complete(queue, sqe.cid, status, 0),
+            Ok(Started::Done) => self.complete(id, Status::SUCCESS, 0),
+            Err(status) => self.complete(id, status, 0),
         }
     }
 
-    fn start(&mut self, queue: u16, cid: u16, command: IoCommand) -> Result<Started, Status> {
-        let owner = Owner::Command { queue, cid };
+    fn start(&mut self, id: &CommandId, command: IoCommand) -> Result<Started, Status> {
+        let owner = Owner::Command(*id);
         match command {
             IoCommand::Read(transfer) => self.transfer(owner, Direction::Read, &transfer),
             IoCommand::Write(transfer) => self.transfer(owner, Direction::Write, &transfer),
@@ -195,7 +196,7 @@ impl Controller {
                 // SAFETY: `locate` has filled the vectors from the current view, which `self`
                 // keeps: the memory stays mapped during the call.
                 unsafe { transfer_now(file, write, &mut scratch.iovecs, offset) }.map_err(|e| {
-                    status_of(e.raw_os_error().unwrap_or(libc::EIO), write.is_some())
+                    self.storage_failed(e.raw_os_error().unwrap_or(libc::EIO), write.is_some())
                 })?;
             }
             Storage::Null if write.is_none() => {

@@ -14,6 +14,7 @@ mod shadow;
 mod transfer;
 
 use crate::bits::{PAGE, Status};
+use crate::error_log::{self, ErrorLog, Failure};
 use crate::features::{AsyncEvent, Events, Features};
 use crate::identify::Identity;
 use crate::idle::{Idle, Rest};
@@ -27,6 +28,8 @@ use shadow::Shadow;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use completion::CommandId;
 
 /// How often an interrupt that is put off is looked at.
 const PUT_OFF_NAP: Duration = Duration::from_micros(20);
@@ -64,8 +67,7 @@ pub struct Controller {
     shadow: Option<Shadow>,
     features: Features,
     events: Events,
-    error_entry: [[u8; 64]; 1],
-    error_count: u64,
+    errors: ErrorLog,
     idle: Idle,
     /// An interrupt is put off.
     put_off: bool,
@@ -95,10 +97,9 @@ impl Controller {
             first: 0,
             requests: Requests::default(),
             shadow: None,
-            features: Features::new(identity.io_queues, identity.has_write_cache()),
+            features: identity.default_features(),
             events: Events::default(),
-            error_entry: [[0; 64]],
-            error_count: 0,
+            errors: ErrorLog::default(),
             idle: Idle::new(rings),
             put_off: false,
             scratch: transfer::Scratch::default(),
@@ -178,7 +179,7 @@ impl Controller {
             self.evaluate_pin();
         }
         if notices.has(Notice::BadDoorbell) && self.state == State::Running {
-            self.report(AsyncEvent::InvalidDoorbell, u16::MAX);
+            self.report(AsyncEvent::InvalidDoorbell, error_log::NONE);
         }
         notices.has(Notice::Control) || notices.has(Notice::Stop)
     }
@@ -230,7 +231,8 @@ impl Controller {
         self.sqs.iter_mut().for_each(|q| *q = None);
         self.cqs.iter_mut().for_each(|q| *q = None);
         self.shadow = None;
-        self.features = Features::new(self.identity.io_queues, self.identity.has_write_cache());
+        self.features = self.identity.default_features();
+        self.errors = ErrorLog::default();
         self.events = Events::default();
         self.shared.interrupts.clear_pending();
         self.view = None;
@@ -303,13 +305,13 @@ impl Controller {
 
     /// Reports an event to the driver.
     fn report(&mut self, event: AsyncEvent, queue: u16) {
-        self.error_count += 1;
-        let mut entry = [0; 64];
-        entry[..8].copy_from_slice(&self.error_count.to_le_bytes());
-        entry[8..10].copy_from_slice(&queue.to_le_bytes());
-        // No command: an identifier of all ones (figure 193).
-        entry[10..12].fill(0xff);
-        self.error_entry = [entry];
+        self.log_failure(&Failure {
+            queue,
+            cid: error_log::NONE,
+            status: Status::INVALID_FIELD,
+            lba: 0,
+            nsid: 0,
+        });
         if let Some((cid, dword)) = self.events.report(event) {
             self.complete_event(cid, dword);
         }
@@ -320,6 +322,6 @@ impl Controller {
         if let Some(Some(sq)) = self.sqs.first_mut() {
             sq.in_flight += 1;
         }
-        self.complete(0, cid, Status::SUCCESS, dword);
+        self.complete(&CommandId::admin(cid), Status::SUCCESS, dword);
     }
 }

@@ -4,7 +4,7 @@ use super::{Controller, State};
 use crate::bits::{ALL_NAMESPACES, Status};
 use crate::bounce::Bounce;
 use crate::cmds::AdminCommand;
-use crate::controller::transfer::status_of;
+use crate::controller::completion::CommandId;
 use crate::counters::count;
 use crate::data::DataPointer;
 use crate::namespace::Storage;
@@ -28,12 +28,7 @@ const ZEROES_AT_ONCE: u64 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// A command.
-    Command {
-        /// Its queue.
-        queue: u16,
-        /// Its identifier.
-        cid: u16,
-    },
+    Command(CommandId),
     /// The shutdown of the controller.
     Shutdown,
 }
@@ -280,12 +275,12 @@ impl Controller {
                 request.data = data;
                 match request.work {
                     Work::Admin(command) => {
-                        let Owner::Command { cid, .. } = request.owner else {
+                        let Owner::Command(id) = request.owner else {
                             return;
                         };
                         let data = std::mem::take(&mut request.data);
                         self.requests.release(slot, request.iovecs);
-                        self.admin_with_data(cid, command, &data);
+                        self.admin_with_data(&id, command, &data);
                     }
                     Work::Ranges => {
                         let data = std::mem::take(&mut request.data);
@@ -357,16 +352,19 @@ impl Controller {
                 };
             }
             (Work::Flush(_), Err(_)) => {
-                self.finish(slot, request, Status::WRITE_FAULT);
+                let status = self.storage_failed(libc::EIO, true);
+                self.finish(slot, request, status);
                 return;
             }
             (_, Err(_)) => {
-                self.finish(slot, request, status_of(-result, write));
+                let status = self.storage_failed(-result, write);
+                self.finish(slot, request, status);
                 return;
             }
             // The file has become shorter.
             (_, Ok(0)) => {
-                self.finish(slot, request, status_of(libc::EIO, write));
+                let status = self.storage_failed(libc::EIO, write);
+                self.finish(slot, request, status);
                 return;
             }
             (_, Ok(moved)) => {
@@ -484,7 +482,7 @@ impl Controller {
                 // SAFETY: as above.
                 let result = unsafe { transfer_now(file, write, &mut request.iovecs, offset) };
                 let status = result.err().map_or(Status::SUCCESS, |e| {
-                    status_of(e.raw_os_error().unwrap_or(libc::EIO), write.is_some())
+                    self.storage_failed(e.raw_os_error().unwrap_or(libc::EIO), write.is_some())
                 });
                 Ok(Step::Done(status))
             }
@@ -575,12 +573,12 @@ impl Controller {
         self.requests.release(slot, request.iovecs);
         match request.owner {
             Owner::Shutdown => self.shared.registers().shut_down(),
-            Owner::Command { queue, cid } => {
+            Owner::Command(id) => {
                 let dw0 = match request.work {
                     Work::Answer { dw0 } => dw0,
                     _ => 0,
                 };
-                self.complete(queue, cid, status, dw0);
+                self.complete(&id, status, dw0);
             }
         }
     }

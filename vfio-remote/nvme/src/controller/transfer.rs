@@ -75,13 +75,19 @@ impl Controller {
     }
 }
 
-/// The status of a failed transfer.
-pub fn status_of(errno: i32, write: bool) -> Status {
-    match errno {
-        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Status::CAPACITY_EXCEEDED,
-        libc::EFAULT => Status::DATA_TRANSFER_ERROR,
-        libc::EROFS | libc::EPERM => Status::WRITE_PROTECTED,
-        _ if write => Status::WRITE_FAULT,
-        _ => Status::UNRECOVERED_READ_ERROR,
+impl Controller {
+    /// The status of a transfer that what holds the namespace has failed.
+    pub(super) fn storage_failed(&self, errno: i32, write: bool) -> Status {
+        let status = match errno {
+            libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Status::CAPACITY_EXCEEDED,
+            libc::EFAULT => Status::DATA_TRANSFER_ERROR,
+            libc::EROFS | libc::EPERM => Status::WRITE_PROTECTED,
+            _ if write => Status::WRITE_FAULT,
+            _ => Status::UNRECOVERED_READ_ERROR,
+        };
+        if matches!(status, Status::WRITE_FAULT | Status::UNRECOVERED_READ_ERROR) {
+            count(&self.shared.counters.media_errors, 1);
+        }
+        status
     }
 }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)]
 
+pub mod gate;
+
 use farlane_nvme::{Backing, BlockSize, Doorbells, NamespaceConfig, NvmeConfig, NvmeSource};
 use farlane_nvme_driver::{Command, Driver, InProcess, Memory, Queue, io};
 use farlane_pci::Source as _;

@@ -1,0 +1,128 @@
+//! Queues that are deleted while something of them is under way. Part of the driver's memory is reached by messages, which the
+//! test holds back.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::gate::Gate;
+use common::*;
+use farlane_nvme::Doorbells;
+use farlane_nvme_driver::{Command, Driver, InProcess, Memory, Queue, Transport as _, admin, io};
+
+/// Where memory is that is reached by messages.
+const FAR: u64 = 0x10_0000;
+const FAR_BYTES: u64 = 16 * PAGE;
+/// Where other memory is.
+const NEAR: u64 = 0x20_0000;
+
+fn with_id(cid: u16, command: Command) -> Command {
+    Command { cid, ..command }
+}
+
+/// Submits commands of an I/O queue.
+fn submit(driver: &mut Driver<InProcess>, queue: &mut Queue, commands: &[Command]) {
+    for command in commands {
+        assert!(queue.push(command));
+    }
+    driver.ring(queue).unwrap();
+}
+
+/// Waits for the next completion of an I/O queue: its command and status.
+fn next(driver: &mut Driver<InProcess>, queue: &mut Queue) -> (u16, u16) {
+    let done = driver.await_answer(queue, None).unwrap();
+    (done.cid, done.code())
+}
+
+/// Begins to delete queue 1, without waiting.
+fn begin_deletion(driver: &mut Driver<InProcess>) {
+    let delete = Command::new(admin::DELETE_SQ, 0).dword(10, 1);
+    driver.submit_admin(with_id(0x9000, delete)).unwrap();
+}
+
+fn delete_completions(driver: &mut Driver<InProcess>) -> u16 {
+    let delete = Command::new(admin::DELETE_CQ, 0).dword(10, 1);
+    driver.try_admin(delete).unwrap().code()
+}
+
+/// Has the controller execute an admin command, to abort what there is not, after all that it has been given. Whatever is
+/// answered before has been.
+fn ask(driver: &mut Driver<InProcess>, cid: u16) -> u16 {
+    let command = Command::new(admin::ABORT, 0).dword(10, 0xffff_003f);
+    driver.submit_admin(with_id(cid, command)).unwrap();
+    driver.await_admin(None).unwrap().cid
+}
+
+/// Memory that the controller reaches itself.
+fn near(driver: &mut Driver<InProcess>) -> Memory {
+    let near = Memory::new(NEAR, 4 * PAGE).unwrap();
+    driver.transport().map(&near).unwrap();
+    near
+}
+
+#[test]
+fn a_queue_is_deleted_when_the_driver_has_its_completions() {
+    let source = source(Doorbells::Trapped, vec![null(1 << 20)]);
+    let mut driver = start(&source);
+    let gate = Gate::new(&mut driver, FAR, FAR_BYTES);
+    let near = near(&mut driver);
+    let mut queue = driver
+        .create_queue_at(1, 8, (&near, NEAR), (gate.memory(), FAR))
+        .unwrap();
+    gate.hold(FAR..FAR + PAGE);
+    submit(
+        &mut driver,
+        &mut queue,
+        &[with_id(5, Command::new(io::FLUSH, 1))],
+    );
+    gate.await_held();
+    begin_deletion(&mut driver);
+    assert_eq!(ask(&mut driver, 0x9001), 0x9001);
+    assert_eq!(delete_completions(&mut driver), 0x10c);
+    gate.release();
+    let deleted = driver.await_admin(Some(0x9000)).unwrap();
+    assert_eq!(deleted.code(), 0);
+    let done = queue.pop().unwrap();
+    assert_eq!((done.cid, done.code()), (5, 0));
+    assert_eq!(delete_completions(&mut driver), 0);
+}
+
+#[test]
+fn commands_of_a_deleted_queue_are_not_those_of_the_next_one() {
+    let source = source(Doorbells::Trapped, vec![null(1 << 20)]);
+    let mut driver = start(&source);
+    let gate = Gate::new(&mut driver, FAR, FAR_BYTES);
+    let near = near(&mut driver);
+    let (sq, data) = (FAR, FAR + PAGE);
+    let create = |driver: &mut Driver<InProcess>, cq: u64| {
+        let created = driver.create_queue_at(1, 8, (gate.memory(), sq), (&near, cq));
+        created.unwrap()
+    };
+    let mut queue = create(&mut driver, NEAR);
+    // A write whose data has not come, and an entry behind it that has not come either: after two admin commands the controller
+    // has looked at the queue.
+    gate.hold(data..data + PAGE);
+    let write = Command::blocks(io::WRITE, 1, 0, 1).prp(data, 0);
+    submit(&mut driver, &mut queue, &[with_id(5, write)]);
+    gate.await_held();
+    let flush = Command::new(io::FLUSH, 1);
+    submit(&mut driver, &mut queue, &[with_id(6, flush)]);
+    for cid in [0x9001, 0x9002] {
+        assert_eq!(ask(&mut driver, cid), cid);
+    }
+    begin_deletion(&mut driver);
+    gate.hold(sq + 64..sq + 128);
+    assert_eq!(next(&mut driver, &mut queue), (5, 0));
+    gate.await_held();
+    assert_eq!(ask(&mut driver, 0x9003), 0x9003);
+    // The entry comes, and is not executed.
+    gate.release();
+    assert_eq!(driver.await_admin(Some(0x9000)).unwrap().code(), 0);
+    assert_eq!(delete_completions(&mut driver), 0);
+    let mut second = create(&mut driver, NEAR + PAGE);
+    for cid in [7, 8] {
+        submit(&mut driver, &mut second, &[with_id(cid, flush)]);
+        assert_eq!(next(&mut driver, &mut second), (cid, 0));
+    }
+    assert!(queue.pop().is_none() && second.pop().is_none());
+}
