@@ -278,14 +278,15 @@ impl Part<'_> {
     }
 
     /// Removes what keeps a write from being made at once: pages of the range in the page cache, or parts of larger ones that reach
-    /// `around` bytes beyond it; and a modification time that is due.
+    /// `around` bytes beyond it; a modification time that is due; and that the file system does not know yet that the file has no rights to be taken
+    /// away (ext4 forgets it with the inode, and then writes in turn).
     fn make_way(&self, around: u64) {
         let (fd, end) = (self.opened.fd, self.offset + self.length as u64);
         let start = self.offset.saturating_sub(around);
         let length = end.saturating_add(around) - start;
         let _ = sys::write_back(fd, start, length);
         let _ = sys::advise(fd, start, length, libc::POSIX_FADV_DONTNEED);
-        sys::touch(fd);
+        sys::modify(fd, self.offset);
     }
 
     /// Envelopes of these sectors may be on the disk: puts the bytes in their place, there too, before anything else.
