@@ -49,12 +49,17 @@ impl Attributes {
     const VERITY: u64 = 0x0010_0000;
     const DAX: u64 = 0x0020_0000;
 
-    /// Whether direct I/O hands the pages of a request to the disk as they are, and the disk's bytes to them. Encryption works on
-    /// the pages of a request, in place where the disk does not do it (block/blk-crypto-fallback.c); the others do not use the disk
-    /// alone. A file system that does not tell of encryption may have it; xfs has none.
+    /// Whether direct I/O hands the pages of a request to the disk as they are, and the disk's bytes to them: on ext4 and xfs, of
+    /// which it is known. Others may keep checksums or copies, or lie on more devices than the one that `stat` names (btrfs, f2fs,
+    /// bcachefs). Encryption works on the pages of a request, in place where the disk does not do it (block/blk-crypto-fallback.c);
+    /// the other attributes do not use the disk alone. An ext4 that does not tell of encryption may have it; xfs has none.
     fn pass_pages(self, magic: libc::c_long) -> bool {
         let changing = Self::COMPRESSED | Self::ENCRYPTED | Self::VERITY | Self::DAX;
-        let tells = self.known & Self::ENCRYPTED != 0 || magic == libc::XFS_SUPER_MAGIC;
+        let tells = match magic {
+            libc::EXT4_SUPER_MAGIC => self.known & Self::ENCRYPTED != 0,
+            libc::XFS_SUPER_MAGIC => true,
+            _ => false,
+        };
         tells && self.set & changing == 0
     }
 }
@@ -84,8 +89,6 @@ pub struct File {
     pub offset_align: Option<u64>,
     /// To what its buffers are aligned.
     pub memory_align: usize,
-    /// Whether its file system is one whose direct writes are understood (ext4, xfs).
-    pub writes_known: bool,
     /// The disk.
     pub disk: Arc<DiskFacts>,
     /// No tunnels: pages of the file are not what is on the disk, or direct I/O through one went another way.
@@ -199,7 +202,6 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
             memory_align: aligns
                 .and_then(|statx| usize::try_from(statx.stx_dio_mem_align).ok())
                 .map_or(1, |align| align.max(1)),
-            writes_known: magic == libc::EXT4_SUPER_MAGIC || magic == libc::XFS_SUPER_MAGIC,
             disk,
             tunnel_off: AtomicBool::new(!passes_pages),
             refusals: AtomicU32::new(0),
@@ -416,6 +418,10 @@ mod tests {
         // Nothing is known of encryption.
         assert!(!passes(0, known & !0x800, ext4));
         assert!(passes(0, known & !0x800, libc::XFS_SUPER_MAGIC));
+        // A file system may have other devices than the one that it is called by.
+        for other in [libc::BTRFS_SUPER_MAGIC, 0xF2F5_2010, libc::NFS_SUPER_MAGIC] {
+            assert!(!passes(0, known, other), "{other:#x}");
+        }
     }
 
     #[test]

@@ -49,6 +49,7 @@ const STORAGE_PROGRAMS: &[&str] = &[
     "usr/bin/cmp",
     "usr/bin/dd",
     "usr/bin/fio",
+    "usr/bin/fsverity",
     "usr/bin/grep",
     "usr/bin/numactl",
     "usr/bin/sha256sum",
@@ -58,7 +59,12 @@ const STORAGE_PROGRAMS: &[&str] = &[
     "usr/sbin/lvm",
     "usr/sbin/mdadm",
     "usr/sbin/mke2fs",
+    "usr/sbin/mkfs.btrfs",
+    "usr/sbin/mkfs.f2fs",
+    "usr/sbin/mkfs.xfs",
     "usr/sbin/nvme",
+    "usr/sbin/xfs_io",
+    "usr/sbin/xfs_repair",
 ];
 
 /// Other names of programs of the storage archive: they act by the name that they are called by.
@@ -110,8 +116,15 @@ const MODULES: &[&str] = &[
     "tun",
     "veth",
     "virtio_net",
+    "btrfs",
+    "cbc",
+    "crc32c_cryptoapi",
+    "cts",
     "dm_crypt",
+    "dm_integrity",
     "dm_mod",
+    "dm_thin_pool",
+    "f2fs",
     "raid0",
     "raid1",
     "rdma_rxe",
@@ -125,9 +138,12 @@ const MODULES: &[&str] = &[
     "nvme_tcp",
     "nvmet",
     "nvmet_tcp",
+    "nfsd",
+    "nfsv4",
     "vfio_iommu_type1",
     "vfio_pci",
     "virtio_blk",
+    "xfs",
     "xts",
 ];
 
@@ -269,9 +285,12 @@ fn add_programs(
 ) -> Result<BTreeSet<PathBuf>> {
     let mut needed = BTreeSet::new();
     for program in programs {
-        // `rdma` moved between folders with iproute2's releases.
-        let elsewhere = program.replace("/bin/", "/sbin/");
-        let found = [*program, &elsewhere]
+        // Programs move between these folders with their packages' releases.
+        let (sbin, bin) = (
+            program.replace("/bin/", "/sbin/"),
+            program.replace("/sbin/", "/bin/"),
+        );
+        let found = [*program, &sbin, &bin]
             .into_iter()
             .find(|path| tree.join(path).exists());
         let source = tree.join(found.with_context(|| format!("The tree has no {program}"))?);

@@ -57,8 +57,8 @@ pub struct VmConfig<'a> {
     /// TCP ports of the guest, at [`USER_ADDRESS`], that this machine can connect to: see
     /// [`crate::guest::Guest::forwarded`].
     pub forwarded_ports: Vec<u16>,
-    /// Whether it has the programs for disks: fio, nvme, mkfs.ext4, fsck.ext4, mdadm, lvm, sqlite3, and coreutils that are not
-    /// busybox's.
+    /// Whether it has the programs for disks: fio, nvme, mkfs of ext4, xfs, btrfs and f2fs, fsck.ext4, xfs_repair, xfs_io, fsverity, mdadm,
+    /// lvm, sqlite3, and coreutils that are not busybox's.
     pub storage: bool,
     /// Whether it has the programs for networks: curl, ethtool, iperf3, iputils' ping, nstat, numactl, sha256sum, ss, ssh, sshd,
     /// taskset, tcpdump.

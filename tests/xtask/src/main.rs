@@ -30,6 +30,7 @@ mod run;
 mod scenarios;
 mod seed;
 mod soak;
+mod stacks;
 mod table;
 mod test_run;
 mod tools;

@@ -3,7 +3,7 @@
 //! * `self-test`: video memory through the BAR, copies, search, checksum, gather.
 //! * `is-zero`, `fill`: what is in video memory.
 //! * `search`: searches until it is stopped.
-//! * `make`, `read`, `write`, `read-matrix`, `write-matrix`: files and video memory, by plain calls of the C library, which
+//! * `make`, `read`, `write`, `rewrite`, `read-matrix`, `write-matrix`: files and video memory, by plain calls of the C library, which
 //!   another library may have replaced.
 //!
 //! Prints a line of JSON; fails with a message at the first byte that is not what it should be.
@@ -62,6 +62,14 @@ enum Command {
     Read(transfer::Transfer),
     /// Writes known contents from video memory to a range of a file
     Write(transfer::Transfer),
+    /// Reads a range of a file of known contents into video memory, then writes other ones from there to the same range
+    Rewrite {
+        #[command(flatten)]
+        transfer: transfer::Transfer,
+        /// What the contents that are written are made of
+        #[arg(long)]
+        to: u64,
+    },
     /// Reads with all sizes, alignments and calls, by several threads
     ReadMatrix(matrix::Matrix),
     /// Writes with all sizes, alignments and calls, by several threads; the file has the contents of its seed before, and again after
@@ -92,6 +100,7 @@ fn main() -> Result<()> {
         Command::Check { file, seed } => files::check(file, *seed)?,
         Command::Read(transfer) => transfer.read(&gpu()?)?,
         Command::Write(transfer) => transfer.write(&gpu()?)?,
+        Command::Rewrite { transfer, to } => transfer.rewrite(&gpu()?, *to)?,
         Command::ReadMatrix(matrix) => matrix.read(&gpu()?)?,
         Command::WriteMatrix(matrix) => matrix.write(&gpu()?)?,
     };

@@ -229,26 +229,33 @@ impl Transfer {
 
     /// Reads, and checks.
     pub fn read(&self, gpu: &Gpu) -> Result<Report> {
-        ensure!(self.misalign < GUARD, "That is more than a page");
-        let file = File::open(&self.file)
-            .with_context(|| format!("Cannot open {}", self.file.display()))?;
-        let mut buffer = buffer(gpu, self.bytes)?;
-        let range = place(self.misalign, self.bytes);
+        let (file, mut buffer, range) = self.open(gpu, false)?;
         read_checked(&mut buffer, &file, self.seed, self.offset, range, self.call)?;
         self.report("read")
     }
 
     /// Writes, and checks.
     pub fn write(&self, gpu: &Gpu) -> Result<Report> {
-        ensure!(self.misalign < GUARD, "That is more than a page");
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .open(&self.file)
-            .with_context(|| format!("Cannot open {}", self.file.display()))?;
-        let mut buffer = buffer(gpu, self.bytes)?;
-        let range = place(self.misalign, self.bytes);
+        let (file, mut buffer, range) = self.open(gpu, true)?;
         write_checked(&mut buffer, &file, self.seed, self.offset, range, self.call)?;
         self.report("write")
+    }
+
+    /// Reads, and writes contents with the seed `to` in their place; checks both.
+    pub fn rewrite(&self, gpu: &Gpu, to: u64) -> Result<Report> {
+        let (file, mut buffer, range) = self.open(gpu, true)?;
+        let (at, call) = (self.offset, self.call);
+        read_checked(&mut buffer, &file, self.seed, at, range.clone(), call)?;
+        write_checked(&mut buffer, &file, to, at, range, call)?;
+        self.report("rewrite")
+    }
+
+    /// The file, a buffer, and the place in it.
+    fn open(&self, gpu: &Gpu, writes: bool) -> Result<(File, Buffer, std::ops::Range<usize>)> {
+        ensure!(self.misalign < GUARD, "That is more than a page");
+        let file = File::options().read(true).write(writes).open(&self.file);
+        let file = file.with_context(|| format!("Cannot open {}", self.file.display()))?;
+        let buffer = buffer(gpu, self.bytes)?;
+        Ok((file, buffer, place(self.misalign, self.bytes)))
     }
 }

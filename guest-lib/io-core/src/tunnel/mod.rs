@@ -3,8 +3,7 @@
 //!
 //! **What is trusted.** A page that is sent as an envelope and that the backend does not open would be what is on the disk. So
 //! tunnelled writes are made only where nothing but disks of the backend lies beneath the file system ([`crate::disks`]), after a
-//! read of the same file system has arrived, on file systems whose direct writes are understood, inside the file's size, and with
-//! `RWF_NOWAIT`, which ext4 and xfs refuse where they would go through the page cache instead. Each sector without a receipt is
+//! read of the same file system has arrived, inside the file's size, and with `RWF_NOWAIT`, which ext4 and xfs refuse where they would go through the page cache instead. Each sector without a receipt is
 //! written again at once, and so are all where the layers beneath the file system have changed meanwhile.
 
 mod client;
@@ -107,8 +106,7 @@ impl PinnedDevice {
     /// Whether a tunnel leads from the file to this memory.
     pub(crate) fn serves(&self, opened: &Opened, direction: Direction) -> bool {
         let file = &opened.file;
-        let is_right = file.offset_align.is_some() && !file.tunnel_off.load(Ordering::Relaxed);
-        if !is_right || (direction == Direction::Write && !file.writes_known) {
+        if file.offset_align.is_none() || file.tunnel_off.load(Ordering::Relaxed) {
             return false;
         }
         let beneath = file.disk.stack.now();
@@ -280,14 +278,15 @@ impl Part<'_> {
     }
 
     /// Removes what keeps a write from being made at once: pages of the range in the page cache, or parts of larger ones that reach
-    /// `around` bytes beyond it; and a modification time that is due.
+    /// `around` bytes beyond it; a modification time that is due; and that the file system does not know yet that the file has no rights to be taken
+    /// away (ext4 forgets it with the inode, and then writes in turn).
     fn make_way(&self, around: u64) {
         let (fd, end) = (self.opened.fd, self.offset + self.length as u64);
         let start = self.offset.saturating_sub(around);
         let length = end.saturating_add(around) - start;
         let _ = sys::write_back(fd, start, length);
         let _ = sys::advise(fd, start, length, libc::POSIX_FADV_DONTNEED);
-        sys::touch(fd);
+        sys::modify(fd, self.offset);
     }
 
     /// Envelopes of these sectors may be on the disk: puts the bytes in their place, there too, before anything else.

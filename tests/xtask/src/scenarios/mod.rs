@@ -13,6 +13,7 @@ mod gpu_raid;
 mod gpu_read;
 pub mod gpu_scan;
 mod gpu_soft;
+mod gpu_stacks;
 mod gpu_unmodified;
 mod gpu_write;
 mod kills;
@@ -83,6 +84,7 @@ pub const ALL: &[Scenario] = &[
     octo_restart::SCENARIO,
     lend_crash::SCENARIO,
     octo_ssd::SCENARIO,
+    gpu_stacks::SCENARIO,
     gpu_raid::SCENARIO,
     blk_crash::SCENARIO,
     rdma_crash::SCENARIO,
