@@ -6,6 +6,7 @@ mod common;
 
 use common::vmm::{DATA, Vm};
 use common::{Daemon, PROGRAM, make_disk};
+use farlane_conventions as conventions;
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -22,6 +23,30 @@ fn it_says_what_it_is() {
         String::from_utf8(output.stdout).unwrap().trim(),
         r#"{"type":"block","features":["blk-file","read-only"]}"#
     );
+}
+
+/// A name that has to be escaped in a label.
+const NAME: &str = r#"a"\b"#;
+
+#[test]
+fn it_keeps_the_conventions() {
+    let folder = tempfile::tempdir().unwrap();
+    make_disk(folder.path(), 1 << 20);
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let disk = format!(
+        "socket={},path={},serial={NAME}",
+        path("socket"),
+        path("disk")
+    );
+    conventions::Daemon {
+        program: PROGRAM,
+        arguments: &["--disk".to_owned(), disk],
+        folder: folder.path(),
+        sockets: &["socket"],
+        prefix: "farlane_blk",
+        label: Some(("disk", NAME)),
+    }
+    .keeps_the_conventions();
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::os::unix::net::UnixListener;
+use farlane_conventions as conventions;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Output};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,25 @@ fn it_says_what_it_is() {
     let output = run(&["--print-capabilities"]);
     assert!(output.status.success());
     assert_eq!(output.stdout, b"{\"type\":\"borrow\"}\n");
+}
+
+#[test]
+fn it_keeps_the_conventions() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("vm");
+    conventions::Daemon {
+        program: PROGRAM,
+        arguments: &[
+            format!("--socket-path={}", socket.display()),
+            "--device=nvme0".to_owned(),
+            "--lender=unix:/nonexistent".to_owned(),
+        ],
+        folder: folder.path(),
+        sockets: &["vm"],
+        prefix: "farlane_borrow",
+        label: Some(("device", "nvme0")),
+    }
+    .keeps_the_conventions();
 }
 
 #[test]
@@ -71,7 +91,8 @@ fn without_a_lender_a_monitor_is_told_that_there_is_no_device() {
         .unwrap();
     let mut daemon = Daemon(child);
     let end = Instant::now() + Duration::from_secs(20);
-    while !socket.exists() {
+    // A socket that is there is not yet one that it listens at.
+    while UnixStream::connect(&socket).is_err() {
         assert!(Instant::now() < end, "the daemon does not start");
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -5,12 +5,15 @@
 //! and whose failure they take (opening files, above all), which fail with `EACCES`, and those that
 //! this kernel is said not to have.
 //!
+//! Calls that are newer than these lists are among the last: a C library that knows one tries it first, and takes an older one where
+//! the kernel says `ENOSYS`.
+//!
 //! Many calls are many in one, told apart by an argument: those are allowed with the values that are
 //! needed ([`With`]).
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule, TargetArch,
+    SeccompRule, TargetArch, sock_filter,
 };
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -145,6 +148,13 @@ const REFUSED: &[libc::c_long] = &[
 
 /// What this kernel is said not to have: `clone3` has its flags in memory, where no filter looks, so that libraries take `clone`.
 const MISSING: &[libc::c_long] = &[libc::SYS_clone3];
+
+/// The newest call of which these lists say something, be it by leaving it out (Linux 6.10). Numbers grow with time, and since 5.0 they
+/// are the same on all processors.
+const NEWEST: libc::c_long = libc::SYS_mseal;
+
+/// The first number that is no call of this interface: on x86-64 those of 32-bit pointers begin here (`__X32_SYSCALL_BIT`).
+const OTHER_INTERFACE: u32 = 0x4000_0000;
 
 /// A system call that is allowed with certain values of an argument only, which the kernel takes as a number of 32 bits.
 #[derive(Clone, Copy, Debug)]
@@ -299,6 +309,27 @@ fn refused(any: &[libc::c_long], with: &[With]) -> Result<Rules, seccompiler::Ba
     Ok(rules)
 }
 
+/// What is put before an allow-list: newer calls fail with `ENOSYS`. It belongs into the list's program: whatever another one answered,
+/// the list's action would be stricter. That numbers are this architecture's all programs make sure of.
+fn newer_calls_fail() -> [sock_filter; 4] {
+    let instruction = |code: u32, jt, jf, k| sock_filter {
+        code: u16::try_from(code).unwrap_or(u16::MAX),
+        jt,
+        jf,
+        k,
+    };
+    let jump = |when, k, jt, jf| instruction(libc::BPF_JMP | when | libc::BPF_K, jt, jf, k);
+    let newest = u32::try_from(NEWEST).unwrap_or(u32::MAX);
+    let fails = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
+    [
+        // The number, the first field of `struct seccomp_data`.
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        jump(libc::BPF_JGE, OTHER_INTERFACE, 2, 0),
+        jump(libc::BPF_JGT, newest, 0, 1),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, fails),
+    ]
+}
+
 fn programs(
     mode: SeccompMode,
     any: &[libc::c_long],
@@ -321,10 +352,13 @@ fn programs(
         SeccompFilter::new(rules, SeccompAction::Allow, error, architecture)?.try_into()
     };
     let missing = MISSING.iter().map(|&call| (call, Vec::new())).collect();
+    let list = SeccompFilter::new(allowed, default, SeccompAction::Allow, architecture)?;
+    let mut program = BpfProgram::from(newer_calls_fail());
+    program.extend(BpfProgram::try_from(list)?);
     Ok(vec![
         fails(refused(any, with)?, libc::EACCES)?,
         fails(missing, libc::ENOSYS)?,
-        SeccompFilter::new(allowed, default, SeccompAction::Allow, architecture)?.try_into()?,
+        program,
     ])
 }
 
@@ -368,6 +402,15 @@ mod tests {
         assert!(confined("work").success());
         assert_eq!(confined("socket").signal(), Some(libc::SIGSYS));
         assert_eq!(confined("program").signal(), Some(libc::SIGSYS));
+    }
+
+    #[test]
+    fn calls_that_are_newer_than_the_list_are_said_not_to_exist() {
+        assert!(confined("newer calls").success());
+        assert_eq!(confined("newest call").signal(), Some(libc::SIGSYS));
+        if cfg!(target_arch = "x86_64") {
+            assert_eq!(confined("other interface").signal(), Some(libc::SIGSYS));
+        }
     }
 
     #[test]
@@ -481,6 +524,24 @@ mod tests {
                 let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
                 let expected = (act == "no requests").then_some(libc::EACCES);
                 assert_eq!(request(&socket, libc::FIONBIO), expected);
+            }
+            "newer calls" => {
+                // The next one, which some kernels have, and the last that there could be: libraries go on with an older one.
+                for call in [NEWEST + 1, libc::c_long::from(OTHER_INTERFACE - 1)] {
+                    // SAFETY: there is none: the call fails.
+                    let rc = unsafe { libc::syscall(call, 0, 0, 0, 0, 0, 0) };
+                    let error = std::io::Error::last_os_error().raw_os_error();
+                    assert_eq!((rc, error), (-1, Some(libc::ENOSYS)), "{call}");
+                }
+            }
+            "newest call" | "other interface" => {
+                let call = match act.as_str() {
+                    "newest call" => NEWEST,
+                    // getpid().
+                    _ => libc::c_long::from(OTHER_INTERFACE) + libc::SYS_getpid,
+                };
+                // SAFETY: no memory is named.
+                unsafe { libc::syscall(call, 0, 0, 0, 0, 0, 0) };
             }
             "code" => {
                 let (read, exec) = (libc::PROT_READ, libc::PROT_EXEC);

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use farlane_conventions as conventions;
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::link::message::{
@@ -81,6 +82,24 @@ fn it_says_what_it_is() {
     let output = run(&["--print-capabilities"]);
     assert!(output.status.success());
     assert_eq!(output.stdout, b"{\"type\":\"lend\"}\n");
+}
+
+#[test]
+fn it_keeps_the_conventions() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("lend");
+    conventions::Daemon {
+        program: PROGRAM,
+        arguments: &[
+            format!("--listen=unix:{}", socket.display()),
+            "--device=nvme0=nvme,null=1G".to_owned(),
+        ],
+        folder: folder.path(),
+        sockets: &["lend"],
+        prefix: "farlane_lend",
+        label: Some(("device", "nvme0")),
+    }
+    .keeps_the_conventions();
 }
 
 #[test]

@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::UnixStream;
+use farlane_conventions as conventions;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-net");
 
@@ -20,34 +18,25 @@ fn it_says_what_it_is() {
     assert_eq!(said.trim(), r#"{"type":"net"}"#);
 }
 
-/// What becomes of its sockets is the same for all backends (farlane-daemon); here is one that makes two of them.
 #[test]
-fn its_sockets_are_for_a_group_where_that_is_asked_for() {
-    let folder = tempfile::tempdir().unwrap();
-    let paths = ["socket", "metrics"].map(|name| folder.path().join(name));
+fn it_keeps_the_conventions() {
     assert!(rustix::process::geteuid().is_root(), "run it as root");
     // SAFETY: unshare changes where this thread's sockets are, and no memory.
     assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
-    let mut child = Command::new(PROGRAM)
-        .args(["--tap", "tap0", "--socket-group", "7", "--socket-path"])
-        .arg(&paths[0])
-        .arg("--metrics")
-        .arg(&paths[1])
-        .spawn()
-        .unwrap();
-    let end = Instant::now() + Duration::from_secs(30);
-    // It is connected to when it is as it is to be.
-    while UnixStream::connect(&paths[1]).is_err() {
-        assert!(Instant::now() < end, "no socket");
-        std::thread::yield_now();
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    conventions::Daemon {
+        program: PROGRAM,
+        arguments: &[
+            "--net".to_owned(),
+            format!("socket={},tap=tap0", socket.display()),
+        ],
+        folder: folder.path(),
+        sockets: &["socket"],
+        prefix: "farlane_net",
+        label: Some(("net", "tap0")),
     }
-    let shown = paths.map(|path| {
-        let file = std::fs::metadata(path).unwrap();
-        (file.gid(), file.mode() & 0o7777)
-    });
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert_eq!(shown, [(7, 0o660); 2]);
+    .keeps_the_conventions();
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod common;
 
 use common::{Backend, PROGRAM, context, is_blocked, until};
+use farlane_conventions as conventions;
 use farlane_harness::Vm;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,6 +21,25 @@ fn it_says_what_it_is() {
     let output = run(&["--print-capabilities"]);
     assert!(output.status.success());
     assert_eq!(output.stdout, b"{\"type\":\"rdma\"}\n");
+}
+
+#[test]
+fn it_keeps_the_conventions() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    conventions::Daemon {
+        program: PROGRAM,
+        arguments: &[
+            format!("--vm=socket={},gid=10.0.0.1", path("vm")),
+            format!("--host-socket={}", path("host")),
+        ],
+        folder: folder.path(),
+        sockets: &["vm", "host"],
+        prefix: "farlane_rdma",
+        // It counts for all of them together.
+        label: None,
+    }
+    .keeps_the_conventions();
 }
 
 #[test]

@@ -1,11 +1,32 @@
 //! What a daemon counts, as it tells it at its metrics socket: a name and a number a line.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
+use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+
+/// How long a daemon that has just begun may take until it listens.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Pause between two tries.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Connects to a daemon that may have just begun: the file of its socket is there before it listens, and until then, or until it has
+/// taken the place of a file that was left, it is refused.
+fn patiently<T>(patience: Duration, mut connect: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let end = Instant::now() + patience;
+    let not_yet = [ErrorKind::ConnectionRefused, ErrorKind::NotFound];
+    loop {
+        match connect() {
+            Err(e) if not_yet.contains(&e.kind()) && Instant::now() < end => thread::sleep(PAUSE),
+            result => return result,
+        }
+    }
+}
 
 /// Counters of one daemon at one time.
 #[derive(Debug, Clone)]
@@ -15,7 +36,7 @@ impl Metrics {
     /// Asks the daemon behind a socket. Names lose `prefix`; those that do not begin with it are left out.
     pub fn read(socket: &Path, prefix: &str) -> Result<Self> {
         let mut text = String::new();
-        UnixStream::connect(socket)
+        patiently(PATIENCE, || UnixStream::connect(socket))
             .and_then(|mut stream| stream.read_to_string(&mut text))
             .with_context(|| format!("Nobody tells counters at {}", socket.display()))?;
         Ok(Self::parse(&text, prefix))
@@ -69,6 +90,23 @@ fn labels_of(text: &str) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_daemon_that_does_not_listen_yet_is_asked_again_and_not_for_ever() {
+        let said = [ErrorKind::NotFound, ErrorKind::ConnectionRefused];
+        let mut said = said.into_iter();
+        let connected = patiently(Duration::from_secs(600), || match said.next() {
+            Some(kind) => Err(kind.into()),
+            None => Ok(7),
+        });
+        assert_eq!(connected.unwrap(), 7);
+        let refused = |patience, kind: ErrorKind| {
+            let tried = patiently(patience, || io::Result::<()>::Err(kind.into()));
+            assert_eq!(tried.unwrap_err().kind(), kind);
+        };
+        refused(Duration::ZERO, ErrorKind::ConnectionRefused);
+        refused(Duration::from_secs(600), ErrorKind::PermissionDenied);
+    }
 
     #[test]
     fn counters_are_found_and_summed() {

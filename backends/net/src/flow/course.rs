@@ -43,9 +43,9 @@ impl Default for Patience {
 /// Where a frame goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Into the worker's own receive queue.
+    /// Into the worker's own receive queue, at the position that it has named.
     Deliver,
-    /// To the worker of the home.
+    /// To the worker of the home, which says at which position it is then: the worker itself, too.
     Forward(u16),
     /// To the sequencer.
     Sequence(u16),
@@ -84,8 +84,9 @@ pub struct Course {
 pub struct Moment {
     /// Who it is.
     pub worker: u16,
-    /// Position that the frame will have in its own queue.
-    pub next: u64,
+    /// Position that the frame ends at in its own queue, if it is put there next. Of a frame that may have to wait for buffers it is
+    /// not known before.
+    pub next: Option<u64>,
     /// Microseconds.
     pub now: u64,
 }
@@ -184,7 +185,7 @@ impl Course {
             self.sequencer = at.worker;
             if self.home == NOBODY {
                 self.home = at.worker;
-                self.position = at.next.saturating_sub(1);
+                self.position = at.next.unwrap_or(0).saturating_sub(1);
             }
         }
         if at.worker != self.sequencer {
@@ -283,8 +284,10 @@ impl Course {
         self.drained_at = None;
         self.last = end;
         self.done = false;
-        if self.home == at.worker {
-            self.position = self.position.max(at.next);
+        if self.home == at.worker
+            && let Some(next) = at.next
+        {
+            self.position = self.position.max(next);
             return Step::Deliver;
         }
         self.pending = self.pending.saturating_add(1);

@@ -124,7 +124,7 @@ impl FlowTable {
         let at = Moment {
             worker,
             // A queue that is not in use has no positions.
-            next: if worker < active { next } else { 0 },
+            next: Some(if worker < active { next } else { 0 }),
             now: now_us,
         };
         let slot = match part.flows.find(&key, within) {
@@ -169,12 +169,13 @@ impl FlowTable {
         })
     }
 
-    /// A frame that came with [`Task::Sequence`], once the worker has seen its own port queue empty.
-    pub fn sequenced(&self, worker: u16, ticket: Ticket, next: u64, now_us: u64) -> Route {
+    /// A frame that came with [`Task::Sequence`], once the worker has seen its own port queue empty. It may have to wait for buffers: when
+    /// it is in the worker's own queue, that is told as of one that was forwarded.
+    pub fn sequenced(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
         let mut shard = self.shard(ticket.shard);
         let at = Moment {
             worker,
-            next,
+            next: None,
             now: now_us,
         };
         self.step(
@@ -187,12 +188,12 @@ impl FlowTable {
         )
     }
 
-    /// The oldest frame of a flow that the worker holds: may it go?
-    pub fn retry(&self, worker: u16, ticket: Ticket, next: u64, now_us: u64) -> Route {
+    /// The oldest frame of a flow that the worker holds: may it go? As [`sequenced`](Self::sequenced).
+    pub fn retry(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
         let mut shard = self.shard(ticket.shard);
         let at = Moment {
             worker,
-            next,
+            next: None,
             now: now_us,
         };
         self.step(

@@ -282,9 +282,8 @@ impl Engine {
                 break;
             };
             self.look_how_far(on);
-            let next = self.pair.position() + 1;
             let route = match &self.table {
-                Some(table) => table.retry(self.pair.index, ticket, next, self.now_us),
+                Some(table) => table.retry(self.pair.index, ticket, self.now_us),
                 None => Route::Deliver,
             };
             worked |= !matches!(route, Route::Hold { .. });
@@ -308,10 +307,9 @@ impl Engine {
             }
         }
         while let Some(frame) = receive.sequence.next(is_empty, self.now_us) {
-            let next = self.pair.position() + 1;
             let route = match (&self.table, frame.task) {
                 (Some(table), Task::Sequence(ticket)) => {
-                    table.sequenced(self.pair.index, ticket, next, self.now_us)
+                    table.sequenced(self.pair.index, ticket, self.now_us)
                 }
                 _ => Route::Deliver,
             };
@@ -336,7 +334,11 @@ impl Engine {
             }
             Route::Forward { to, task } => {
                 frame.task = task;
-                self.hand_over(tally, to, frame);
+                if to == self.pair.index && matches!(task, Task::Deliver(_)) {
+                    self.place_or_wait(receive, tally, frame, false)?;
+                } else {
+                    self.hand_over(tally, to, frame);
+                }
             }
             Route::Hold { ticket, on } => {
                 if receive.held.push(HeldFrame { ticket, on, frame }).is_err() {

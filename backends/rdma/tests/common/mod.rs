@@ -67,9 +67,11 @@ impl Backend {
         self.await_socket();
     }
 
-    /// The socket that is made last.
+    /// The socket that is made last; that it is there does not say that the backend listens at it.
     fn await_socket(&self) {
-        until("the backend to listen", || self.path("metrics").exists());
+        until("the backend to listen", || {
+            UnixStream::connect(self.path("metrics")).is_ok()
+        });
     }
 
     fn spawn(folder: &tempfile::TempDir, arguments: Vec<String>, log: Stdio) -> Child {

@@ -124,7 +124,7 @@ pub fn run(data: &[u8]) {
             6 => match hands.tasks.pop() {
                 Some((_, Task::Deliver(ticket))) => table.delivered(ticket, next),
                 Some((to, Task::Sequence(ticket))) => {
-                    hands.take(to, table.sequenced(to, ticket, next, now));
+                    hands.take(to, table.sequenced(to, ticket, now));
                 }
                 _ => {}
             },
@@ -132,7 +132,7 @@ pub fn run(data: &[u8]) {
                 (Some((_, task)), None) => table.dropped(task),
                 (task, Some((worker, ticket))) => {
                     hands.tasks.extend(task);
-                    hands.take(worker, table.retry(worker, ticket, next, now));
+                    hands.take(worker, table.retry(worker, ticket, now));
                 }
                 (None, None) => {}
             },

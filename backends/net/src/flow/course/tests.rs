@@ -7,6 +7,13 @@ const PATIENCE: Patience = Patience {
 };
 
 fn at(worker: u16, next: u64, now: u64) -> Moment {
+    let next = Some(next);
+    Moment { worker, next, now }
+}
+
+/// A frame that may have to wait for buffers.
+fn aside(worker: u16, now: u64) -> Moment {
+    let next = None;
     Moment { worker, next, now }
 }
 
@@ -37,11 +44,11 @@ fn frames_before_it_was_known_are_waited_for() {
         Step::Hold(0)
     );
     assert_eq!(
-        course.retried(at(0, 6, 99), None, &PATIENCE, consumed(5)),
+        course.retried(aside(0, 99), None, &PATIENCE, consumed(5)),
         Step::Hold(0)
     );
     assert_eq!(
-        course.retried(at(0, 6, 100), None, &PATIENCE, consumed(5)),
+        course.retried(aside(0, 100), None, &PATIENCE, consumed(5)),
         Step::Forward(2)
     );
 }
@@ -56,9 +63,9 @@ fn a_queue_that_is_not_used_any_more_is_not_waited_for() {
     assert_eq!(receive(&mut course, 0, 0), Step::Forward(1));
     course.aim(0);
     assert_eq!(receive(&mut course, 1, u64::MAX), Step::Hold(1));
-    let mut retry = |now| course.retried(at(0, 1, now), None, &PATIENCE, |_| u64::MAX);
+    let mut retry = |now| course.retried(aside(0, now), None, &PATIENCE, |_| u64::MAX);
     assert_eq!(retry(50), Step::Hold(1));
-    assert_eq!(retry(101), Step::Deliver);
+    assert_eq!(retry(101), Step::Forward(0));
 }
 
 #[test]
@@ -78,11 +85,11 @@ fn another_worker_becomes_sequencer_only_when_nothing_is_under_way() {
         Step::Sequence(0)
     );
     assert_eq!(
-        course.sequenced(at(0, 1, 2), 1, None, &PATIENCE, consumed(9)),
+        course.sequenced(aside(0, 2), 1, None, &PATIENCE, consumed(9)),
         Step::Forward(1)
     );
     assert_eq!(
-        course.sequenced(at(0, 1, 2), 1, None, &PATIENCE, consumed(9)),
+        course.sequenced(aside(0, 2), 1, None, &PATIENCE, consumed(9)),
         Step::Forward(1)
     );
     course.delivered(1);
@@ -92,7 +99,7 @@ fn another_worker_becomes_sequencer_only_when_nothing_is_under_way() {
         Step::Sequence(0)
     );
     assert_eq!(
-        course.sequenced(at(0, 1, 4), 1, None, &PATIENCE, consumed(9)),
+        course.sequenced(aside(0, 4), 1, None, &PATIENCE, consumed(9)),
         Step::Forward(1)
     );
     course.delivered(3);
@@ -146,38 +153,65 @@ fn a_hold_ends_by_time_and_by_number() {
         );
     }
     assert_eq!(
-        course.retried(at(1, 8, 1_004), None, &PATIENCE, consumed(0)),
+        course.retried(aside(1, 1_004), None, &PATIENCE, consumed(0)),
         Step::Hold(1)
     );
     assert_eq!(
-        course.retried(at(1, 8, 1_005), None, &PATIENCE, consumed(0)),
-        Step::Deliver
+        course.retried(aside(1, 1_005), None, &PATIENCE, consumed(0)),
+        Step::Forward(1)
     );
     // What is held goes before what comes.
     assert_eq!(
         course.received(at(1, 9, 1_006), None, &PATIENCE, consumed(0)),
         Step::Hold(1)
     );
-    assert_eq!(
-        course.retried(at(1, 9, 1_007), None, &PATIENCE, consumed(0)),
-        Step::Deliver
-    );
-    assert_eq!(
-        course.retried(at(1, 9, 1_007), None, &PATIENCE, consumed(0)),
-        Step::Deliver
-    );
+    for _ in 0..2 {
+        assert_eq!(
+            course.retried(aside(1, 1_007), None, &PATIENCE, consumed(0)),
+            Step::Forward(1)
+        );
+    }
+    for position in 8..11 {
+        course.delivered(position);
+    }
     course.aim(0);
     for _ in 0..4 {
         assert_eq!(
-            course.received(at(1, 9, 1_008), None, &PATIENCE, consumed(0)),
+            course.received(at(1, 11, 1_008), None, &PATIENCE, consumed(0)),
             Step::Hold(1)
         );
     }
     assert_eq!(course.target(), 1, "too many are held: it stays");
     assert_eq!(
-        course.retried(at(1, 9, 1_009), None, &PATIENCE, consumed(0)),
-        Step::Deliver
+        course.retried(aside(1, 1_009), None, &PATIENCE, consumed(0)),
+        Step::Forward(1)
     );
+}
+
+#[test]
+fn a_frame_that_was_put_aside_is_waited_for_until_the_driver_has_its_last_buffer() {
+    let mut course = Course::placed(0);
+    let received = |course: &mut Course, at, position| {
+        course.received(at, None, &PATIENCE, consumed(position))
+    };
+    assert_eq!(received(&mut course, at(0, 1, 0), 1), Step::Deliver);
+    assert_eq!(received(&mut course, at(1, 1, 0), 1), Step::Sequence(0));
+    // It has the whole queue to itself, and may have to wait for buffers all the same.
+    assert_eq!(
+        course.sequenced(aside(0, 1), 1, None, &PATIENCE, consumed(1)),
+        Step::Forward(0)
+    );
+    course.aim(1);
+    let retried = |course: &mut Course, now, position| {
+        course.retried(aside(0, now), None, &PATIENCE, consumed(position))
+    };
+    assert_eq!(received(&mut course, at(0, 2, 2), 1), Step::Hold(0));
+    assert_eq!(retried(&mut course, 200, 1), Step::Hold(0));
+    // It took five.
+    course.delivered(6);
+    assert_eq!(retried(&mut course, 300, 5), Step::Hold(0));
+    assert_eq!(retried(&mut course, 400, 6), Step::Hold(0));
+    assert_eq!(retried(&mut course, 500, 6), Step::Forward(1));
 }
 
 #[test]
@@ -195,12 +229,12 @@ fn only_an_acknowledgement_of_the_last_segment_spares_the_wait() {
         Step::Hold(1)
     );
     assert_eq!(
-        course.retried(at(1, 8, 6), Some(9), &PATIENCE, consumed(7)),
+        course.retried(aside(1, 6), Some(9), &PATIENCE, consumed(7)),
         Step::Hold(1)
     );
     course.acknowledged(3);
     assert_eq!(
-        course.retried(at(1, 8, 7), Some(9), &PATIENCE, consumed(7)),
+        course.retried(aside(1, 7), Some(9), &PATIENCE, consumed(7)),
         Step::Forward(0)
     );
 }

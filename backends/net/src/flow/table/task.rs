@@ -18,7 +18,7 @@ pub struct Ticket {
 pub enum Route {
     /// Put it into the worker's own receive queue, before any other frame, or throw it away.
     Deliver,
-    /// Send it to another worker, in order.
+    /// Send it to another worker, in order, or do at once what that one would.
     Forward {
         /// The worker.
         to: u16,

@@ -12,9 +12,11 @@
 //!
 //! * [`rings`]: the rings that a socket shares with the kernel.
 //! * [`socket`]: a socket, its memory, sending and receiving.
+//! * `tags`: VLAN tags stay in received frames.
 
 pub mod rings;
 pub mod socket;
+mod tags;
 
 use super::{Offloads, Port, PortQueue};
 use crate::ebpf::BpfError;
@@ -28,6 +30,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tags::Ethtool;
 use thiserror::Error;
 
 /// Most queues of a NIC that are used.
@@ -85,6 +88,19 @@ pub enum XdpError {
         /// Why not.
         #[source]
         source: BpfError,
+    },
+    /// Its driver takes VLAN tags out of received frames: the guest would get them without.
+    #[error(
+        "Interface {name}: its driver takes VLAN tags out of received frames ({features}) and does not leave them in when it is told to"
+    )]
+    Tags {
+        /// Its name.
+        name: String,
+        /// What stays on, as `ethtool -k` and `-K` call it.
+        features: String,
+        /// Why, where the system says.
+        #[source]
+        source: Option<io::Error>,
     },
     /// Frames do not fit into a chunk.
     #[error("Interface {name}: an MTU of {mtu} is more than {most}")]
@@ -180,11 +196,11 @@ impl Xdp {
         let address = ask(libc::SIOCGIFHWADDR).map_err(failed("ask for its address"))?;
         let [_, _, a, b, c, d, e, f, ..] = address;
         promiscuous(&control, index).map_err(failed("make it promiscuous"))?;
-        if let Err(e) = leave_tags(&control, name) {
-            log::warn!(
-                "Interface {name}: its driver may take VLAN tags out of frames, and the guest get them without: {e}"
-            );
-        }
+        let driver = Ethtool {
+            socket: &control,
+            name,
+        };
+        tags::leave(&driver, name)?;
         let (attachment, copying) = match mode {
             Mode::Any => (Attachment::Any, Copying::Any),
             Mode::Native => (Attachment::Native, Copying::Any),
@@ -357,44 +373,6 @@ fn promiscuous(socket: &OwnedFd, interface: u32) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     Ok(())
-}
-
-/// Commands of `SIOCETHTOOL`, and the flag of drivers that take tags of VLANs out of received frames (`linux/ethtool.h`).
-const ETHTOOL_GFLAGS: u32 = 0x25;
-const ETHTOOL_SFLAGS: u32 = 0x26;
-const RECEIVE_VLAN: u32 = 1 << 8;
-
-/// Has the driver leave tags of VLANs in received frames: a socket is not told of those that are taken out.
-fn leave_tags(socket: &OwnedFd, name: &str) -> io::Result<()> {
-    let before = flags(socket, name)?;
-    if before & RECEIVE_VLAN == 0 {
-        return Ok(());
-    }
-    ethtool(socket, name, ETHTOOL_SFLAGS, before & !RECEIVE_VLAN)?;
-    if flags(socket, name)? & RECEIVE_VLAN != 0 {
-        return Err(io::ErrorKind::Unsupported.into());
-    }
-    log::info!("Interface {name}: its driver leaves VLAN tags in frames from now on (rxvlan off)");
-    Ok(())
-}
-
-/// Flags of an interface's driver.
-fn flags(socket: &OwnedFd, name: &str) -> io::Result<u32> {
-    ethtool(socket, name, ETHTOOL_GFLAGS, 0)
-}
-
-/// `SIOCETHTOOL` with a command that has one number; the answer's.
-fn ethtool(socket: &OwnedFd, name: &str, command: u32, value: u32) -> io::Result<u32> {
-    let mut words = [command, value];
-    let mut asked = Request::new(name)?;
-    let address = (&raw mut words).expose_provenance();
-    let (place, _) = asked.value.split_at_mut(size_of_val(&address));
-    place.copy_from_slice(&address.to_ne_bytes());
-    // SAFETY: the request takes an ifreq with the address of a structure of these commands, two words; both live throughout the call.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut asked) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(words[1])
 }
 
 /// `struct ifreq`.

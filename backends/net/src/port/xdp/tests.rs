@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
+use super::tags::{Driver as _, STRIPPING};
 use super::*;
 use crate::bits::{FrameHeader, HEADER_BYTES, gso, header_flag};
 use crate::flow::parse;
@@ -254,17 +255,46 @@ fn memory_is_of_the_node_that_the_nic_is_on() {
     assert!(maps.lines().any(is_there), "{maps}");
 }
 
+/// Which of the features of the port's driver are on that take tags out of frames.
+fn strips() -> [bool; 2] {
+    let driver = Ethtool {
+        socket: &packet_socket().unwrap(),
+        name: "port",
+    };
+    driver.are_on(STRIPPING).unwrap()
+}
+
 #[test]
 fn the_driver_leaves_tags_of_vlans_in_frames() {
     pair(1);
-    let strips = || flags(&packet_socket().unwrap(), "port").unwrap() & RECEIVE_VLAN != 0;
-    assert!(strips(), "a veth does, until it is told");
+    assert_eq!(strips(), [true; 2], "a veth does, until it is told");
     let port = Xdp::open("port", 1, Mode::Generic, None).unwrap();
-    assert!(!strips());
+    assert_eq!(strips(), [false; 2]);
     drop(port);
     // Once more, of one that does not.
     let _port = Xdp::open("port", 1, Mode::Generic, None).unwrap();
-    assert!(!strips());
+    assert_eq!(strips(), [false; 2]);
+}
+
+#[test]
+fn frames_come_with_the_tags_that_they_were_sent_with() {
+    for mode in [Mode::Native, Mode::Generic] {
+        pair(1);
+        let peer = Peer::new();
+        let port = Xdp::open("port", 1, mode, None).unwrap();
+        let mut queue = port.open(0).unwrap();
+        for (number, tags) in (1..).zip([
+            &[0x8100_0005_u32][..],
+            &[0x88a8_0005],
+            &[0x88a8_0005, 0x8100_0007],
+        ]) {
+            let mut tagged = frame(number, 100);
+            let tags: Vec<u8> = tags.iter().flat_map(|tag| tag.to_be_bytes()).collect();
+            tagged.splice(12..12, tags);
+            peer.send(&tagged);
+            assert_eq!(receive(&mut *queue, number), tagged, "{mode:?}");
+        }
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ enum Event {
     Arrive(u32, u8),
     /// A worker does the next part of its round.
     Work(u16),
-    /// The driver takes frames out of a receive queue.
+    /// The driver takes buffers out of a receive queue.
     Consume(u16, u8),
     /// The guest's stack sees what the driver has taken.
     Stack(u16),
@@ -51,6 +51,11 @@ struct Frame {
 }
 
 impl Frame {
+    /// Buffers that it takes.
+    fn buffers(self) -> u64 {
+        1 + u64::from(self.number % 3)
+    }
+
     fn parsed(self) -> Parsed {
         let mut parsed = segment(key(self.flow), Signal::Data, self.number, 0);
         if self.flow.is_multiple_of(2) {
@@ -77,8 +82,8 @@ struct Worker {
     channels: Vec<VecDeque<(Frame, Task)>>,
     aside: VecDeque<(Frame, Ticket)>,
     held: VecDeque<(Ticket, Frame)>,
-    /// Its receive queue: not yet taken by the driver.
-    queue: VecDeque<Frame>,
+    /// Its receive queue: not yet taken by the driver, and where each ends.
+    queue: VecDeque<(u64, Frame)>,
     used: u64,
     consumed: u64,
     /// Taken by the driver at this time, not yet seen by the stack.
@@ -127,14 +132,10 @@ impl World {
         &mut self.workers[usize::from(worker)]
     }
 
-    fn next(&self, worker: u16) -> u64 {
-        self.workers[usize::from(worker)].used + 1
-    }
-
     fn deliver(&mut self, worker: u16, frame: Frame) -> u64 {
         let to = self.worker(worker);
-        to.queue.push_back(frame);
-        to.used += 1;
+        to.used += frame.buffers();
+        to.queue.push_back((to.used, frame));
         to.used
     }
 
@@ -142,6 +143,13 @@ impl World {
         match route {
             Route::Deliver => {
                 self.deliver(worker, frame);
+            }
+            Route::Forward {
+                to,
+                task: Task::Deliver(ticket),
+            } if to == worker => {
+                let position = self.deliver(worker, frame);
+                self.table.delivered(ticket, position);
             }
             Route::Forward { to, task } => {
                 self.worker(to).channels[usize::from(worker)].push_back((frame, task));
@@ -172,16 +180,14 @@ impl World {
                 }
                 let held = std::mem::take(&mut self.worker(worker).held);
                 for (ticket, frame) in held {
-                    let route = self
-                        .table
-                        .retry(worker, ticket, self.next(worker), self.now);
+                    let route = self.table.retry(worker, ticket, self.now);
                     self.route(worker, frame, route);
                 }
                 self.worker(worker).part = Part::Port;
             }
             Part::Port => match self.worker(worker).port.pop_front() {
                 Some(frame) => {
-                    let next = self.next(worker);
+                    let next = self.worker(worker).used + frame.buffers();
                     let route = self.table.received(worker, &frame.parsed(), next, self.now);
                     self.route(worker, frame, route);
                 }
@@ -189,9 +195,7 @@ impl World {
             },
             Part::Aside => match self.worker(worker).aside.pop_front() {
                 Some((frame, ticket)) => {
-                    let route = self
-                        .table
-                        .sequenced(worker, ticket, self.next(worker), self.now);
+                    let route = self.table.sequenced(worker, ticket, self.now);
                     self.route(worker, frame, route);
                 }
                 None => self.worker(worker).part = Part::Channels,
@@ -202,12 +206,13 @@ impl World {
     fn consume(&mut self, queue: u16, count: usize) {
         let now = self.now;
         let worker = self.worker(queue);
-        let count = count.min(worker.queue.len());
-        for frame in worker.queue.drain(..count) {
-            worker.taken.push_back((now, frame));
-            worker.consumed += 1;
-        }
+        let count = u64::try_from(count).unwrap();
+        worker.consumed = worker.consumed.saturating_add(count).min(worker.used);
         let consumed = worker.consumed;
+        // A frame is whole with its last buffer.
+        let whole = worker.queue.partition_point(|(end, _)| *end <= consumed);
+        let whole = worker.queue.drain(..whole);
+        worker.taken.extend(whole.map(|(_, frame)| (now, frame)));
         self.table.set_consumed(queue, consumed);
     }
 
