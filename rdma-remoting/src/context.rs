@@ -3,7 +3,7 @@
 use crate::call_ring::{CallRing, CallRingError};
 use crate::completion_queue::SharedCompletionQueue;
 use crate::counters::{self, Live};
-use crate::engine::{Engine, EngineQp, Progress, RawGid};
+use crate::engine::{Engine, EngineQp, PortAddress, Progress, RawGid};
 use crate::ledger::{Account, Resource, Share};
 use crate::memory::MemoryTable;
 use crate::round::{Look, Pace, Rota};
@@ -138,7 +138,7 @@ struct Header {
 /// Whose a context is: a port's.
 pub(crate) struct Owner {
     pub label: String,
-    pub gid: RawGid,
+    pub address: PortAddress,
     pub engine: Arc<dyn Engine>,
     pub counters: Arc<Live>,
     pub account: Arc<Account>,
@@ -149,7 +149,7 @@ pub(crate) struct Owner {
 pub struct Context {
     id: u32,
     label: String,
-    gid: RawGid,
+    address: PortAddress,
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) pool: Option<Arc<Pool>>,
@@ -210,7 +210,7 @@ impl Context {
     ) -> Arc<Self> {
         let Owner {
             label,
-            gid,
+            address,
             engine,
             counters,
             account,
@@ -220,7 +220,7 @@ impl Context {
         Arc::new(Self {
             id,
             label,
-            gid,
+            address,
             engine,
             events,
             pool,
@@ -245,7 +245,12 @@ impl Context {
     /// GID of the port.
     #[must_use]
     pub fn gid(&self) -> RawGid {
-        self.gid
+        self.address.gid
+    }
+
+    /// What peers name the port by.
+    pub(crate) fn address(&self) -> PortAddress {
+        self.address
     }
 
     fn regions(&self) -> MutexGuard<'_, HashMap<u32, Attached>> {
@@ -266,8 +271,7 @@ impl Context {
     /// `EEXIST` for an id in use, `EINVAL` for an id or length beyond its limit or memory that
     /// cannot be one mapping, `ENOMEM` where it is more than the tenant's share of this process's mappings.
     pub fn attach_segment(&self, region: u32, memory: Region) -> Result<(), Errno> {
-        let mut regions = self.regions();
-        Self::check_new(&regions, region)?;
+        Self::check_new(&self.regions(), region)?;
         if memory.len() > MAX_SEGMENT_BYTES {
             return Err(Errno::EINVAL);
         }
@@ -282,6 +286,9 @@ impl Context {
                 _ => Errno::EINVAL,
             }
         })?;
+        // Not locked while it is mapped, which may take long: the worker wants to know its segments, and does not wait for that.
+        let mut regions = self.regions();
+        Self::check_new(&regions, region)?;
         if self.header.get().is_none() {
             if (shared.len() as u64) < HEADER_SEGMENT_BYTES {
                 return Err(Errno::EINVAL);

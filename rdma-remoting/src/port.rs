@@ -1,7 +1,7 @@
 //! A port: what one VM, or the processes of this host, see as their device.
 
 use crate::context::{Context, EventSink, Owner};
-use crate::engine::RawGid;
+use crate::engine::{PortAddress, RawGid};
 use crate::ledger::Account;
 use crate::server::Core;
 use farlane_abi::Errno;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The contexts of one VM, or of the processes of this host.
 pub struct Port {
-    gid: RawGid,
+    address: PortAddress,
     label: String,
     core: Arc<Core>,
     account: Arc<Account>,
@@ -30,9 +30,9 @@ impl std::fmt::Debug for Port {
 }
 
 impl Port {
-    pub(crate) fn new(gid: RawGid, label: String, core: Arc<Core>) -> Arc<Self> {
+    pub(crate) fn new(address: PortAddress, label: String, core: Arc<Core>) -> Arc<Self> {
         Arc::new(Self {
-            gid,
+            address,
             label,
             account: Account::new(&core.ledger),
             limit: Arc::default(),
@@ -44,7 +44,7 @@ impl Port {
     /// Its GID.
     #[must_use]
     pub fn gid(&self) -> RawGid {
-        self.gid
+        self.address.gid
     }
 
     fn contexts(&self) -> MutexGuard<'_, HashMap<u32, Arc<Context>>> {
@@ -71,7 +71,7 @@ impl Port {
         }
         let owner = Owner {
             label: self.label.clone(),
-            gid: self.gid,
+            address: self.address,
             engine: Arc::clone(&self.core.engine),
             counters: Arc::clone(&self.core.counters),
             account: Arc::clone(&self.account),
@@ -156,6 +156,6 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         self.close_all();
-        self.core.forget_port(&self.gid);
+        self.core.forget_port(&self.address.gid);
     }
 }

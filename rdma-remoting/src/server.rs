@@ -3,19 +3,35 @@
 use crate::context::Context;
 use crate::counters::{Counters, Live};
 use crate::engine::soft::SoftEngine;
-use crate::engine::{Engine, RawGid};
+use crate::engine::{Engine, PortAddress, RawGid};
 use crate::ledger::Ledger;
 use crate::limbs::{Moved, Place};
 use crate::port::Port;
 use crate::worker::Worker;
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
 /// Most worker threads.
 const MAX_WORKERS: usize = 64;
+
+/// Unicast LIDs are 1 to this one (IBTA 4.1.3).
+const LAST_LID: u16 = 0xbfff;
+
+/// The LID of a port with this GID: the GID's last two bytes, where that is one and none that `is_taken`, else the next one.
+fn free_lid(gid: &RawGid, is_taken: impl Fn(u16) -> bool) -> Option<u16> {
+    let first = u16::from_be_bytes([gid[14], gid[15]]);
+    let first = if (1..=LAST_LID).contains(&first) {
+        first
+    } else {
+        1
+    };
+    (first..=LAST_LID)
+        .chain(1..first)
+        .find(|&lid| !is_taken(lid))
+}
 
 /// How a server is set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +55,9 @@ pub enum ServerError {
     /// Two ports cannot have the same address.
     #[error("GID {0:02x?} is given twice")]
     DuplicateGid(RawGid),
+    /// Each port has one of its own.
+    #[error("There are no more than {LAST_LID} ports")]
+    Lids,
     /// The system failed.
     #[error("Cannot start a worker")]
     Io(#[from] io::Error),
@@ -51,7 +70,8 @@ pub(crate) struct Core {
     /// What its ports share, and none may take alone.
     pub ledger: Arc<Ledger>,
     workers: Vec<Worker>,
-    gids: Mutex<HashSet<RawGid>>,
+    /// LIDs of the ports that there are.
+    lids: Mutex<HashMap<RawGid, u16>>,
 }
 
 impl Core {
@@ -95,11 +115,12 @@ impl Core {
         }
     }
 
+    fn lids(&self) -> MutexGuard<'_, HashMap<RawGid, u16>> {
+        self.lids.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn forget_port(&self, gid: &RawGid) {
-        self.gids
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(gid);
+        self.lids().remove(gid);
     }
 }
 
@@ -173,7 +194,7 @@ impl Server {
                 engine,
                 counters,
                 workers,
-                gids: Mutex::default(),
+                lids: Mutex::default(),
             }),
         })
     }
@@ -189,17 +210,17 @@ impl Server {
     /// A port with address `gid`; `label` names it in the log.
     ///
     /// # Errors
-    /// [`ServerError::DuplicateGid`].
+    /// [`ServerError::DuplicateGid`]; there are more ports than LIDs.
     pub fn port(self: &Arc<Self>, gid: RawGid, label: String) -> Result<Arc<Port>, ServerError> {
-        let mut gids = self
-            .core
-            .gids
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if !gids.insert(gid) {
+        let mut lids = self.core.lids();
+        if lids.contains_key(&gid) {
             return Err(ServerError::DuplicateGid(gid));
         }
-        Ok(Port::new(gid, label, Arc::clone(&self.core)))
+        let lid = free_lid(&gid, |lid| lids.values().any(|taken| *taken == lid));
+        let lid = lid.ok_or(ServerError::Lids)?;
+        lids.insert(gid, lid);
+        let address = PortAddress { gid, lid };
+        Ok(Port::new(address, label, Arc::clone(&self.core)))
     }
 
     /// Has an eventfd wake the workers, as long as the result lives. It is never read.
@@ -247,5 +268,26 @@ impl Drop for Doorbell {
         for worker in &self.core.workers {
             worker.unwatch(self.fd.as_fd());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_port_has_a_unicast_lid_of_its_own() {
+        let gid = |last: u16| {
+            let mut gid = [7; 16];
+            gid[14..].copy_from_slice(&last.to_be_bytes());
+            gid
+        };
+        assert_eq!(free_lid(&gid(0x1234), |_| false), Some(0x1234));
+        assert_eq!(free_lid(&gid(0x1234), |lid| lid == 0x1234), Some(0x1235));
+        assert_eq!(free_lid(&gid(LAST_LID), |lid| lid == LAST_LID), Some(1));
+        for multicast in [0, LAST_LID + 1, u16::MAX] {
+            assert_eq!(free_lid(&gid(multicast), |lid| lid < 3), Some(3));
+        }
+        assert_eq!(free_lid(&gid(5), |_| true), None);
     }
 }

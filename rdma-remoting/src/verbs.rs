@@ -59,7 +59,10 @@ impl Verbs for CallHost<'_> {
         if port.get() != 1 {
             return Err(Errno::EINVAL);
         }
-        Ok(self.context.engine.port())
+        Ok(PortAttr {
+            lid: self.context.address().lid.into(),
+            ..self.context.engine.port()
+        })
     }
 
     fn query_gid(&mut self, which: QueryGid) -> Result<Gid, Errno> {
@@ -218,7 +221,7 @@ impl Verbs for CallHost<'_> {
         let engine = self.context.engine.create_qp(QpSpec {
             kind: args.qp_type.get(),
             pd: args.pd.get(),
-            gid: self.context.gid(),
+            address: self.context.address(),
             memory: Arc::clone(&self.context.memory),
             sends: Box::new(sends),
             recvs: Box::new(recvs),

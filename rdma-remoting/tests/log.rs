@@ -4,7 +4,7 @@
 
 use farlane_abi::rdma::{self, *};
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, QpSpec};
+use farlane_rdma_remoting::engine::{Engine, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::LocalCompletionQueue;
 use farlane_rdma_remoting::memory::MemoryTable;
 use farlane_rdma_remoting::request::{RecvRequest, SendRequest};
@@ -67,7 +67,10 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
         .create_qp(QpSpec {
             kind: QPT_RC,
             pd: 1,
-            gid: [1; 16],
+            address: PortAddress {
+                gid: [1; 16],
+                lid: 1,
+            },
             memory: Arc::new(MemoryTable::new(1)),
             sends: Box::new(Nonsense),
             recvs: Box::new(Nonsense),
@@ -84,6 +87,7 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
         port_num: 1,
         path_mtu: 3,
         dest_qp_num: qp.number().into(),
+        dlid: 1.into(),
         ..Default::default()
     };
     let steps = [

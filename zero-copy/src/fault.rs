@@ -6,7 +6,8 @@
 //! else notices. System calls that are given such memory fail with `EFAULT`, with or without this.
 //!
 //! Each page that is replaced may cost the process two more mappings, of which it has not many
-//! (`vm.max_map_count`): from the [`MOST_PAGES`]th on a mapping that has lost a page is replaced as a whole.
+//! (`vm.max_map_count`): a mapping that has lost [`MOST_PAGES`] is replaced as a whole when it loses another one, whatever others have
+//! lost; so are all when [`MOST_PAGES_OF_ALL`] are replaced.
 //!
 //! Only [`Mapping`](crate::Mapping)s and [`CoveredMemory`] are covered; a fault anywhere else ends the
 //! process as ever.
@@ -21,8 +22,11 @@ use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _
 
 /// Mappings that there can be at a time: those beyond are refused. Memory is used for those that there are.
 pub const PLACES: usize = 512 * 1024;
-/// Lost pages that are replaced one by one.
-pub const MOST_PAGES: u64 = 1024;
+/// Lost pages of a mapping that are replaced one by one.
+pub const MOST_PAGES: u64 = 128;
+/// Lost pages of all mappings that there are which are replaced one by one: an eighth of the mappings that a process may have where
+/// nobody has changed it.
+pub const MOST_PAGES_OF_ALL: u64 = 4096;
 
 /// A mapping, for the handler. `turn` is odd while `start` and `end` are of a live mapping: it
 /// changes before and after them, so that the handler never takes the parts of two for one.
@@ -31,6 +35,8 @@ struct Place {
     start: AtomicUsize,
     end: AtomicUsize,
     lost: AtomicU64,
+    /// Pages of it that are replaced one by one.
+    pages: AtomicU64,
 }
 
 static TABLE: [Place; PLACES] = [const {
@@ -39,6 +45,7 @@ static TABLE: [Place; PLACES] = [const {
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         lost: AtomicU64::new(0),
+        pages: AtomicU64::new(0),
     }
 }; PLACES];
 
@@ -58,6 +65,8 @@ struct Free {
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Faults that cost a page.
 static LOST: AtomicU64 = AtomicU64::new(0);
+/// Pages that are replaced one by one, of the mappings that there are.
+static PAGES: AtomicU64 = AtomicU64::new(0);
 static INSTALLED: AtomicBool = AtomicBool::new(false);
 static PREVIOUS: Previous = Previous(UnsafeCell::new(MaybeUninit::uninit()));
 
@@ -104,7 +113,9 @@ impl Covered {
 
 impl Drop for Covered {
     fn drop(&mut self) {
-        TABLE[self.0].turn.fetch_add(1, Ordering::Release);
+        let place = &TABLE[self.0];
+        place.turn.fetch_add(1, Ordering::Release);
+        PAGES.fetch_sub(place.pages.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         // Before another one writes what the handler may be about to compare.
         fence(Ordering::SeqCst);
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -215,7 +226,8 @@ fn replace(address: usize) -> bool {
         let live = turn % 2 == 1 && place.turn.load(Ordering::Relaxed) == turn;
         if live && (start..end).contains(&address) {
             place.lost.fetch_add(1, Ordering::Relaxed);
-            let alone = LOST.fetch_add(1, Ordering::Relaxed) < MOST_PAGES;
+            LOST.fetch_add(1, Ordering::Relaxed);
+            let alone = place.takes_page();
             let page = address & !(PAGE - 1);
             // A page; or all of it: where there are too many, where pages are huge, or where the kernel
             // will not have more pieces.
@@ -224,6 +236,25 @@ fn replace(address: usize) -> bool {
         }
     }
     false
+}
+
+impl Place {
+    /// Counts a page that is to be replaced alone, if it may be.
+    fn takes_page(&self) -> bool {
+        let count = |counter: &AtomicU64, most| {
+            let next = |count| (count < most).then_some(count + 1);
+            let (set, get) = (Ordering::Relaxed, Ordering::Relaxed);
+            counter.fetch_update(set, get, next).is_ok()
+        };
+        if !count(&self.pages, MOST_PAGES) {
+            return false;
+        }
+        let is_counted = count(&PAGES, MOST_PAGES_OF_ALL);
+        if !is_counted {
+            self.pages.fetch_sub(1, Ordering::Relaxed);
+        }
+        is_counted
+    }
 }
 
 /// What a mapping is made of, but for huge pages.

@@ -115,7 +115,7 @@ fn a_file_that_shrinks_does_not_use_up_the_mappings() {
         let [one, other] =
             [(); 2].map(|()| SharedMemory::new(Mapping::new(file.as_fd(), 0, all, true).unwrap()));
         ftruncate(&file, 0).unwrap();
-        let most = mappings() + usize::try_from(2 * fault::MOST_PAGES).unwrap() + 16;
+        let most = mappings() + usize::try_from(2 * 2 * fault::MOST_PAGES).unwrap() + 16;
         for page in (0..PAGES).step_by(2) {
             for memory in [&one, &other] {
                 let word = memory.word(page * 0x1000).unwrap();
@@ -128,6 +128,42 @@ fn a_file_that_shrinks_does_not_use_up_the_mappings() {
         return;
     }
     let (status, text) = run("a_file_that_shrinks_does_not_use_up_the_mappings", "touch");
+    assert!(status.success(), "{status}: {text}");
+}
+
+#[test]
+fn a_mapping_that_has_lost_much_costs_another_one_its_lost_page_only() {
+    if role().is_some() {
+        fault::install().unwrap();
+        let pages = 4 * usize::try_from(fault::MOST_PAGES).unwrap();
+        let bytes = pages as u64 * 0x1000;
+        let read = |memory: &SharedMemory, page: usize| {
+            let word = memory.word(page * 0x1000).unwrap();
+            word.load(Ordering::Relaxed)
+        };
+        let map = |file: &OwnedFd| {
+            let memory = SharedMemory::new(Mapping::new(file.as_fd(), 0, bytes, true).unwrap());
+            memory.word(0).unwrap().store(7, Ordering::Relaxed);
+            memory
+        };
+        // More of them, one after the other, than all may have at a time: those that are gone do not count.
+        for _ in 0..2 * fault::MOST_PAGES_OF_ALL / fault::MOST_PAGES {
+            let file = memory(bytes);
+            let one = map(&file);
+            ftruncate(&file, 0x1000).unwrap();
+            for page in (1..pages).step_by(2) {
+                assert_eq!(read(&one, page), 0);
+            }
+            assert_eq!(read(&one, 0), 0, "it is replaced as a whole");
+            let file = memory(bytes);
+            let other = map(&file);
+            ftruncate(&file, 0x1000).unwrap();
+            assert_eq!((read(&other, pages - 1), read(&other, 0)), (0, 7));
+        }
+        return;
+    }
+    let name = "a_mapping_that_has_lost_much_costs_another_one_its_lost_page_only";
+    let (status, text) = run(name, "touch");
     assert!(status.success(), "{status}: {text}");
 }
 

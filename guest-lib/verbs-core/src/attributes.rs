@@ -66,6 +66,7 @@ fn port_attr(wire: &PortAttr) -> ibv_port_attr {
     attr.port_cap_flags = wire.port_cap_flags.get();
     attr.max_msg_sz = wire.max_msg_sz.get();
     attr.pkey_tbl_len = u16::try_from(wire.pkey_tbl_len.get()).unwrap_or(u16::MAX);
+    attr.lid = wire.lid.get();
     attr.max_vl_num = 1;
     attr.active_width = wire.active_width;
     attr.active_speed = wire.active_speed;
@@ -199,6 +200,15 @@ mod tests {
         assert_eq!(attr.fw_ver[5..], [0; 59]);
         assert_eq!((attr.max_srq, attr.max_ah, attr.max_mw), (0, 0, 0));
         assert_eq!((attr.max_mcast_grp, attr.atomic_cap), (0, IBV_ATOMIC_NONE));
+    }
+
+    #[test]
+    fn a_port_has_the_lid_that_the_backend_gives_it() {
+        let attr = port_attr(&PortAttr {
+            lid: 0x1234.into(),
+            ..PortAttr::default()
+        });
+        assert_eq!(attr.lid, 0x1234);
     }
 
     #[test]

@@ -23,14 +23,23 @@ pub type Waker = Box<dyn Fn() + Send + Sync>;
 /// A GID in network byte order.
 pub type RawGid = [u8; 16];
 
+/// What peers name a port by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortAddress {
+    /// In addresses with a global route header.
+    pub gid: RawGid,
+    /// In those without one: a unicast LID (IBTA 4.1.3).
+    pub lid: u16,
+}
+
 /// What an engine needs to make a queue pair.
 pub struct QpSpec {
     /// `enum ibv_qp_type`.
     pub kind: u32,
     /// Protection domain.
     pub pd: u32,
-    /// GID of the port that it belongs to.
-    pub gid: RawGid,
+    /// Of the port that it belongs to.
+    pub address: PortAddress,
     /// Memory that its requests and its peer's may name.
     pub memory: Arc<MemoryTable>,
     /// Where send requests come from.

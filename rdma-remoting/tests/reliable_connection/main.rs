@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod addresses;
 mod ends;
 mod keys;
 mod messages;

@@ -3,7 +3,7 @@
 use farlane_abi::rdma::{self, *};
 use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, EngineQp, QpSpec};
+use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
 use farlane_rdma_remoting::request::{Element, Opcode, RecvRequest, SendRequest};
@@ -60,6 +60,11 @@ pub const NORMAL: Setup = Setup {
     psn: [100, 200],
 };
 
+/// LID of the port whose GID consists of such bytes.
+pub fn lid(gid: u8) -> u16 {
+    0x100 + u16::from(gid)
+}
+
 pub fn end(engine: &SoftEngine, gid: u8, setup: &Setup) -> End {
     end_with(
         engine,
@@ -90,7 +95,10 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
         .create_qp(QpSpec {
             kind: QPT_RC,
             pd: 1,
-            gid: [gid; 16],
+            address: PortAddress {
+                gid: [gid; 16],
+                lid: lid(gid),
+            },
             memory: Arc::clone(&table),
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: Box::new(LocalQueue::clone(&recvs)),
@@ -151,10 +159,22 @@ pub fn receive_from(peer: &End, gid: u8, psn: u32) -> QpAttr {
 }
 
 pub fn connect(end: &End, to: &End, gid: u8, psn: [u32; 2], setup: &Setup) {
+    connect_by(end, to, gid, psn, setup, |_| ());
+}
+
+/// The same, with another address.
+pub fn connect_by(
+    end: &End,
+    to: &End,
+    gid: u8,
+    psn: [u32; 2],
+    setup: &Setup,
+    address: impl Fn(&mut QpAttr),
+) {
     end.qp.modify(INIT_MASK, &init(setup)).unwrap();
-    end.qp
-        .modify(RTR_MASK, &receive_from(to, gid, psn[1]))
-        .unwrap();
+    let mut attr = receive_from(to, gid, psn[1]);
+    address(&mut attr);
+    end.qp.modify(RTR_MASK, &attr).unwrap();
     let attr = QpAttr {
         qp_state: QPS_RTS,
         timeout: setup.timeout,

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, bail};
 use farlane_abi::rdma::{self, QpAttr};
 use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine, EngineQp, QpSpec};
+use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
 use farlane_rdma_remoting::request::{Element, Opcode, SendRequest};
@@ -26,6 +26,11 @@ struct End {
 pub struct Direct {
     a: End,
     b: End,
+}
+
+/// LID of the port whose GID consists of such bytes.
+fn lid(gid: u8) -> u16 {
+    gid.into()
 }
 
 impl End {
@@ -49,7 +54,10 @@ impl End {
         let qp = engine.create_qp(QpSpec {
             kind: rdma::QPT_RC,
             pd: 1,
-            gid: [gid; 16],
+            address: PortAddress {
+                gid: [gid; 16],
+                lid: lid(gid),
+            },
             memory,
             sends: Box::new(LocalQueue::clone(&sends)),
             recvs: Box::new(LocalQueue::default()),
@@ -63,12 +71,13 @@ impl End {
         Ok(Self { qp, sends, cq, key })
     }
 
-    fn connect(&self, to: &Self) -> Result<()> {
+    fn connect(&self, to: &Self, gid: u8) -> Result<()> {
         let attr = QpAttr {
             port_num: 1,
             qp_access_flags: ACCESS.into(),
             path_mtu: 3,
             dest_qp_num: to.qp.number().into(),
+            dlid: lid(gid).into(),
             max_dest_rd_atomic: 1,
             max_rd_atomic: 1,
             timeout: 14,
@@ -115,8 +124,8 @@ impl Direct {
     pub fn new() -> Result<Self> {
         let engine = SoftEngine::new();
         let (a, b) = (End::new(&engine, 1)?, End::new(&engine, 2)?);
-        a.connect(&b)?;
-        b.connect(&a)?;
+        a.connect(&b, 2)?;
+        b.connect(&a, 1)?;
         Ok(Self { a, b })
     }
 

@@ -2,6 +2,7 @@
 
 use crate::daemon::Daemon;
 use crate::direct::Direct;
+use crate::idle;
 use crate::plot::{Axis, Figure, Line};
 use crate::reference;
 use crate::report::Report;
@@ -65,6 +66,7 @@ pub fn run(backend: &Path, out: &Path) -> Result<Report> {
     run.bandwidth()?;
     run.overhead()?;
     run.events()?;
+    idle::measure(&mut run.report, &run.hosts, &run.daemon.host())?;
     run.bars(&cache_line)?;
     run.endurance()?;
     Ok(run.report)

@@ -5,6 +5,7 @@ mod bars;
 mod daemon;
 mod direct;
 mod figures;
+mod idle;
 mod plot;
 mod reference;
 #[allow(dead_code)] // Each bench uses a part.
@@ -35,6 +36,9 @@ struct Options {
 fn main() -> Result<()> {
     if std::env::var_os(figures::TARGET_VARIABLE).is_some() {
         return figures::be_target();
+    }
+    if let Some(socket) = std::env::var_os(idle::SOCKET_VARIABLE) {
+        return idle::be_idle(socket.into());
     }
     let options = Options::parse();
     scale::set_smoke(options.smoke);

@@ -119,6 +119,10 @@ pod! {
         pub phys_state: u8,
         /// Zero.
         pub reserved: u8,
+        /// Local identifier: what an address names that has no global route header. Not zero.
+        pub lid: U16,
+        /// Zero.
+        pub reserved2: U16,
     }
 
     /// Which GID.

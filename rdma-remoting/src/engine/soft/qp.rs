@@ -6,7 +6,7 @@ use super::requester::Requester;
 use super::responder::Responder;
 use crate::completion_queue::CompletionSink;
 use crate::counters::{self, Live};
-use crate::engine::{EngineQp, Progress, QpSpec, RawGid};
+use crate::engine::{EngineQp, PortAddress, Progress, QpSpec};
 use crate::memory::MemoryTable;
 use crate::sleep;
 use farlane_abi::Errno;
@@ -26,7 +26,7 @@ const FLUSHES_PER_TURN: u32 = 256;
 /// on either side moves it without the other's lock.
 pub struct SoftQp {
     pub number: u32,
-    pub gid: RawGid,
+    pub address: PortAddress,
     pub pd: u32,
     pub memory: Arc<MemoryTable>,
     pub fabric: Arc<Fabric>,
@@ -59,7 +59,7 @@ impl SoftQp {
         counters::add(&spec.counters.queue_pairs, 1);
         Self {
             number,
-            gid: spec.gid,
+            address: spec.address,
             pd: spec.pd,
             memory: spec.memory,
             fabric,
@@ -74,6 +74,15 @@ impl SoftQp {
             requester: Mutex::new(Requester::new(spec.sends)),
             responder: Mutex::new(Responder::new(spec.recvs)),
             awaited: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether these attributes name its port.
+    pub fn is_named_by(&self, attr: &QpAttr) -> bool {
+        if attr.is_global == 0 {
+            attr.dlid.get() == self.address.lid
+        } else {
+            attr.dgid == self.address.gid
         }
     }
 

@@ -268,7 +268,7 @@ impl Requester {
     fn find_peer(&self, qp: &SoftQp) -> Option<Arc<SoftQp>> {
         qp.fabric
             .find(self.attr.dest_qp_num.get())
-            .filter(|peer| self.attr.is_global == 0 || peer.gid == self.attr.dgid)
+            .filter(|peer| peer.is_named_by(&self.attr))
     }
 
     /// Whether the peer answers the message at hand: a responder that was reset since the last one

@@ -78,9 +78,7 @@ impl Responder {
 
     /// Whether it is connected to that peer, and answers it.
     pub fn is_connected_to(&self, peer: &SoftQp) -> bool {
-        !self.paused
-            && self.attr.dest_qp_num.get() == peer.number
-            && (self.attr.is_global == 0 || self.attr.dgid == peer.gid)
+        !self.paused && self.attr.dest_qp_num.get() == peer.number && peer.is_named_by(&self.attr)
     }
 
     /// Whether the first message of a peer that starts at `psn` is in sequence.

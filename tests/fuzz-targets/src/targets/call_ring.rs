@@ -61,7 +61,7 @@ struct Guest<'a> {
 struct Scene<'a> {
     guests: [Guest<'a>; 2],
     /// Numbers of all queue pairs that were made.
-    numbers: Vec<u32>,
+    numbers: Vec<(u32, usize)>,
     now: Instant,
 }
 
@@ -212,7 +212,7 @@ impl Scene<'_> {
         );
         if number == CREATE_QP && head.status == 0 && head.number == number {
             let (qp, _) = Qp::read_from_prefix(&result).expect("a slot");
-            self.numbers.push(qp.qp_num.get());
+            self.numbers.push((qp.qp_num.get(), who));
         }
     }
 
@@ -221,7 +221,7 @@ impl Scene<'_> {
         let known = usize::try_from(index)
             .ok()
             .and_then(|index| self.numbers.get(index));
-        known.copied().unwrap_or(index)
+        known.map_or(index, |(number, _)| *number)
     }
 
     fn any_call(&mut self, who: usize, number: u32, args: &[u8]) {
@@ -238,6 +238,8 @@ impl Scene<'_> {
     fn connect(&mut self, who: usize, input: &mut Input<'_>) {
         let qp = u32::from(input.u8());
         let to = self.number(input.u8().into());
+        let owner = self.numbers.iter().find(|(number, _)| *number == to);
+        let port = owner.map_or(0, |(_, who)| u8::try_from(*who).expect("two"));
         let bits = input.u8();
         let timers = input.u8();
         let modify = |mask: u32, attr: QpAttr| ModifyQp {
@@ -255,6 +257,8 @@ impl Scene<'_> {
             qp_state: QPS_RTR,
             path_mtu: 3,
             dest_qp_num: to.into(),
+            is_global: 1,
+            dgid: [port; 16],
             max_dest_rd_atomic: bits >> 3 & 1,
             min_rnr_timer: timers & 31,
             rq_psn: u32::from(bits >> 7).into(),

@@ -17,7 +17,7 @@ use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::engine::{Engine as _, EngineQp, QpSpec};
+use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
 use farlane_rdma_remoting::request::{RecvRequest, SendRequest};
 use farlane_rdma_remoting::work_queue::shared_queues;
@@ -53,6 +53,8 @@ const UNTOUCHED: [u64; 8] = [5, 8, 10, 11, 12, 13, 14, 15];
 const MARGIN: usize = 24;
 /// Address of the byte of a region's first page, in work requests.
 const IOVA: u64 = 0x1_0000;
+/// Of the port of both ends.
+const LID: u16 = 1;
 
 /// What stays from input to input.
 struct Machine {
@@ -129,7 +131,10 @@ impl<'a> End<'a> {
         let qp = engine.create_qp(QpSpec {
             kind: QPT_RC,
             pd: 1,
-            gid: [index; 16],
+            address: PortAddress {
+                gid: [index; 16],
+                lid: LID,
+            },
             memory: Arc::clone(&table),
             sends: Box::new(sends),
             recvs: Box::new(recvs),
@@ -184,6 +189,7 @@ impl<'a> End<'a> {
         let attr = QpAttr {
             path_mtu: 3,
             dest_qp_num: to.into(),
+            dlid: LID.into(),
             max_dest_rd_atomic: !bits >> 3 & 1,
             min_rnr_timer: timers & 31,
             rq_psn: u32::from(bits >> 7).into(),
