@@ -4,6 +4,7 @@
 
 mod common;
 mod ends;
+mod functions;
 mod handshakes;
 mod leases;
 mod memory;

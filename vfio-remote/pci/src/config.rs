@@ -83,12 +83,16 @@ impl ConfigSpace {
         };
         space.header(description);
         space.capabilities();
+        for &(at, length) in &description.hidden {
+            space.keep(at, length);
+            space.clear_initial(at, length);
+        }
         space.bytes = space.initial.clone();
         space
     }
 
     fn keep(&mut self, at: usize, length: usize) {
-        let end = (at + length).min(self.kept.len());
+        let end = at.saturating_add(length).min(self.kept.len());
         self.kept[at.min(end)..end].fill(true);
     }
 
@@ -99,7 +103,7 @@ impl ConfigSpace {
     }
 
     fn clear_initial(&mut self, at: usize, length: usize) {
-        let end = (at + length).min(self.initial.len());
+        let end = at.saturating_add(length).min(self.initial.len());
         self.initial[at.min(end)..end].fill(0);
     }
 
@@ -176,8 +180,7 @@ impl ConfigSpace {
     fn msi(&mut self, at: usize) {
         let control = self.initial.get(at + 2).copied().unwrap_or(0);
         let (is_wide, has_mask) = (control & 0x80 != 0, control_has_mask(&self.initial, at));
-        let length = 10 + if is_wide { 4 } else { 0 } + if has_mask { 10 } else { 0 };
-        self.keep(at, length);
+        self.keep(at, msi_bytes(&self.initial, at));
         // Enable, and how many of the vectors.
         self.clear_control(at + 2, 0x71);
         self.allow(at + 2, &[0x71]);
@@ -246,6 +249,12 @@ impl ConfigSpace {
     #[must_use]
     pub fn is_bus_master(&self) -> bool {
         self.command() & COMMAND_MASTER != 0
+    }
+
+    /// Whether INTx is to be silent.
+    #[must_use]
+    pub fn is_intx_disabled(&self) -> bool {
+        self.command() & COMMAND_INTX_DISABLE != 0
     }
 
     /// Whether the function answers at its memory BARs.
@@ -349,6 +358,12 @@ impl ConfigSpace {
         self.bytes.copy_from_slice(&self.initial);
         self.sizing = [false; BAR_COUNT];
     }
+}
+
+/// Bytes of the MSI capability there (PCI 3.0, 6.8.1).
+pub(crate) fn msi_bytes(config: &[u8], at: usize) -> usize {
+    let is_wide = config.get(at + 2).is_some_and(|low| low & 0x80 != 0);
+    10 + if is_wide { 4 } else { 0 } + if control_has_mask(config, at) { 10 } else { 0 }
 }
 
 fn control_has_mask(bytes: &[u8], at: usize) -> bool {

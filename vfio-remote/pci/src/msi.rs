@@ -1,9 +1,12 @@
 //! A function with MSI-X, seen as one with MSI.
 
 use crate::Description;
+use crate::config::msi_bytes;
 
 const STATUS: usize = 0x06;
 const CAPABILITIES: usize = 0x34;
+/// A capability without registers (PCI Code and ID Assignment): it keeps the list together.
+const CAP_NULL: u8 = 0x00;
 const CAP_MSI: u8 = 0x05;
 const CAP_MSIX: u8 = 0x11;
 /// Bytes of an MSI-X capability (PCI 3.0, 6.8.2). An MSI capability with 32-bit addresses and
@@ -14,17 +17,19 @@ const MAX_VECTORS: u16 = 32;
 
 impl Description {
     /// The same function with MSI in place of MSI-X: MSI vector *n* is the function's MSI-X vector
-    /// *n*. Nothing where it has no MSI-X, or has MSI besides.
+    /// *n*. Of a function that has MSI besides, that is not carried: a Null capability is in its place. Nothing where it has no
+    /// MSI-X.
     #[must_use]
     pub fn with_msi(&self) -> Option<Self> {
-        if self.interrupts.msix == 0 || self.interrupts.msi != 0 {
+        if self.interrupts.msix == 0 {
             return None;
         }
         let at = self.capability(CAP_MSIX)?;
-        if self.capability(CAP_MSI).is_some() {
-            return None;
-        }
         let mut seen = self.clone();
+        if let Some(own) = self.capability(CAP_MSI) {
+            seen.config[own] = CAP_NULL;
+            seen.hidden.push((own + 2, msi_bytes(&self.config, own) - 2));
+        }
         let log = self.interrupts.msix.min(MAX_VECTORS).ilog2();
         let place = seen.config.get_mut(at..at + MSIX_BYTES)?;
         place[0] = CAP_MSI;
@@ -58,6 +63,38 @@ impl Description {
 #[cfg(test)]
 mod tests {
     use crate::{ClassCode, ConfigSpace, Template};
+
+    #[test]
+    fn msi_besides_msix_is_not_seen() {
+        let class = ClassCode {
+            base: 1,
+            sub: 8,
+            interface: 2,
+        };
+        let described = Template::new(1, 2, 3, class)
+            .memory_bar(0, 0x4000, false)
+            .msi(8)
+            .msix(4, 0, 0x2000, 0x3000)
+            .describe("test".into());
+        let seen = described.with_msi().unwrap();
+        assert_eq!((seen.interrupts.msi, seen.interrupts.msix), (4, 0));
+        let own = described.capability(0x05).unwrap();
+        let msix = described.capability(0x11).unwrap();
+        // One MSI capability, and what comes before and after it in the list is where it was.
+        assert_eq!(seen.capability(0x05), Some(msix));
+        assert_eq!(seen.capability(0x00), Some(own));
+        assert_eq!(seen.capability(0x10), described.capability(0x10));
+        // Nothing of the function's own MSI can be read or written, and nothing of it is forwarded.
+        let mut space = ConfigSpace::new(&seen);
+        let place = u64::try_from(own).unwrap();
+        let effects = space.write(place, &[0xff; 24]);
+        assert!(effects.forward.is_empty());
+        let mut read = [0xff; 24];
+        space.read(place, &mut read);
+        assert_eq!(read[..2], [0, u8::try_from(msix).unwrap()]);
+        assert_eq!(read[2..], [0; 22]);
+        assert!(space.foreign(place, 24).is_empty());
+    }
 
     #[test]
     fn msix_vectors_become_msi_vectors() {

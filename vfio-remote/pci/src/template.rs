@@ -119,6 +119,18 @@ impl Template {
         self
     }
 
+    /// MSI with so many vectors, a power of two of at most 32, 64-bit addresses and masks (PCI 3.0, 6.8.1).
+    #[must_use]
+    pub fn msi(mut self, vectors: u16) -> Self {
+        let mut body = [0; 22];
+        // Per-vector masking, 64-bit addresses; Multiple Message Capable.
+        let log = u16::try_from(vectors.max(1).ilog2()).unwrap_or(0);
+        body[0..2].copy_from_slice(&(0x0180 | log << 1).to_le_bytes());
+        self.capability(0x05, &body);
+        self.interrupts.msi = vectors;
+        self
+    }
+
     /// INTx on pin A.
     #[must_use]
     pub fn intx(mut self) -> Self {
@@ -135,6 +147,7 @@ impl Template {
             regions: self.regions,
             interrupts: self.interrupts,
             name,
+            hidden: Vec::new(),
         }
     }
 }

@@ -129,12 +129,8 @@ impl Borrowed {
         if bus_master.is_some() {
             self.follow_bus_master();
         }
-        if let Some(masked) = intx_disable
-            && self.has_intx()
-        {
-            self.with_device("mask INTx", |session, fence| {
-                session.ask(Request::MaskIntx { fence, masked }, &[])
-            });
+        if let Some(masked) = intx_disable {
+            self.mask_intx(masked);
         }
         for (at, bytes) in forward {
             self.with_device("write configuration space", |session, fence| {
@@ -142,8 +138,44 @@ impl Borrowed {
             });
         }
         if reset {
-            self.with_device("reset", |session, fence| {
-                session.ask(Request::Reset { fence }, &[])
+            self.reset_function();
+        }
+    }
+
+    /// Resets the device in use, and what of it is virtual: it is no bus master, decodes nothing and masks nothing (PCI Express
+    /// 3.0, 6.6.2).
+    pub(super) fn reset_function(&mut self) {
+        let was_silent = self.space.as_mut().is_some_and(|space| {
+            let was_silent = space.is_intx_disabled();
+            space.reset();
+            was_silent
+        });
+        self.follow_bars();
+        self.follow_bus_master();
+        self.with_device("reset", |session, fence| {
+            session.ask(Request::Reset { fence }, &[])
+        });
+        if was_silent {
+            self.mask_intx(false);
+        }
+    }
+
+    /// Tells the lender of a device that was just taken, whose INTx is not silent, where the guest has silenced it before.
+    pub(super) fn follow_intx(&mut self) {
+        if self
+            .space
+            .as_ref()
+            .is_some_and(ConfigSpace::is_intx_disabled)
+        {
+            self.mask_intx(true);
+        }
+    }
+
+    /// Tells the lender whether INTx is silent.
+    fn mask_intx(&mut self, masked: bool) {
+        if self.has_intx() {
+            self.with_device("mask INTx", |session, fence| {
+                session.ask(Request::MaskIntx { fence, masked }, &[])
             });
         }
     }

@@ -7,7 +7,7 @@ use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
 use super::signals::{Signals, kind_of};
 use crate::link::Connector;
-use crate::link::message::{Fence, Refusal, Request};
+use crate::link::message::{Fence, Refusal};
 use farlane_ntb::Ntb;
 use farlane_pci::{ConfigSpace, Interrupts, Region, SharedArea};
 use farlane_vfio_user::{
@@ -281,6 +281,7 @@ impl Borrowed {
                         self.send_vectors(kind);
                     }
                 }
+                self.follow_intx();
                 self.follow_bus_master();
                 self.follow_bars();
             }
@@ -464,17 +465,15 @@ impl Device for Borrowed {
 
     fn reset(&mut self) -> Result<(), Errno> {
         self.notice_loss();
+        if let Presence::Held(..) = &self.presence {
+            self.reset_function();
+            return Ok(());
+        }
         if let Some(space) = &mut self.space {
             space.reset();
         }
         self.follow_bars();
         match &self.presence {
-            Presence::Held(..) => {
-                self.follow_bus_master();
-                self.with_device("reset", |session, fence| {
-                    session.ask(Request::Reset { fence }, &[])
-                });
-            }
             // What the monitor has mapped belongs to the link that is gone: only a device without
             // such memory can come back while it stays plugged.
             Presence::Lost | Presence::Away if self.areas.is_empty() && self.client.is_some() => {

@@ -56,6 +56,10 @@ pub struct Hooks {
     pub keeps_memory: AtomicBool,
     /// Whether it cannot be lent again.
     pub is_broken: AtomicBool,
+    /// Whether its INTx is silent, where it has one.
+    pub is_intx_silent: AtomicBool,
+    /// How often it has been reset while it was held.
+    pub resets: AtomicU64,
     stalled: Mutex<bool>,
     released: Condvar,
 }
@@ -95,14 +99,23 @@ pub struct Copier {
 
 impl Copier {
     pub fn new(with_area: bool) -> Self {
+        Self::described(with_area, |template| template)
+    }
+
+    /// One that has INTx and MSI too, by which it does not interrupt.
+    pub fn with_all_interrupts() -> Self {
+        Self::described(false, |template| template.intx().msi(8))
+    }
+
+    fn described(with_area: bool, more: impl FnOnce(Template) -> Template) -> Self {
         let class = ClassCode {
             base: 0xff,
             sub: 0,
             interface: 0,
         };
+        let template = Template::new(0x1b36, 0x0005, 0, class).memory_bar(0, 0x4000, false);
         Self {
-            description: Template::new(0x1b36, 0x0005, 0, class)
-                .memory_bar(0, 0x4000, false)
+            description: more(template)
                 .msix(2, 0, 0x2000, 0x3000)
                 .describe("a copier".into()),
             hooks: Arc::default(),
@@ -140,6 +153,7 @@ impl Source for Copier {
         self.hooks.be_slow();
         self.hooks.is_cut_off.store(false, Ordering::SeqCst);
         Ok(Box::new(Copying {
+            has_intx: self.description.interrupts.intx > 0,
             hooks: Arc::clone(&self.hooks),
             copies: Arc::clone(&self.copies),
             memory: DmaSpace::new(),
@@ -163,6 +177,7 @@ impl Source for Copier {
 }
 
 struct Copying {
+    has_intx: bool,
     hooks: Arc<Hooks>,
     copies: Arc<AtomicU64>,
     memory: Arc<DmaSpace>,
@@ -244,7 +259,11 @@ impl Function for Copying {
         Ok(())
     }
 
-    fn mask_intx(&self, _masked: bool) -> Result<(), AccessError> {
+    fn mask_intx(&self, masked: bool) -> Result<(), AccessError> {
+        if self.has_intx {
+            self.hooks.is_intx_silent.store(masked, Ordering::SeqCst);
+            return Ok(());
+        }
         Err(AccessError::Interrupt {
             kind: InterruptKind::Intx,
             vector: 0,
@@ -281,6 +300,7 @@ impl Function for Copying {
     }
 
     fn reset(&self) -> Result<(), AccessError> {
+        self.hooks.resets.fetch_add(1, Ordering::SeqCst);
         self.registers.lock().unwrap().clear();
         Ok(())
     }

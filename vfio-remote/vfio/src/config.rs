@@ -69,6 +69,7 @@ pub(crate) fn describe(
             msix: vectors(InterruptKind::Msix, 2048),
         },
         name: format!("PCI {kind} {address} ({vendor:04x}:{device:04x})"),
+        hidden: Vec::new(),
     };
     if !description.is_valid() {
         let sizes: Vec<_> = description.regions.iter().map(|r| r.size).collect();

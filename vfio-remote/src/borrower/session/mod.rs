@@ -137,6 +137,7 @@ impl Session {
                     regions: Vec::new(),
                     interrupts: farlane_pci::Interrupts::default(),
                     name: String::new(),
+                    hidden: Vec::new(),
                 },
                 bridges: Vec::new(),
                 areas: Vec::new(),
