@@ -5,6 +5,7 @@
 //! (a bounded number, so that no queue starves another), tells the kernel of the transfers, and
 //! interrupts once for each completion queue that has new entries.
 
+mod abort;
 mod admin;
 mod completion;
 mod fetch;

@@ -31,6 +31,8 @@ pub enum Owner {
     Command(CommandId),
     /// The shutdown of the controller.
     Shutdown,
+    /// Nobody: its command has been aborted.
+    Nobody,
 }
 
 /// How blocks are zeroed.
@@ -82,6 +84,8 @@ pub struct Request {
     pub owner: Owner,
     /// What is done.
     pub work: Work,
+    /// Nothing has been done: its data has to be read by messages first.
+    pub awaits_data: bool,
     /// Index of the namespace.
     pub namespace: usize,
     /// Where the guest's data is, if it is copied.
@@ -106,6 +110,7 @@ impl Request {
         Self {
             owner,
             work,
+            awaits_data: false,
             namespace,
             pointer: DataPointer::Prp(0, 0),
             offset,
@@ -185,6 +190,20 @@ impl Requests {
         Some(request)
     }
 
+    /// Takes the command away from its request, if nothing has been done of it.
+    pub fn abandon(&mut self, queue: u16, cid: u16) -> Option<CommandId> {
+        self.slots
+            .iter_mut()
+            .flatten()
+            .find_map(|request| match request.owner {
+                Owner::Command(id) if request.awaits_data && (id.queue, id.cid) == (queue, cid) => {
+                    request.owner = Owner::Nobody;
+                    Some(id)
+                }
+                _ => None,
+            })
+    }
+
     fn release(&mut self, slot: usize, mut iovecs: Vec<libc::iovec>) {
         self.used -= 1;
         self.free.push(slot);
@@ -211,7 +230,8 @@ impl Controller {
     }
 
     /// Begins a request whose data has to be read by messages first.
-    pub(super) fn begin_gather(&mut self, request: Request, length: usize) {
+    pub(super) fn begin_gather(&mut self, mut request: Request, length: usize) {
+        request.awaits_data = true;
         let slot = self.requests.claim();
         let pointer = request.pointer;
         self.requests.put(slot, request);
@@ -262,7 +282,9 @@ impl Controller {
         let Some(mut request) = self.requests.take(slot) else {
             return;
         };
+        request.awaits_data = false;
         let data = match data {
+            _ if request.owner == Owner::Nobody => Err(Status::ABORT_REQUESTED),
             // Nothing is begun any more.
             Ok(_) if self.state != State::Running => Err(Status::INTERNAL_ERROR),
             other => other,
@@ -572,6 +594,7 @@ impl Controller {
         }
         self.requests.release(slot, request.iovecs);
         match request.owner {
+            Owner::Nobody => (),
             Owner::Shutdown => self.shared.registers().shut_down(),
             Owner::Command(id) => {
                 let dw0 = match request.work {
