@@ -212,3 +212,72 @@ fn a_command_whose_data_has_not_come_is_aborted() {
     assert!(data == (0..8).flat_map(pattern).collect::<Vec<_>>());
     assert!(queue.pop().is_none());
 }
+
+#[test]
+fn copies_of_data_that_does_not_come_are_limited() {
+    const MEGABYTE: u64 = 1 << 20;
+    let source = source(Doorbells::Trapped, vec![null(1 << 30)]);
+    let mut driver = start(&source);
+    let gate = Gate::new(&mut driver, FAR, FAR_BYTES);
+    // All pages of the data are one, which is reached by messages.
+    let data = FAR + FAR_BYTES - PAGE;
+    let list = driver.memory().allocate(PAGE).unwrap();
+    for entry in 0..255 {
+        driver
+            .memory()
+            .write(list + entry * 8, &data.to_le_bytes())
+            .unwrap();
+    }
+    let near = near(&mut driver);
+    // The commands, too, are in memory that is reached by messages, or are not.
+    for (sq, cq) in [
+        ((&near, NEAR), (&near, NEAR + PAGE)),
+        ((gate.memory(), FAR), (&near, NEAR + 2 * PAGE)),
+    ] {
+        let mut queue = driver.create_queue_at(1, 64, sq, cq).unwrap();
+        gate.hold(data..data + PAGE);
+        for cid in 0..60 {
+            let opcode = if cid < 30 { io::WRITE } else { io::COMPARE };
+            let command = Command::blocks(opcode, 1, 0, 256).prp(data, list);
+            assert!(queue.push(&with_id(cid, command)));
+        }
+        driver.ring(&mut queue).unwrap();
+        gate.await_held();
+        for cid in [0x9001, 0x9002] {
+            assert_eq!(ask(&mut driver, cid), cid);
+        }
+        // What has been taken when the first is complete is what was taken while its data did not come.
+        gate.release();
+        let first = driver.await_answer(&mut queue, None).unwrap();
+        assert!(first.sq_head <= 17, "{} MiB", first.sq_head);
+        let mut left: std::collections::BTreeSet<_> = (0..60).collect();
+        assert!(left.remove(&first.cid));
+        while !left.is_empty() {
+            let done = driver.await_answer(&mut queue, None).unwrap();
+            assert!(left.remove(&done.cid) && done.code() == 0);
+        }
+        driver.delete_queue(&queue).unwrap();
+    }
+    // Answers to admin commands are copies, as well.
+    gate.hold(data..data + PAGE);
+    let nothing = Command::new(admin::ABORT, 0).dword(10, 0xffff_003f);
+    let before = driver.admin(nothing).unwrap().sq_head;
+    let dwords = u32::try_from(MEGABYTE / 4).unwrap() - 1;
+    let log = Command::new(admin::GET_LOG_PAGE, 0xffff_ffff)
+        .prp(data, list)
+        .dword(10, (dwords & 0xffff) << 16 | 2)
+        .dword(11, dwords >> 16);
+    for cid in 0..40 {
+        driver.submit_admin(with_id(cid, log)).unwrap();
+    }
+    gate.await_held();
+    gate.release();
+    let first = driver.await_admin(None).unwrap();
+    assert_eq!(first.code(), 0);
+    // Of a queue of 64 entries.
+    let taken = (first.sq_head + 64 - before) % 64;
+    assert!(taken <= 3, "{taken} MiB");
+    for _ in 1..40 {
+        assert_eq!(driver.await_admin(None).unwrap().code(), 0);
+    }
+}

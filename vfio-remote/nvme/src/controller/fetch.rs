@@ -168,6 +168,10 @@ impl Controller {
             return;
         };
         for sqe in entries {
+            // Those that there is no room for are fetched again.
+            if !self.requests.has_room(queue == 0) {
+                break;
+            }
             self.execute(queue, &sqe);
         }
     }

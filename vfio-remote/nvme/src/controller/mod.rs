@@ -12,6 +12,7 @@ mod fetch;
 mod io;
 mod requests;
 mod shadow;
+mod steps;
 mod transfer;
 
 use crate::bits::{PAGE, Status};
