@@ -121,7 +121,7 @@ impl Identity {
         put(&mut data, 111, &[1]);
         // OACS: Doorbell Buffer Config.
         put(&mut data, 256, &0x0100_u16.to_le_bytes());
-        // Abort limit and event limit, zero-based.
+        // Abort limit and event limit, zero-based. An abort is done at once: there is never a second one under way.
         put(&mut data, 258, &[3, 3]);
         // One firmware slot, read-only. Log pages: effects, extended data; none of a namespace. Entries of the error log,
         // zero-based.

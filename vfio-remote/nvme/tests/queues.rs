@@ -1,4 +1,4 @@
-//! Queues that are deleted while something of them is under way. Part of the driver's memory is reached by messages, which the
+//! Queues that are deleted, and commands that are aborted, while something of them is under way. Part of the driver's memory is reached by messages, which the
 //! test holds back.
 
 #![allow(clippy::unwrap_used)]
@@ -9,6 +9,8 @@ use common::gate::Gate;
 use common::*;
 use farlane_nvme::Doorbells;
 use farlane_nvme_driver::{Command, Driver, InProcess, Memory, Queue, Transport as _, admin, io};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes as _;
 
 /// Where memory is that is reached by messages.
 const FAR: u64 = 0x10_0000;
@@ -125,4 +127,157 @@ fn commands_of_a_deleted_queue_are_not_those_of_the_next_one() {
         assert_eq!(next(&mut driver, &mut second), (cid, 0));
     }
     assert!(queue.pop().is_none() && second.pop().is_none());
+}
+
+/// Aborts a command of a queue. Returns whether it was.
+fn abort(driver: &mut Driver<InProcess>, queue: u32, cid: u32) -> bool {
+    let abort = Command::new(admin::ABORT, 0).dword(10, cid << 16 | queue);
+    let done = driver.admin(abort).unwrap();
+    done.dword0 & 1 == 0
+}
+
+/// Command Abort Requested.
+const ABORTED: u16 = 7;
+
+#[test]
+fn a_command_that_waits_in_its_queue_is_aborted() {
+    let source = source(Doorbells::Trapped, vec![null(1 << 20)]);
+    let mut driver = start(&source);
+    // A completion queue with room for one entry, and a submission queue with more that uses it.
+    let mut small = driver.create_queue(1, 2).unwrap();
+    let sq = driver.memory().allocate(PAGE).unwrap();
+    let create = Command::new(admin::CREATE_SQ, 0)
+        .prp(sq, 0)
+        .dword(10, 15 << 16 | 2)
+        .dword(11, 1 << 16 | 1);
+    driver.admin(create).unwrap();
+    let submit = |driver: &mut Driver<InProcess>, cids: std::ops::Range<u16>| {
+        for cid in cids.clone() {
+            let command = with_id(cid, Command::new(io::FLUSH, 1));
+            let at = sq + u64::from(cid) * 64;
+            driver.memory().write(at, command.as_bytes()).unwrap();
+        }
+        let tail = u32::from(cids.end).to_le_bytes();
+        driver.transport().write(0x1010, &tail).unwrap();
+    };
+    // Of two that are taken together one finds it full: then no further is taken.
+    submit(&mut driver, 0..2);
+    let end = Instant::now() + Duration::from_secs(60);
+    let first = loop {
+        assert!(Instant::now() < end, "nothing is completed");
+        if let Some(first) = small.pop() {
+            break first;
+        }
+        std::thread::yield_now();
+    };
+    assert_eq!((first.cid, first.code()), (0, 0));
+    submit(&mut driver, 2..5);
+    assert!(abort(&mut driver, 2, 3));
+    assert!(!abort(&mut driver, 2, 3) && !abort(&mut driver, 2, 9) && !abort(&mut driver, 3, 4));
+    driver.ring_head(&mut small).unwrap();
+    for expected in [(1, 0), (3, ABORTED), (2, 0), (4, 0)] {
+        assert_eq!(next(&mut driver, &mut small), expected);
+    }
+    submit(&mut driver, 5..6);
+    assert_eq!(next(&mut driver, &mut small), (5, 0));
+}
+
+#[test]
+fn a_command_whose_data_has_not_come_is_aborted() {
+    let folder = folder_in_memory();
+    let source = source(
+        Doorbells::Trapped,
+        vec![file(&disk(&folder, "disk", 1 << 20))],
+    );
+    let mut driver = start(&source);
+    let gate = Gate::new(&mut driver, FAR, FAR_BYTES);
+    let mut queue = driver.create_queue(1, 8).unwrap();
+    gate.hold(FAR..FAR + PAGE);
+    let write = Command::blocks(io::WRITE, 1, 0, 8).prp(FAR, 0);
+    submit(&mut driver, &mut queue, &[with_id(5, write)]);
+    gate.await_held();
+    assert!(!abort(&mut driver, 1, 6));
+    assert!(abort(&mut driver, 1, 5));
+    assert_eq!(next(&mut driver, &mut queue), (5, ABORTED));
+    assert!(!abort(&mut driver, 1, 5));
+    // Its identifier, and its queue's, are others' now.
+    driver.delete_queue(&queue).unwrap();
+    let mut queue = driver.create_queue(1, 8).unwrap();
+    gate.release();
+    let mut data = vec![0; 4096];
+    for _ in 0..8 {
+        let read = transfer(&mut driver, &mut queue, io::READ, 1, 0, &mut data, 512);
+        assert_eq!(read, 0);
+    }
+    assert!(data == (0..8).flat_map(pattern).collect::<Vec<_>>());
+    assert!(queue.pop().is_none());
+}
+
+#[test]
+fn copies_of_data_that_does_not_come_are_limited() {
+    const MEGABYTE: u64 = 1 << 20;
+    let source = source(Doorbells::Trapped, vec![null(1 << 30)]);
+    let mut driver = start(&source);
+    let gate = Gate::new(&mut driver, FAR, FAR_BYTES);
+    // All pages of the data are one, which is reached by messages.
+    let data = FAR + FAR_BYTES - PAGE;
+    let list = driver.memory().allocate(PAGE).unwrap();
+    for entry in 0..255 {
+        driver
+            .memory()
+            .write(list + entry * 8, &data.to_le_bytes())
+            .unwrap();
+    }
+    let near = near(&mut driver);
+    // The commands, too, are in memory that is reached by messages, or are not.
+    for (sq, cq) in [
+        ((&near, NEAR), (&near, NEAR + PAGE)),
+        ((gate.memory(), FAR), (&near, NEAR + 2 * PAGE)),
+    ] {
+        let mut queue = driver.create_queue_at(1, 64, sq, cq).unwrap();
+        gate.hold(data..data + PAGE);
+        for cid in 0..60 {
+            let opcode = if cid < 30 { io::WRITE } else { io::COMPARE };
+            let command = Command::blocks(opcode, 1, 0, 256).prp(data, list);
+            assert!(queue.push(&with_id(cid, command)));
+        }
+        driver.ring(&mut queue).unwrap();
+        gate.await_held();
+        for cid in [0x9001, 0x9002] {
+            assert_eq!(ask(&mut driver, cid), cid);
+        }
+        // What has been taken when the first is complete is what was taken while its data did not come.
+        gate.release();
+        let first = driver.await_answer(&mut queue, None).unwrap();
+        assert!(first.sq_head <= 17, "{} MiB", first.sq_head);
+        let mut left: std::collections::BTreeSet<_> = (0..60).collect();
+        assert!(left.remove(&first.cid));
+        while !left.is_empty() {
+            let done = driver.await_answer(&mut queue, None).unwrap();
+            assert!(left.remove(&done.cid) && done.code() == 0);
+        }
+        driver.delete_queue(&queue).unwrap();
+    }
+    // Answers to admin commands are copies, as well.
+    gate.hold(data..data + PAGE);
+    let nothing = Command::new(admin::ABORT, 0).dword(10, 0xffff_003f);
+    let before = driver.admin(nothing).unwrap().sq_head;
+    let dwords = u32::try_from(MEGABYTE / 4).unwrap() - 1;
+    let log = Command::new(admin::GET_LOG_PAGE, 0xffff_ffff)
+        .prp(data, list)
+        .dword(10, (dwords & 0xffff) << 16 | 2)
+        .dword(11, dwords >> 16);
+    for cid in 0..40 {
+        driver.submit_admin(with_id(cid, log)).unwrap();
+    }
+    gate.await_held();
+    gate.release();
+    let first = driver.await_admin(None).unwrap();
+    assert_eq!(first.code(), 0);
+    // Of a queue of 64 entries.
+    let taken = (first.sq_head + 64 - before) % 64;
+    assert!(taken <= 3, "{taken} MiB");
+    for _ in 1..40 {
+        assert_eq!(driver.await_admin(None).unwrap().code(), 0);
+    }
 }

@@ -61,15 +61,8 @@ impl Controller {
                 self.log_page(id, page, retain_event, length, offset, data)
             }
             AdminCommand::Abort { sq, cid } => {
-                // What has been given to a device cannot be taken back; "not aborted" is dword 0
-                // (5.1.1). Held event requests can.
-                let aborted = sq == 0 && self.events.abort(cid);
-                if aborted {
-                    if let Some(Some(sq)) = self.sqs.first_mut() {
-                        sq.in_flight += 1;
-                    }
-                    self.complete(&CommandId::admin(cid), Status::ABORT_REQUESTED, 0);
-                }
+                let aborted = self.abort(sq, cid);
+                // "Not aborted" is dword 0 (5.1.1).
                 Ok(Answer::Done(u32::from(!aborted)))
             }
             AdminCommand::SetFeatures { save: true, .. } => Err(Status::FEATURE_NOT_SAVEABLE),

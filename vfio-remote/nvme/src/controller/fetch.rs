@@ -15,7 +15,7 @@ const BATCH: u32 = 64;
 /// Most bytes that the commands of a queue move in a turn before it is another's.
 const BATCH_BYTES: u64 = 4 << 20;
 
-fn read_entry(view: &DmaView, address: u64) -> Result<Sqe, Unreachable> {
+pub(super) fn read_entry(view: &DmaView, address: u64) -> Result<Sqe, Unreachable> {
     let mut sqe = Sqe::default();
     view.read(address, sqe.as_mut_bytes())
         .map_err(|_| Unreachable)?;
@@ -110,18 +110,21 @@ impl Controller {
                 self.fetch_remotely(queue, run);
                 return true;
             };
-            let Some(Some(sq)) = self.sqs.get_mut(index) else {
-                break;
-            };
-            sq.advance();
-            sq.in_flight += 1;
             taken += 1;
             self.execute(queue, &sqe);
         }
         taken > 0
     }
 
+    /// Executes the entry at the head of a queue, unless it has been aborted.
     fn execute(&mut self, queue: u16, sqe: &Sqe) {
+        let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) else {
+            return;
+        };
+        if !sq.advance() {
+            return;
+        }
+        sq.in_flight += 1;
         let command = CommandId::new(queue, sqe);
         if queue == 0 {
             self.admin(&command, sqe);
@@ -165,11 +168,11 @@ impl Controller {
             return;
         };
         for sqe in entries {
-            if let Some(Some(sq)) = self.sqs.get_mut(index) {
-                sq.advance();
-                sq.in_flight += 1;
-                self.execute(queue, &sqe);
+            // Those that there is no room for are fetched again.
+            if !self.requests.has_room(queue == 0) {
+                break;
             }
+            self.execute(queue, &sqe);
         }
     }
 }

@@ -5,12 +5,14 @@
 //! (a bounded number, so that no queue starves another), tells the kernel of the transfers, and
 //! interrupts once for each completion queue that has new entries.
 
+mod abort;
 mod admin;
 mod completion;
 mod fetch;
 mod io;
 mod requests;
 mod shadow;
+mod steps;
 mod transfer;
 
 use crate::bits::{PAGE, Status};

@@ -1,16 +1,10 @@
 //! Commands in flight: what has been begun and ends in a later turn.
 
-use super::{Controller, State};
-use crate::bits::{ALL_NAMESPACES, Status};
 use crate::bounce::Bounce;
 use crate::cmds::AdminCommand;
 use crate::controller::completion::CommandId;
-use crate::counters::count;
 use crate::data::DataPointer;
-use crate::namespace::Storage;
-use crate::remote::Job;
 use crate::ring::{Durable, Fallocate};
-use crate::vectors::{fill_with_zeroes, skip, transfer_now};
 use farlane_pci::DmaView;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -18,11 +12,10 @@ use std::rc::Rc;
 /// Most commands in flight, those of the admin queue, and others.
 const MAX_REQUESTS: usize = 1024;
 const MAX_IO_REQUESTS: usize = MAX_REQUESTS - 16;
-/// Copies there may be at a time before no further command is taken, in bytes.
-const MAX_BOUNCED: u64 = 16 << 20;
-/// What is written where a file cannot be zeroed otherwise, and how often at once.
-static ZEROES: [u8; 65536] = [0; 65536];
-const ZEROES_AT_ONCE: u64 = 16;
+/// Bytes of copies there may be at a time before no further command is taken, for those of the admin queue and for others: each
+/// has its own, so that deletions and aborts find room. One command more makes a copy of at most 1 MiB, or two to compare them.
+const MAX_ADMIN_COPIES: u64 = 2 << 20;
+const MAX_IO_COPIES: u64 = 16 << 20;
 
 /// Who waits for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +24,8 @@ pub enum Owner {
     Command(CommandId),
     /// The shutdown of the controller.
     Shutdown,
+    /// Nobody: its command has been aborted.
+    Nobody,
 }
 
 /// How blocks are zeroed.
@@ -82,6 +77,8 @@ pub struct Request {
     pub owner: Owner,
     /// What is done.
     pub work: Work,
+    /// Nothing has been done: its data has to be read by messages first.
+    pub awaits_data: bool,
     /// Index of the namespace.
     pub namespace: usize,
     /// Where the guest's data is, if it is copied.
@@ -106,6 +103,7 @@ impl Request {
         Self {
             owner,
             work,
+            awaits_data: false,
             namespace,
             pointer: DataPointer::Prp(0, 0),
             offset,
@@ -117,19 +115,40 @@ impl Request {
         }
     }
 
-    /// Bytes that it copies.
-    fn bounced(&self) -> u64 {
-        u64::try_from(self.data.len()).unwrap_or(0)
+    /// Whether it is of a command of the admin queue.
+    fn is_admin(&self) -> bool {
+        matches!(self.owner, Owner::Command(id) if id.queue == 0)
     }
+
+    /// Bytes that it copies at most at a time, of `length` bytes of its command's data.
+    pub fn copies(&self, length: usize) -> u64 {
+        let each = u64::try_from(length).unwrap_or(u64::MAX);
+        match self.work {
+            Work::Compare(_) => each.saturating_mul(2),
+            _ => each,
+        }
+    }
+}
+
+/// A place for a request.
+#[derive(Debug, Default)]
+struct Slot {
+    /// Not while it makes a step.
+    request: Option<Request>,
+    is_admin: bool,
+    /// Bytes that it copies.
+    copies: u64,
 }
 
 /// All of them.
 #[derive(Debug, Default)]
 pub struct Requests {
-    slots: Vec<Option<Request>>,
+    slots: Vec<Slot>,
     free: Vec<usize>,
     used: usize,
-    bounced: u64,
+    /// Bytes of copies, also of those that are on their way.
+    admin_copies: u64,
+    io_copies: u64,
     moved: u64,
     spare: Vec<Vec<libc::iovec>>,
 }
@@ -143,9 +162,9 @@ impl Requests {
     /// Whether another command may be taken.
     pub fn has_room(&self, is_admin: bool) -> bool {
         if is_admin {
-            self.used < MAX_REQUESTS
+            self.used < MAX_REQUESTS && self.admin_copies < MAX_ADMIN_COPIES
         } else {
-            self.used < MAX_IO_REQUESTS && self.bounced < MAX_BOUNCED
+            self.used < MAX_IO_REQUESTS && self.io_copies < MAX_IO_COPIES
         }
     }
 
@@ -164,422 +183,67 @@ impl Requests {
         self.spare.pop().unwrap_or_default()
     }
 
-    fn claim(&mut self) -> usize {
-        self.used += 1;
-        self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() - 1
-        })
-    }
-
-    fn put(&mut self, slot: usize, request: Request) {
-        self.bounced += request.bounced();
-        if let Some(place) = self.slots.get_mut(slot) {
-            *place = Some(request);
+    fn copies(&mut self, is_admin: bool) -> &mut u64 {
+        if is_admin {
+            &mut self.admin_copies
+        } else {
+            &mut self.io_copies
         }
     }
 
-    fn take(&mut self, slot: usize) -> Option<Request> {
-        let request = self.slots.get_mut(slot)?.take()?;
-        self.bounced -= request.bounced();
-        Some(request)
+    /// Makes room for a request that copies so many bytes at a time, until it is released.
+    pub fn claim(&mut self, request: &Request, copies: u64) -> usize {
+        self.used += 1;
+        let is_admin = request.is_admin();
+        *self.copies(is_admin) += copies;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() - 1
+        });
+        if let Some(place) = self.slots.get_mut(slot) {
+            (place.is_admin, place.copies) = (is_admin, copies);
+        }
+        slot
     }
 
-    fn release(&mut self, slot: usize, mut iovecs: Vec<libc::iovec>) {
+    /// Keeps a request while something is under way.
+    pub fn put(&mut self, slot: usize, request: Request) {
+        if let Some(place) = self.slots.get_mut(slot) {
+            place.request = Some(request);
+        }
+    }
+
+    /// Takes it back.
+    pub fn take(&mut self, slot: usize) -> Option<Request> {
+        self.slots.get_mut(slot)?.request.take()
+    }
+
+    /// Takes the command away from its request, if nothing has been done of it.
+    pub fn abandon(&mut self, queue: u16, cid: u16) -> Option<CommandId> {
+        self.slots
+            .iter_mut()
+            .filter_map(|slot| slot.request.as_mut())
+            .find_map(|request| match request.owner {
+                Owner::Command(id) if request.awaits_data && (id.queue, id.cid) == (queue, cid) => {
+                    request.owner = Owner::Nobody;
+                    Some(id)
+                }
+                _ => None,
+            })
+    }
+
+    /// A request has ended.
+    pub fn release(&mut self, slot: usize, mut iovecs: Vec<libc::iovec>) {
+        let ended = self.slots.get_mut(slot).map(std::mem::take);
+        let Slot {
+            is_admin, copies, ..
+        } = ended.unwrap_or_default();
+        *self.copies(is_admin) -= copies;
         self.used -= 1;
         self.free.push(slot);
         if self.spare.len() < 64 {
             iovecs.clear();
             self.spare.push(iovecs);
-        }
-    }
-}
-
-/// What a step of a request leads to.
-enum Step {
-    /// Something is under way.
-    Pending,
-    /// The transfer with the namespace has ended.
-    Done(Status),
-}
-
-impl Controller {
-    /// Begins a request whose data is in place, or that has none.
-    pub(super) fn begin(&mut self, request: Request) {
-        let slot = self.requests.claim();
-        self.advance(slot, request);
-    }
-
-    /// Begins a request whose data has to be read by messages first.
-    pub(super) fn begin_gather(&mut self, request: Request, length: usize) {
-        let slot = self.requests.claim();
-        let pointer = request.pointer;
-        self.requests.put(slot, request);
-        self.remote.submit(Job::Gather {
-            slot,
-            pointer,
-            length,
-        });
-    }
-
-    /// Begins a request that only writes data by messages.
-    pub(super) fn begin_scatter(&mut self, request: Request, data: Bounce) {
-        let slot = self.requests.claim();
-        self.scatter(slot, request, data);
-    }
-
-    fn scatter(&mut self, slot: usize, request: Request, data: Bounce) {
-        let pointer = request.pointer;
-        let bytes = u64::try_from(data.len()).unwrap_or(0);
-        count(&self.shared.counters.bounced_bytes, bytes);
-        self.requests.put(slot, request);
-        self.remote.submit(Job::Scatter {
-            slot,
-            pointer,
-            data,
-        });
-    }
-
-    /// Durability of all namespaces before the registers say that the controller is shut down.
-    pub(super) fn begin_shutdown(&mut self) {
-        let work = Work::Flush(self.flushed_by(ALL_NAMESPACES));
-        self.begin(Request::new(Owner::Shutdown, work, 0, 0, 0));
-    }
-
-    /// Indices of namespaces that have something to flush.
-    pub(super) fn flushed_by(&self, nsid: u32) -> VecDeque<usize> {
-        let all = self.identity.namespaces.iter().enumerate();
-        all.filter(|(index, namespace)| {
-            let named = nsid == ALL_NAMESPACES || u32::try_from(index + 1) == Ok(nsid);
-            named && matches!(namespace.storage, Storage::Ring { .. })
-        })
-        .map(|(index, _)| index)
-        .collect()
-    }
-
-    /// A command's data has been read by messages.
-    pub(super) fn gathered(&mut self, slot: usize, data: Result<Bounce, Status>) {
-        let Some(mut request) = self.requests.take(slot) else {
-            return;
-        };
-        let data = match data {
-            // Nothing is begun any more.
-            Ok(_) if self.state != State::Running => Err(Status::INTERNAL_ERROR),
-            other => other,
-        };
-        match data {
-            Err(status) => self.finish(slot, request, status),
-            Ok(data) => {
-                let bytes = u64::try_from(data.len()).unwrap_or(0);
-                count(&self.shared.counters.bounced_bytes, bytes);
-                request.data = data;
-                match request.work {
-                    Work::Admin(command) => {
-                        let Owner::Command(id) = request.owner else {
-                            return;
-                        };
-                        let data = std::mem::take(&mut request.data);
-                        self.requests.release(slot, request.iovecs);
-                        self.admin_with_data(&id, command, &data);
-                    }
-                    Work::Ranges => {
-                        let data = std::mem::take(&mut request.data);
-                        match self.extents(request.namespace, &data) {
-                            Ok(extents) => {
-                                request.work = Work::Trim(extents);
-                                self.advance(slot, request);
-                            }
-                            Err(status) => self.finish(slot, request, status),
-                        }
-                    }
-                    _ => self.advance(slot, request),
-                }
-            }
-        }
-    }
-
-    /// A command's data has been written by messages.
-    pub(super) fn scattered(&mut self, slot: usize, result: Result<(), Status>) {
-        if let Some(request) = self.requests.take(slot) {
-            let status = result.err().unwrap_or(Status::SUCCESS);
-            self.finish(slot, request, status);
-        }
-    }
-
-    /// An operation of the ring has ended.
-    pub(super) fn transferred(&mut self, slot: usize, result: i32) {
-        let Some(mut request) = self.requests.take(slot) else {
-            return;
-        };
-        if matches!(-result, libc::EINTR | libc::EAGAIN) {
-            self.advance(slot, request);
-            return;
-        }
-        let moved = u64::try_from(result);
-        let write = matches!(request.work, Work::Write(_) | Work::Zero { .. });
-        match (&mut request.work, moved) {
-            (Work::Flush(namespaces), Ok(_)) => {
-                namespaces.pop_front();
-            }
-            (Work::Trim(extents), result) => {
-                // A hint: what cannot be given back stays (6.7).
-                if result.is_err() {
-                    log::debug!(
-                        "Blocks cannot be given back: {}",
-                        -result.unwrap_or(0).cast_signed()
-                    );
-                }
-                extents.pop_front();
-            }
-            (Work::Zero { syncing: true, .. }, Ok(_)) => request.done = u64::MAX,
-            (
-                Work::Zero {
-                    how: Zeroing::By(_),
-                    ..
-                },
-                Ok(_),
-            ) => request.done = request.length,
-            (
-                Work::Zero {
-                    how: how @ Zeroing::By(_),
-                    ..
-                },
-                Err(_),
-            ) if matches!(-result, libc::EOPNOTSUPP | libc::EINVAL | libc::ENODEV) => {
-                *how = match how {
-                    Zeroing::By(Fallocate::ZeroRange) => Zeroing::By(Fallocate::PunchHole),
-                    _ => Zeroing::Writing,
-                };
-            }
-            (Work::Flush(_), Err(_)) => {
-                let status = self.storage_failed(libc::EIO, true);
-                self.finish(slot, request, status);
-                return;
-            }
-            (_, Err(_)) => {
-                let status = self.storage_failed(-result, write);
-                self.finish(slot, request, status);
-                return;
-            }
-            // The file has become shorter.
-            (_, Ok(0)) => {
-                let status = self.storage_failed(libc::EIO, write);
-                self.finish(slot, request, status);
-                return;
-            }
-            (_, Ok(moved)) => {
-                request.done += moved;
-                skip(
-                    &mut request.iovecs,
-                    usize::try_from(moved).unwrap_or(usize::MAX),
-                );
-            }
-        }
-        self.advance(slot, request);
-    }
-
-    /// Goes on with a request until it waits or has ended.
-    fn advance(&mut self, slot: usize, mut request: Request) {
-        match self.step(slot, &mut request) {
-            Ok(Step::Pending) => self.requests.put(slot, request),
-            Ok(Step::Done(status)) => self.moved_all(slot, request, status),
-            Err(e) => {
-                log::warn!("The ring takes no operation: {e}");
-                self.finish(slot, request, Status::INTERNAL_ERROR);
-            }
-        }
-    }
-
-    /// Everything between memory and the namespace is done.
-    fn moved_all(&mut self, slot: usize, mut request: Request, status: Status) {
-        if !status.is_success() {
-            self.finish(slot, request, status);
-            return;
-        }
-        match &request.work {
-            Work::Read if request.view.is_none() => {
-                let data = std::mem::take(&mut request.data);
-                self.scatter(slot, request, data);
-            }
-            Work::Compare(other) if **other != *request.data => {
-                self.finish(slot, request, Status::COMPARE_FAILURE);
-            }
-            _ => self.finish(slot, request, Status::SUCCESS),
-        }
-    }
-
-    fn step(&mut self, slot: usize, request: &mut Request) -> std::io::Result<Step> {
-        let file = u32::try_from(request.namespace).unwrap_or(u32::MAX);
-        match &mut request.work {
-            Work::Flush(namespaces) => {
-                let Some(&namespace) = namespaces.front() else {
-                    return Ok(Step::Done(Status::SUCCESS));
-                };
-                let file = u32::try_from(namespace).unwrap_or(u32::MAX);
-                self.ring.sync(file, slot)?;
-                Ok(Step::Pending)
-            }
-            Work::Trim(extents) => {
-                let Some(&(offset, length)) = extents.front() else {
-                    return Ok(Step::Done(Status::SUCCESS));
-                };
-                let how = Fallocate::PunchHole;
-                self.ring.fallocate(file, how, offset, length, slot)?;
-                Ok(Step::Pending)
-            }
-            Work::Zero { .. } => self.step_zero(slot, request),
-            Work::Read => self.step_transfer(slot, request, None),
-            Work::Write(durable) => {
-                let durable = *durable;
-                self.step_transfer(slot, request, Some(durable))
-            }
-            Work::Compare(other) => {
-                if request.iovecs.is_empty() && request.done == 0 {
-                    *other = Bounce::new(request.data.len());
-                    request.iovecs.push(libc::iovec {
-                        iov_base: other.as_mut_ptr().cast(),
-                        iov_len: other.len(),
-                    });
-                }
-                self.step_transfer(slot, request, None)
-            }
-            Work::Ranges | Work::Admin(_) | Work::Answer { .. } => {
-                Ok(Step::Done(Status::INTERNAL_ERROR))
-            }
-        }
-    }
-
-    fn step_transfer(
-        &mut self,
-        slot: usize,
-        request: &mut Request,
-        write: Option<Durable>,
-    ) -> std::io::Result<Step> {
-        if request.done >= request.length {
-            return Ok(Step::Done(Status::SUCCESS));
-        }
-        if request.iovecs.is_empty() {
-            // The copy.
-            request.iovecs.push(libc::iovec {
-                iov_base: request.data.as_mut_ptr().cast(),
-                iov_len: request.data.len(),
-            });
-        }
-        let offset = request.offset + request.done;
-        let Some(namespace) = self.identity.namespaces.get(request.namespace) else {
-            return Ok(Step::Done(Status::INTERNAL_ERROR));
-        };
-        match &namespace.storage {
-            Storage::Null => {
-                if write.is_none() {
-                    // SAFETY: the vectors name the guest's memory, mapped as long as the request's
-                    // view, or the request's own copy.
-                    unsafe { fill_with_zeroes(&request.iovecs) };
-                }
-                Ok(Step::Done(Status::SUCCESS))
-            }
-            Storage::Memory { file } => {
-                // SAFETY: as above.
-                let result = unsafe { transfer_now(file, write, &mut request.iovecs, offset) };
-                let status = result.err().map_or(Status::SUCCESS, |e| {
-                    self.storage_failed(e.raw_os_error().unwrap_or(libc::EIO), write.is_some())
-                });
-                Ok(Step::Done(status))
-            }
-            Storage::Ring { .. } => {
-                let file = u32::try_from(request.namespace).unwrap_or(u32::MAX);
-                // SAFETY: as above; the request, with its vectors, view and copy, is kept in its
-                // slot until its completion is taken.
-                unsafe {
-                    self.ring
-                        .transfer(file, write, &request.iovecs, offset, slot)
-                }?;
-                Ok(Step::Pending)
-            }
-        }
-    }
-
-    fn step_zero(&mut self, slot: usize, request: &mut Request) -> std::io::Result<Step> {
-        let file = u32::try_from(request.namespace).unwrap_or(u32::MAX);
-        let Work::Zero {
-            how,
-            durable,
-            syncing,
-        } = &mut request.work
-        else {
-            return Ok(Step::Done(Status::INTERNAL_ERROR));
-        };
-        if request.done == u64::MAX {
-            return Ok(Step::Done(Status::SUCCESS));
-        }
-        if request.done >= request.length {
-            if !durable.0 {
-                return Ok(Step::Done(Status::SUCCESS));
-            }
-            *syncing = true;
-            self.ring.sync(file, slot)?;
-            return Ok(Step::Pending);
-        }
-        let offset = request.offset + request.done;
-        let rest = request.length - request.done;
-        match *how {
-            Zeroing::By(how) => {
-                self.ring.fallocate(file, how, offset, rest, slot)?;
-            }
-            Zeroing::Writing => {
-                let chunk = u64::try_from(ZEROES.len()).unwrap_or(1);
-                let mut left = rest.min(chunk * ZEROES_AT_ONCE);
-                request.iovecs.clear();
-                while left > 0 {
-                    let length = left.min(chunk);
-                    request.iovecs.push(libc::iovec {
-                        iov_base: ZEROES.as_ptr().cast_mut().cast(),
-                        iov_len: usize::try_from(length).unwrap_or(0),
-                    });
-                    left -= length;
-                }
-                let durable = Some(Durable(false));
-                // SAFETY: the zeroes are static and only read; the request, with its vectors, is
-                // kept in its slot until its completion is taken.
-                unsafe {
-                    self.ring
-                        .transfer(file, durable, &request.iovecs, offset, slot)
-                }?;
-            }
-        }
-        Ok(Step::Pending)
-    }
-
-    /// Ends a request.
-    fn finish(&mut self, slot: usize, request: Request, status: Status) {
-        if status.is_success() {
-            let counters = &self.shared.counters;
-            match &request.work {
-                Work::Read => {
-                    count(&counters.reads, 1);
-                    count(&counters.read_bytes, request.length);
-                }
-                Work::Write(_) => {
-                    count(&counters.writes, 1);
-                    count(&counters.written_bytes, request.length);
-                }
-                Work::Flush(_) => count(&counters.flushes, 1),
-                Work::Compare(_) | Work::Zero { .. } | Work::Trim(_) | Work::Ranges => {
-                    count(&counters.others, 1);
-                }
-                Work::Admin(_) | Work::Answer { .. } => count(&counters.admin, 1),
-            }
-        }
-        self.requests.release(slot, request.iovecs);
-        match request.owner {
-            Owner::Shutdown => self.shared.registers().shut_down(),
-            Owner::Command(id) => {
-                let dw0 = match request.work {
-                    Work::Answer { dw0 } => dw0,
-                    _ => 0,
-                };
-                self.complete(&id, status, dw0);
-            }
         }
     }
 }

@@ -1,0 +1,48 @@
+//! Abort (NVMe 1.4, 5.1): a command that has not been begun is completed at once, and never begun. What has been given to a device
+//! cannot be taken back.
+
+use super::fetch::read_entry;
+use super::{CommandId, Controller};
+use crate::bits::Status;
+
+impl Controller {
+    /// Aborts a command of submission queue `queue`, if it waits. Returns whether it did.
+    pub(super) fn abort(&mut self, queue: u16, cid: u16) -> bool {
+        let aborted = if queue == 0 && self.events.abort(cid) {
+            if let Some(Some(sq)) = self.sqs.first_mut() {
+                sq.in_flight += 1;
+            }
+            Some(CommandId::admin(cid))
+        } else {
+            let waiting = self.requests.abandon(queue, cid);
+            waiting.or_else(|| self.abort_entry(queue, cid))
+        };
+        let Some(command) = aborted else {
+            return false;
+        };
+        self.complete(&command, Status::ABORT_REQUESTED, 0);
+        true
+    }
+
+    /// Takes a command that has not been taken yet out of its queue.
+    fn abort_entry(&mut self, queue: u16, cid: u16) -> Option<CommandId> {
+        let index = usize::from(queue);
+        self.sqs.get(index)?.as_ref()?;
+        let tail = self.driver_tail(queue);
+        let view = self.view();
+        let sq = self.sqs.get_mut(index)?.as_mut()?;
+        // Entries that are fetched by messages are begun as soon as they have come.
+        if sq.fetching || sq.deleting.is_some() || sq.set_tail(tail).is_err() {
+            return None;
+        }
+        let mut entries = sq.waiting();
+        let (entry, sqe) = entries.find_map(|entry| {
+            let sqe = read_entry(&view, sq.entry_address(entry)).ok()?;
+            (sqe.cid == cid).then_some((entry, sqe))
+        })?;
+        drop(entries);
+        sq.abort(entry);
+        sq.in_flight += 1;
+        Some(CommandId::new(queue, &sqe))
+    }
+}
