@@ -99,6 +99,8 @@ pub struct Disk {
     cannot_zero: AtomicBool,
     /// Error number of the first sync that has failed; zero where none has.
     sync_failed: AtomicI32,
+    /// How many have failed.
+    failed_syncs: AtomicU64,
     counters: Counters,
     limit: LogLimit,
 }
@@ -163,6 +165,7 @@ impl Disk {
             tokens: OnceLock::new(),
             cannot_zero: AtomicBool::new(false),
             sync_failed: AtomicI32::new(0),
+            failed_syncs: AtomicU64::new(0),
             counters: Counters::default(),
             limit: LogLimit::new(),
             config,
@@ -298,10 +301,17 @@ impl Disk {
         }
     }
 
+    /// How many syncs have failed.
+    #[must_use]
+    pub fn failed_syncs(&self) -> u64 {
+        self.failed_syncs.load(Ordering::Acquire)
+    }
+
     /// A sync has failed, and its request is answered with an error.
     pub fn sync_has_failed(&self, errno: i32) {
         let none = &self.sync_failed;
         let first = none.compare_exchange(0, errno, Ordering::AcqRel, Ordering::Relaxed);
+        self.failed_syncs.fetch_add(1, Ordering::AcqRel);
         if first.is_ok() {
             let (serial, why) = (&self.serial, io::Error::from_raw_os_error(errno));
             log::error!(

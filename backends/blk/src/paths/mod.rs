@@ -3,12 +3,14 @@
 //! * [`open`]: finding them, and making sure that they lead to the same disk.
 //! * [`identity`]: what the kernel tells of block devices.
 //! * [`health`]: when a path has failed; [`prober`]: how that is found out, and how it comes back.
+//! * [`syncs`]: which of them are under way.
 
 pub mod health;
 pub mod identity;
 pub mod open;
 pub mod prober;
 pub mod ring;
+pub mod syncs;
 
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
@@ -19,6 +21,7 @@ use identity::Identity;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use syncs::Syncs;
 
 /// Most paths of a disk.
 pub const MAX_PATHS: usize = 16;
@@ -83,6 +86,8 @@ pub struct DiskPath {
     /// Writes that it has done, and how many of them are known to be durable.
     written: AtomicU64,
     synced: AtomicU64,
+    /// Those that are under way.
+    syncs: Syncs,
     counters: PathCounters,
     /// For the prober: it is to look, or to end.
     attention: Mutex<bool>,
@@ -147,6 +152,12 @@ impl DiskPath {
         self.synced.fetch_max(mark, Ordering::AcqRel);
     }
 
+    /// Its syncs that are under way.
+    #[must_use]
+    pub fn syncs(&self) -> &Syncs {
+        &self.syncs
+    }
+
     fn is_dirty(&self) -> bool {
         self.synced.load(Ordering::Acquire) < self.mark()
     }
@@ -206,6 +217,12 @@ impl Paths {
     #[must_use]
     pub fn alignment(&self) -> Option<Alignment> {
         self.alignment
+    }
+
+    /// Whether transfers go through the page cache of the host, which tells of what it could not write later, to a sync.
+    #[must_use]
+    pub fn are_cached(&self) -> bool {
+        self.alignment.is_none() && !self.in_memory
     }
 
     /// Whether transfers are over when their system call is.

@@ -2,6 +2,7 @@
 
 use super::health::Changing;
 use super::identity::{Identity, discover};
+use super::syncs::Syncs;
 use super::{DiskPath, FIRST_MARK, MAX_PATHS, PathConfig, PathCounters, Paths};
 use crate::disk::Cache;
 use crate::surroundings::Surroundings;
@@ -214,6 +215,7 @@ impl Paths {
                 health: Changing::new(),
                 written: AtomicU64::new(FIRST_MARK),
                 synced: AtomicU64::new(0),
+                syncs: Syncs::default(),
                 counters: PathCounters::default(),
                 attention: Mutex::new(false),
                 wakes: Condvar::new(),

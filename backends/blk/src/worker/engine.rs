@@ -49,6 +49,8 @@ pub(super) struct Engine {
     inflight: Option<QueueInflight>,
     pub(super) paths: Arc<Paths>,
     pub(super) ring: PathRing,
+    /// Wakes it.
+    pub(super) wake: Arc<OwnedFd>,
     /// Its limb.
     pub(super) home: usize,
     /// The nodes of the VM's memory; none on a machine with one node.
@@ -68,6 +70,8 @@ pub(super) struct Engine {
     /// Requests that wait for room for a copy, and how many have one.
     pub(super) waiting: VecDeque<usize>,
     pub(super) copying: usize,
+    /// Requests that wait for syncs of others to end.
+    pub(super) unsettled: VecDeque<usize>,
     /// Requests that wait for a path, and when they were looked at.
     pub(super) stranded: VecDeque<usize>,
     looked: Instant,
@@ -81,7 +85,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(setup: Setup, task: Task, wake: &OwnedFd) -> io::Result<Self> {
+    pub(super) fn new(setup: Setup, task: Task, wake: Arc<OwnedFd>) -> io::Result<Self> {
         let Task {
             disk,
             writeback,
@@ -93,7 +97,7 @@ impl Engine {
         let kicks: Vec<_> = setup
             .kick
             .iter()
-            .chain([wake])
+            .chain([&*wake])
             .map(|fd| fd.as_fd())
             .chain(handing.as_ref().map(Handing::fd))
             .collect();
@@ -101,6 +105,7 @@ impl Engine {
         Ok(Self {
             ring: PathRing::new(Arc::clone(&paths), &kicks)?,
             paths,
+            wake,
             home,
             steering,
             handing,
@@ -122,6 +127,7 @@ impl Engine {
             taken: 0,
             waiting: VecDeque::new(),
             copying: 0,
+            unsettled: VecDeque::new(),
             stranded: VecDeque::new(),
             looked: Instant::now(),
             ended: Vec::new(),
@@ -266,6 +272,9 @@ impl Engine {
         }
         if self.handing.is_some() {
             worked |= self.take_answers();
+        }
+        if !self.unsettled.is_empty() {
+            worked |= self.look_at_unsettled();
         }
         if !self.stranded.is_empty() && self.looked.elapsed() >= LOOK_AT_STRANDED {
             worked |= self.look_at_stranded();

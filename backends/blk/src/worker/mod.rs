@@ -17,6 +17,7 @@ mod redo;
 mod requests;
 mod start;
 mod steps;
+mod syncs;
 
 use crate::disk::Disk;
 use crate::limb::steering::Steering;
@@ -70,7 +71,7 @@ impl Worker {
         let thread = limb.spawn(format!("queue {}", setup.index), {
             let disk = Arc::clone(&disk);
             let stopping = Arc::clone(&stopping);
-            let wake = wake.try_clone()?;
+            let wake = Arc::new(wake.try_clone()?);
             move || {
                 let task = Task {
                     disk,
@@ -79,7 +80,7 @@ impl Worker {
                     steering,
                     home,
                 };
-                work(setup, task, &wake)
+                work(setup, task, wake)
             }
         })?;
         Ok(Self {
@@ -117,7 +118,7 @@ struct Task {
     home: usize,
 }
 
-fn work(setup: Setup, task: Task, wake: &OwnedFd) -> u16 {
+fn work(setup: Setup, task: Task, wake: Arc<OwnedFd>) -> u16 {
     // Naps are meant as they are said, and a woken worker is not to wait for the end of others'
     // time slices. What works without is slower, no more.
     let _ = farlane_file_io::timing::set_timer_slack();

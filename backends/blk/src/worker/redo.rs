@@ -31,6 +31,7 @@ impl Engine {
         let tried = failure.tried;
         // What was synced over a path was written over that one.
         request.syncing = false;
+        request.sync = None;
         match request.work {
             // What the other path has done is not known to be in its cache.
             Work::Discard(_) | Work::Zero(_) => {

@@ -2,6 +2,7 @@
 
 use crate::bits::Status;
 use crate::limb::steering::Lies;
+use crate::paths::syncs::{Beside, UnderWay};
 use crate::request::{Extent, Range};
 use farlane_file_io::bounce::Bounce;
 use farlane_file_io::ring::Fallocate;
@@ -128,11 +129,29 @@ pub struct Request {
     pub range: usize,
     /// How that is given back or zeroed, once it has been begun.
     pub clearing: Option<Clearing>,
+    /// Whether what is under way is a write that is to be durable when it is complete.
+    pub is_durable: bool,
+    /// How many syncs of the disk had failed when it began: of a durable write.
+    pub failed_syncs: u64,
     /// All is done but making it durable.
     pub syncing: bool,
+    /// While that is under way, where others may be told of its errors.
+    pub sync: Option<UnderWay>,
+    /// Then, until these have ended.
+    pub beside: Option<Beside>,
 }
 
 impl Request {
+    /// Whether its data is in the memory of a device.
+    pub fn is_tunnelled(&self) -> bool {
+        let whole = || {
+            self.whole
+                .as_ref()
+                .is_some_and(|whole| whole.opened.borrow().is_some())
+        };
+        self.opened.is_some() || whole()
+    }
+
     /// A request of which nothing has been done.
     pub fn new(head: u16, work: Work, status: StatusByte, rings: Rc<Rings>) -> Self {
         Self {
@@ -156,7 +175,11 @@ impl Request {
             done: 0,
             range: 0,
             clearing: None,
+            is_durable: false,
+            failed_syncs: 0,
             syncing: false,
+            sync: None,
+            beside: None,
         }
     }
 }

@@ -5,12 +5,12 @@ use super::engine::Engine;
 use super::requests::{Clearing, Request, Work};
 use crate::bits::Status;
 use crate::counters::count;
+use crate::paths::syncs::UnderWay;
 use crate::request::{Extent, Range};
 use farlane_file_io::bounce::Bounce;
 use farlane_file_io::ring::{Durable, Fallocate};
 use farlane_file_io::vectors::{skip, transfer_now};
 use std::io;
-use std::sync::atomic::Ordering;
 
 /// Most bytes that one request has in a buffer of ours.
 const COPY_BYTES: u64 = 1 << 20;
@@ -37,10 +37,6 @@ pub enum Step {
 }
 
 impl Engine {
-    fn durable(&self) -> Durable {
-        Durable(!self.writeback.load(Ordering::Relaxed))
-    }
-
     /// Does what comes next.
     pub(super) fn step(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
         match &request.work {
@@ -57,26 +53,6 @@ impl Engine {
         }
     }
 
-    fn step_sync(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
-        // Of two syncs under way that write-back has failed for, one is told of it.
-        if let Err(e) = self.disk.can_sync() {
-            return Ok(Step::Done(self.failed(&e)));
-        }
-        if request.syncing {
-            if self.paths.several() {
-                self.paths.synced(request.path, &request.marks);
-            }
-            return Ok(Step::Done(Status::Ok));
-        }
-        if self.disk.in_memory() {
-            return Ok(Step::Done(Status::Ok));
-        }
-        request.syncing = true;
-        let file = self.ring.file(request.path)?;
-        self.ring.sync(file, slot)?;
-        Ok(Step::Pending)
-    }
-
     fn step_data(
         &mut self,
         slot: usize,
@@ -84,9 +60,18 @@ impl Engine {
         extent: Extent,
         write: Option<Durable>,
     ) -> io::Result<Step> {
+        let syncs_after = write == Some(Durable(true)) && self.syncs_after(request);
         if request.done >= extent.bytes {
+            if syncs_after {
+                return self.step_sync(slot, request);
+            }
             return Ok(Step::Done(Status::Ok));
         }
+        if request.done == 0 {
+            request.failed_syncs = self.disk.failed_syncs();
+        }
+        let write = write.map(|durable| Durable(durable.0 && !syncs_after));
+        request.is_durable = write == Some(Durable(true));
         let offset = extent.offset + request.done;
         if request.copies && !request.is_copying {
             if self.copying >= MAX_COPIES {
@@ -163,6 +148,7 @@ impl Engine {
                 // As if it had not been begun.
                 libc::EAGAIN | libc::EINTR => {
                     request.syncing = false;
+                    request.sync = None;
                     return self.step(slot, request);
                 }
                 errno => return self.refused(slot, request, errno),
@@ -177,8 +163,12 @@ impl Engine {
         {
             path.wrote();
         }
-        if moved > 0 || !has_data {
+        if moved > 0 || !has_data || request.syncing {
             self.succeeded(request);
+        }
+        if request.syncing {
+            request.beside = request.sync.take().map(UnderWay::end);
+            return self.step(slot, request);
         }
         match &request.work {
             Work::Read(_) | Work::Write(_) => {
@@ -206,7 +196,7 @@ impl Engine {
             }
             Work::Flush => (),
             Work::Discard(_) | Work::Zero(_) => {
-                if !request.syncing && request.clearing == Some(Clearing::Writing) {
+                if request.clearing == Some(Clearing::Writing) {
                     request.done += moved;
                 } else {
                     request.done = u64::MAX;
@@ -217,12 +207,14 @@ impl Engine {
     }
 
     fn refused(&mut self, slot: usize, request: &mut Request, errno: i32) -> io::Result<Step> {
-        if self.can_redo(errno) {
+        if self.can_redo(errno) && !self.is_final(request) {
             return self.redo(slot, request, errno);
         }
-        if request.syncing {
+        if self.is_of_a_sync(request, errno) {
             self.disk.sync_has_failed(errno);
         }
+        // Those that wait for it find that.
+        request.sync = None;
         let unsupported = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV);
         match &request.work {
             Work::Discard(_) if !request.syncing => {

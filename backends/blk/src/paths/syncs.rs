@@ -1,0 +1,131 @@
+//! Syncs of a path that are under way.
+//!
+//! What the kernel could not write back it tells one sync of, once for each time that the file was opened (lib/errseq.c), and all workers
+//! use the same open file. So a sync that ends well while others are under way means nothing before those have ended: one of them
+//! may have been told.
+
+use farlane_zero_copy::eventfd;
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Those of a path, of all workers.
+#[derive(Clone, Debug, Default)]
+pub struct Syncs(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// The number of the next one.
+    next: u64,
+    under_way: BTreeSet<u64>,
+    /// Who waits for some to end.
+    waiting: Vec<Arc<OwnedFd>>,
+}
+
+/// A sync that is under way until this is dropped. What it has found out is known to all before.
+#[derive(Debug)]
+pub struct UnderWay {
+    syncs: Syncs,
+    number: u64,
+}
+
+/// The syncs that were under way when one ended.
+#[derive(Debug)]
+pub struct Beside {
+    syncs: Syncs,
+    /// They have numbers below this one.
+    before: u64,
+}
+
+impl Syncs {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One begins.
+    #[must_use]
+    pub fn begin(&self) -> UnderWay {
+        let mut state = self.state();
+        let number = state.next;
+        state.next += 1;
+        state.under_way.insert(number);
+        UnderWay {
+            syncs: self.clone(),
+            number,
+        }
+    }
+}
+
+impl UnderWay {
+    /// It has ended. Returns those that have not.
+    #[must_use]
+    pub fn end(self) -> Beside {
+        let (syncs, before) = (self.syncs.clone(), self.syncs.state().next);
+        drop(self);
+        Beside { syncs, before }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut state = self.syncs.state();
+        state.under_way.remove(&self.number);
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        for wake in waiting {
+            eventfd::signal(wake.as_fd());
+        }
+    }
+}
+
+impl Beside {
+    /// Whether all of them have ended. If not, the eventfd `wake` is signalled when it is time to ask again.
+    #[must_use]
+    pub fn are_over(&self, wake: &Arc<OwnedFd>) -> bool {
+        let mut state = self.syncs.state();
+        let are_over = state
+            .under_way
+            .first()
+            .is_none_or(|number| *number >= self.before);
+        if !are_over && !state.waiting.iter().any(|other| Arc::ptr_eq(other, wake)) {
+            state.waiting.push(Arc::clone(wake));
+        }
+        are_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    fn wake() -> Arc<OwnedFd> {
+        Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap())
+    }
+
+    fn is_signalled(wake: &OwnedFd) -> bool {
+        rustix::io::read(wake, &mut [0; 8]).is_ok()
+    }
+
+    #[test]
+    fn a_sync_waits_for_those_that_were_under_way_when_it_ended_and_for_no_others() {
+        let (syncs, wake) = (Syncs::default(), wake());
+        let [first, second, third] = [0, 1, 2].map(|_| syncs.begin());
+        let beside = second.end();
+        assert!(!beside.are_over(&wake) && !is_signalled(&wake));
+        let later = syncs.begin();
+        drop(third);
+        assert!(is_signalled(&wake) && !beside.are_over(&wake));
+        drop(first);
+        assert!(is_signalled(&wake) && beside.are_over(&wake));
+        drop(later);
+        assert!(!is_signalled(&wake));
+    }
+
+    #[test]
+    fn one_by_itself_waits_for_none() {
+        let (syncs, wake) = (Syncs::default(), wake());
+        assert!(syncs.begin().end().are_over(&wake));
+        assert!(!is_signalled(&wake));
+    }
+}

@@ -1,0 +1,106 @@
+//! Writes and flushes that fail: which of them say so, and which that follow. Needs root, `/dev/fuse` and loop devices.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::Daemon;
+use common::loops::Loop;
+use common::machine::FAR;
+use common::stage::{FLUSH, IOERR, OK, READ, Stage, WRITE, write_through};
+use common::vmm::{DATA, Vm};
+use farlane_volatile_disk::{Caches, Operation};
+
+/// Flushes at once.
+const FLUSHES: u16 = 16;
+
+/// The file of the disk, through the page cache as far as farlane-blk knows.
+fn cached() -> Stage {
+    let mut stage = Stage::bare(Caches::Shared);
+    stage.daemon = Some(Daemon::start(stage.folder.path(), ",cache=buffered"));
+    stage
+}
+
+/// A block device over it, through the page cache.
+fn cached_device() -> Stage {
+    let mut stage = Stage::bare(Caches::Shared);
+    stage.loops = vec![Loop::attach(&stage.disk.path())];
+    let folder = stage.folder.path();
+    let socket = folder.join("socket").display().to_string();
+    let device = stage.loops[0].device().display().to_string();
+    let disk = format!("socket={socket},path={device},cache=buffered");
+    stage.daemon = Some(Daemon::with(folder, &["--disk", &disk]));
+    stage
+}
+
+#[test]
+fn what_could_not_be_written_back_fails_all_flushes_that_cover_it_and_all_later_ones() {
+    let stage = cached_device();
+    let mut vm = Vm::new();
+    let _frontend = stage.boot(&mut vm);
+    vm.put(DATA, &[3; 4096]);
+    // Before the write, which stays in the page cache: the kernel may write it back at any time.
+    stage.disk.fail(Operation::Write, libc::EIO);
+    assert_eq!(vm.does(WRITE, 8, DATA, 4096), OK);
+    let heads: Vec<u16> = (0..FLUSHES).map(|n| n * 3).collect();
+    for head in &heads {
+        vm.request(*head, FLUSH, 0, DATA, 512);
+    }
+    vm.publish(&heads, true);
+    let used = vm.wait_used(heads.len());
+    assert!(used.iter().all(|used| used.2 == IOERR), "{used:?}");
+    stage.disk.heal();
+    assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR);
+}
+
+#[test]
+fn a_durable_write_that_cannot_be_written_back_fails_all_later_flushes() {
+    let stage = cached_device();
+    let mut vm = Vm::new();
+    let mut frontend = stage.boot(&mut vm);
+    write_through(&mut frontend);
+    vm.put(DATA, &[4; 4096]);
+    assert_eq!(vm.does(WRITE, 0, DATA, 4096), OK);
+    assert_eq!(stage.left(4096), [4; 4096]);
+    stage.disk.fail(Operation::Write, libc::EIO);
+    assert_eq!(vm.does(WRITE, 8, DATA, 4096), IOERR);
+    stage.disk.heal();
+    assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR);
+    assert_eq!(vm.does(READ, 0, DATA, 4096), OK);
+}
+
+#[test]
+fn of_a_durable_write_through_the_page_cache_the_flush_is_the_disks_and_the_write_its_own() {
+    for errno in [libc::EIO, libc::EREMOTEIO, libc::ENOSPC] {
+        let stage = cached();
+        let mut vm = Vm::new();
+        let mut frontend = stage.boot(&mut vm);
+        write_through(&mut frontend);
+        stage.disk.fail(Operation::Write, errno);
+        assert_eq!(vm.does(WRITE, 0, DATA, 4096), IOERR);
+        stage.disk.heal();
+        assert_eq!(vm.does(FLUSH, 0, DATA, 512), OK);
+        vm.put(DATA, &[5; 4096]);
+        assert_eq!(vm.does(WRITE, 0, DATA, 4096), OK);
+        assert_eq!(stage.left(4096), [5; 4096]);
+        stage.disk.fail(Operation::Flush, errno);
+        assert_eq!(vm.does(WRITE, 8, DATA, 4096), IOERR);
+        stage.disk.heal();
+        assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR);
+    }
+}
+
+#[test]
+fn an_error_of_a_durable_write_that_may_be_a_flushs_fails_all_later_flushes() {
+    // Of another limb's transfers, too.
+    for (at, errno) in [(DATA, libc::EIO), (FAR, libc::EIO), (DATA, libc::EREMOTEIO)] {
+        let stage = Stage::two_names();
+        let mut vm = Vm::new();
+        let mut frontend = stage.boot(&mut vm);
+        write_through(&mut frontend);
+        stage.disk.fail(Operation::Write, errno);
+        assert_eq!(vm.does(WRITE, 8, at, 4096), IOERR);
+        stage.disk.heal();
+        assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR, "{at:#x}, {errno}");
+    }
+}
