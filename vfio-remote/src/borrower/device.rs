@@ -266,6 +266,8 @@ impl Borrowed {
                 return;
             }
         };
+        // What the lender says behind its answer counts.
+        self.signals.be_content();
         match session.take() {
             Ok((fence, key)) => {
                 log::info!("{}: taken, lease {fence}", self.config.device);
@@ -275,7 +277,6 @@ impl Borrowed {
                 self.counters.leases.fetch_add(1, Ordering::Relaxed);
                 self.counters.held.store(1, Ordering::Relaxed);
                 self.presence = Presence::Held(session, fence);
-                self.signals.be_content();
                 for index in 0..3 {
                     if let Some(kind) = kind_of(index) {
                         self.send_vectors(kind);

@@ -331,7 +331,7 @@ fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> 
                 let result = renew(control, fence).map(|()| Reply::Done);
                 control
                     .sender
-                    .send(&ToBorrower::Reply { id, result }, &[])?;
+                    .send_first(&ToBorrower::Reply { id, result })?;
             }
             message => {
                 put_off = Some(Received {

@@ -137,6 +137,14 @@ fn halves(inner: Inner) -> (Sender, Receiver) {
     (Sender(inner), receiver)
 }
 
+fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, LinkError> {
+    let frame = postcard::to_stdvec(message)?;
+    match frame.len() > MAX_FRAME_BYTES {
+        true => Err(LinkError::TooLong(frame.len())),
+        false => Ok(frame),
+    }
+}
+
 impl Sender {
     /// Sends a message. Waits a bounded time for a peer on this host, never for one behind TCP.
     ///
@@ -147,17 +155,26 @@ impl Sender {
         message: &M,
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), LinkError> {
-        let frame = postcard::to_stdvec(message)?;
-        if frame.len() > MAX_FRAME_BYTES {
-            return Err(LinkError::TooLong(frame.len()));
-        }
+        let frame = encode(message)?;
         if descriptors.len() > MAX_DESCRIPTORS {
             return Err(LinkError::Descriptors(descriptors.len()));
         }
         match &*self.0 {
             Inner::Packet(socket) => socket.send(&frame, descriptors),
-            Inner::Stream(socket) if descriptors.is_empty() => socket.send(&frame),
+            Inner::Stream(socket) if descriptors.is_empty() => socket.send(&frame, false),
             Inner::Stream(_) => Err(LinkError::Descriptors(descriptors.len())),
+        }
+    }
+
+    /// Sends a message without descriptors before those that wait to be sent: renewals are not to stand behind data.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub(crate) fn send_first<M: Serialize>(&self, message: &M) -> Result<(), LinkError> {
+        let frame = encode(message)?;
+        match &*self.0 {
+            Inner::Packet(socket) => socket.send(&frame, &[]),
+            Inner::Stream(socket) => socket.send(&frame, true),
         }
     }
 
@@ -171,7 +188,7 @@ impl Sender {
         }
         match &*self.0 {
             Inner::Packet(socket) => socket.send(frame, &[]),
-            Inner::Stream(socket) => socket.send(frame),
+            Inner::Stream(socket) => socket.send(frame, false),
         }
     }
 
@@ -189,7 +206,7 @@ impl Sender {
         match &*self.0 {
             Inner::Packet(socket) => socket.try_send(&frame),
             Inner::Stream(socket) if socket.backlog() >= backlog => Ok(false),
-            Inner::Stream(socket) => socket.send(&frame).map(|()| true),
+            Inner::Stream(socket) => socket.send(&frame, false).map(|()| true),
         }
     }
 
@@ -280,6 +297,25 @@ impl Receiver {
             message,
             descriptors,
         }))
+    }
+}
+
+impl Receiver {
+    /// Waits until the link ends, whatever else comes: how.
+    pub(crate) fn wait_for_end(&mut self) -> LinkError {
+        if let Inner::Stream(socket) = &*self.inner {
+            socket.ignore_frames();
+        }
+        loop {
+            let got = match &*self.inner {
+                Inner::Packet(socket) => socket.receive(&mut self.buffer, None).map(drop),
+                Inner::Stream(socket) => socket.receive(&mut self.buffer, None).map(drop),
+            };
+            match got {
+                Ok(()) | Err(LinkError::TooLong(_) | LinkError::Descriptors(_)) => {}
+                Err(e) => return e,
+            }
+        }
     }
 }
 

@@ -102,7 +102,7 @@ impl PacketSocket {
         loop {
             let mut fds = [
                 PollFd::new(&self.wake, PollFlags::IN),
-                PollFd::new(&self.socket, PollFlags::IN),
+                PollFd::new(&self.socket, PollFlags::IN | PollFlags::RDHUP),
             ];
             if !wait(&mut fds, until)? {
                 return Ok(None);
@@ -114,6 +114,9 @@ impl PacketSocket {
             if self.ended.load(Ordering::Acquire) {
                 return Err(LinkError::Ended);
             }
+            let has_hung_up = fds[1]
+                .revents()
+                .intersects(PollFlags::RDHUP | PollFlags::HUP);
             // One byte more than a frame has shows that one is too long.
             buffer.resize(MAX_FRAME_BYTES + 1, 0);
             let mut space =
@@ -127,8 +130,8 @@ impl PacketSocket {
                 flags,
             ) {
                 Ok(got) => got,
-                Err(Errno::AGAIN | Errno::INTR) => continue,
-                Err(Errno::CONNRESET) => return Err(LinkError::Closed),
+                // It has ended without reading all, and is told once: what it has said before is still there.
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => continue,
                 Err(e) => return Err(LinkError::Io(e.into())),
             };
             let mut descriptors = Vec::new();
@@ -140,7 +143,8 @@ impl PacketSocket {
             if got.bytes == 0 && self.ended.load(Ordering::Acquire) {
                 return Err(LinkError::Ended);
             }
-            if got.bytes == 0 {
+            // Else it is an empty packet, which is no message.
+            if got.bytes == 0 && has_hung_up {
                 return Err(LinkError::Closed);
             }
             if got.bytes > MAX_FRAME_BYTES || got.flags.contains(ReturnFlags::TRUNC) {

@@ -1,7 +1,7 @@
 //! Frames over TCP, each preceded by its length, in TLS unless both ends are on one host.
 //!
 //! Nobody who sends ever waits: what the socket does not take is kept, up to a limit, and sent by
-//! the thread that receives.
+//! the thread that receives. Frames are encrypted when the socket takes them, so that one that is urgent passes those that wait.
 
 use super::connection::{LinkError, time_left};
 use super::message::MAX_FRAME_BYTES;
@@ -18,18 +18,55 @@ use std::time::Instant;
 
 /// Bytes kept for a peer that does not take them.
 const MAX_PENDING_BYTES: usize = 4 << 20;
+/// Besides, of frames that are urgent: a peer that takes none must not have them pile up either.
+const MAX_URGENT_BYTES: usize = 64 << 10;
+/// Bytes that the system keeps: what is urgent does not pass these. Enough for a gigabit of a round trip of two milliseconds.
+const SOCKET_BYTES: usize = 256 << 10;
 const LENGTH_BYTES: usize = 4;
 const CHUNK_BYTES: usize = 16 << 10;
 
 #[derive(Debug)]
 struct State {
     tls: Option<Box<Connection>>,
-    /// For the socket: what it has not taken yet.
-    pending: VecDeque<u8>,
+    /// Frames that wait, and those that go before them.
+    waiting: VecDeque<Vec<u8>>,
+    urgent: VecDeque<Vec<u8>>,
+    /// Bytes of both.
+    waiting_bytes: usize,
+    /// For the socket, encrypted: what it has not taken yet of the frames before.
+    wire: VecDeque<u8>,
     /// From the socket, decrypted.
     arrived: Vec<u8>,
+    /// Nothing that arrives is of use any more, but the end.
+    is_over: bool,
     /// The peer has hung up.
     ended: bool,
+    /// Nothing can be sent any more, which says nothing of what the peer has said, or will.
+    cut: bool,
+}
+
+impl State {
+    /// Encrypts the frame that goes next. False where there is none.
+    fn encode_next(&mut self) -> Result<bool, LinkError> {
+        let next = self.urgent.pop_front();
+        let Some(frame) = next.or_else(|| self.waiting.pop_front()) else {
+            return Ok(false);
+        };
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(frame.len());
+        let Some(tls) = &mut self.tls else {
+            self.wire.extend(frame);
+            return Ok(true);
+        };
+        let mut rest = &frame[..];
+        while !rest.is_empty() {
+            let taken = tls.writer().write(rest)?;
+            rest = &rest[taken..];
+            while tls.wants_write() {
+                tls.write_tls(&mut self.wire)?;
+            }
+        }
+        Ok(true)
+    }
 }
 
 /// A socket whose handshake ends until then, in however many pieces the peer sends its part.
@@ -79,6 +116,8 @@ impl StreamSocket {
     ) -> Result<Self, LinkError> {
         let mut arrived = Vec::new();
         socket.set_nodelay(true)?;
+        rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BYTES)
+            .map_err(io::Error::from)?;
         if let Some(tls) = &mut tls {
             let mut one = Handshaking {
                 socket: &socket,
@@ -100,9 +139,14 @@ impl StreamSocket {
             socket,
             state: Mutex::new(State {
                 tls: tls.map(Box::new),
-                pending: VecDeque::new(),
+                waiting: VecDeque::new(),
+                urgent: VecDeque::new(),
+                waiting_bytes: 0,
+                wire: VecDeque::new(),
                 arrived,
+                is_over: false,
                 ended: false,
+                cut: false,
             }),
             wake,
             nudged: AtomicBool::new(false),
@@ -123,67 +167,74 @@ impl StreamSocket {
 
     /// Bytes that the socket has not taken.
     pub fn backlog(&self) -> usize {
-        self.state().pending.len()
+        let state = self.state();
+        state.waiting_bytes + state.wire.len()
     }
 
-    /// Sends a frame, now or as soon as the peer takes it.
-    pub fn send(&self, frame: &[u8]) -> Result<(), LinkError> {
+    /// Sends a frame, now or as soon as the peer takes it; one that is urgent before those that wait.
+    pub fn send(&self, frame: &[u8], is_urgent: bool) -> Result<(), LinkError> {
         let length = u32::try_from(frame.len()).map_err(|_| LinkError::TooLong(frame.len()))?;
         let mut state = self.state();
         if state.ended {
             return Err(LinkError::Closed);
         }
-        if state.pending.len() > MAX_PENDING_BYTES {
+        if state.cut {
+            return Err(LinkError::Reset);
+        }
+        let limit = MAX_PENDING_BYTES + if is_urgent { MAX_URGENT_BYTES } else { 0 };
+        if state.waiting_bytes > limit {
             return Err(LinkError::Stuck);
         }
-        let State { tls, pending, .. } = &mut *state;
-        for part in [&length.to_le_bytes()[..], frame] {
-            match tls {
-                None => pending.extend(part),
-                Some(tls) => {
-                    let mut rest = part;
-                    while !rest.is_empty() {
-                        let taken = tls.writer().write(rest)?;
-                        rest = &rest[taken..];
-                        while tls.wants_write() {
-                            tls.write_tls(pending)?;
-                        }
-                    }
-                }
-            }
+        let frame = [&length.to_le_bytes()[..], frame].concat();
+        state.waiting_bytes += frame.len();
+        match is_urgent {
+            true => state.urgent.push_back(frame),
+            false => state.waiting.push_back(frame),
         }
         self.flush(&mut state)?;
-        if !state.pending.is_empty() {
+        if !state.wire.is_empty() {
             farlane_zero_copy::eventfd::signal(self.wake.as_fd());
         }
         Ok(())
     }
 
-    /// Gives the socket what it takes.
+    /// Gives the socket what it takes. Where it takes nothing any more, the peer may have hung up, and its last words may still
+    /// be to be read; or something else has happened. The receiver finds out.
     fn flush(&self, state: &mut State) -> Result<(), LinkError> {
-        while !state.pending.is_empty() {
-            let (first, _) = state.pending.as_slices();
+        let flushed = match state.cut {
+            true => Err(LinkError::Reset),
+            false => self.try_flush(state),
+        };
+        if flushed.is_err() {
+            state.cut = true;
+            state.wire.clear();
+            state.waiting.clear();
+            state.urgent.clear();
+            state.waiting_bytes = 0;
+        }
+        flushed
+    }
+
+    fn try_flush(&self, state: &mut State) -> Result<(), LinkError> {
+        loop {
+            if state.wire.is_empty() && !state.encode_next()? {
+                return Ok(());
+            }
+            let (first, _) = state.wire.as_slices();
             match (&self.socket).write(first) {
-                Ok(0) => return Err(LinkError::Closed),
-                Ok(n) => drop(state.pending.drain(..n)),
+                Ok(0) => return Err(LinkError::Reset),
+                Ok(n) => drop(state.wire.drain(..n)),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => {
-                    state.ended = true;
-                    return Err(closed_or(e));
-                }
+                Err(e) => return Err(closed_or(e)),
             }
         }
-        Ok(())
     }
 
     /// Takes what the socket has. False where the peer has hung up, and not something in between: TLS has it say so.
     fn fill(&self, state: &mut State) -> Result<bool, LinkError> {
         let State {
-            tls,
-            arrived,
-            pending,
-            ..
+            tls, arrived, wire, ..
         } = state;
         let read = match tls {
             None => {
@@ -208,7 +259,7 @@ impl StreamSocket {
                         return Ok(false);
                     }
                     while tls.wants_write() {
-                        tls.write_tls(pending)?;
+                        tls.write_tls(wire)?;
                     }
                 }
                 read
@@ -259,13 +310,15 @@ impl StreamSocket {
             }
             let wants_out = {
                 let mut state = self.state();
-                if take_frame(&mut state.arrived, buffer)? {
+                if state.is_over {
+                    state.arrived.clear();
+                } else if take_frame(&mut state.arrived, buffer)? {
                     return Ok(true);
                 }
                 if state.ended {
                     return Err(LinkError::Closed);
                 }
-                !state.pending.is_empty()
+                !state.wire.is_empty()
             };
             if self.nudged.swap(false, Ordering::AcqRel) {
                 return Ok(false);
@@ -296,10 +349,16 @@ impl StreamSocket {
             let mut state = self.state();
             let more = self.fill(&mut state)?;
             if more {
-                self.flush(&mut state)?;
+                // Whatever it says, what the peer has said comes first.
+                let _ = self.flush(&mut state);
             }
             state.ended |= !more;
         }
+    }
+
+    /// What arrives from now on is of no use, but the end.
+    pub fn ignore_frames(&self) {
+        self.state().is_over = true;
     }
 
     pub fn stop(&self) {
@@ -310,10 +369,11 @@ impl StreamSocket {
     /// Tells the peer that nothing more comes, as far as it takes that.
     fn say_goodbye(&self) {
         let mut state = self.state();
-        let State { tls, pending, .. } = &mut *state;
+        while state.encode_next().is_ok_and(|more| more) {}
+        let State { tls, wire, .. } = &mut *state;
         if let Some(tls) = tls {
             tls.send_close_notify();
-            while tls.wants_write() && tls.write_tls(pending).is_ok() {}
+            while tls.wants_write() && tls.write_tls(wire).is_ok() {}
         }
         let _ = self.flush(&mut state);
     }
@@ -376,3 +436,6 @@ fn take_frame(arrived: &mut Vec<u8>, frame: &mut Vec<u8>) -> Result<bool, LinkEr
     arrived.drain(..LENGTH_BYTES + length);
     Ok(true)
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,6 +36,10 @@ pub const AREA: Area = Area {
 /// How a monitor sees the copier's MSI-X.
 pub const MSI: u32 = 1;
 
+/// Writing it takes as long as [`NAP`].
+pub const SLOW: u64 = 0x28;
+pub const NAP: Duration = Duration::from_millis(10);
+
 /// Writing it waits until [`Hooks::release`].
 pub const STALL: u64 = 0x20;
 
@@ -236,6 +240,7 @@ impl Function for Copying {
             match offset {
                 LENGTH => self.copy(),
                 STALL => self.hooks.stall(),
+                SLOW => std::thread::sleep(NAP),
                 _ => {}
             }
         }

@@ -1,7 +1,7 @@
 //! Requests that make no sense.
 
-use super::Raw;
-use super::common::{Copier, LENGTH, Rig, STATUS, until};
+use super::common::{Copier, LENGTH, Rig, SLOW, STATUS, until};
+use super::{BAR0, Monitor, Raw};
 use farlane_pci::{InterruptKind, Region};
 use farlane_vfio_remote::link::message::{
     Delivery, Place, Refusal, Reply, Request, ToBorrower, ToLender,
@@ -163,6 +163,19 @@ fn an_answer_about_memory_that_comes_too_late_is_taken_once() {
     raw.sender.send(&late, &[]).unwrap();
     while raw.receiver.receive::<ToBorrower>(None).is_ok() {}
     until("the device", || rig.holder("plain").is_none());
+}
+
+#[test]
+fn a_lease_is_renewed_while_more_is_written_than_a_slow_device_takes() {
+    let rig = Rig::with_term(Duration::from_secs(3), Copier::new(false));
+    let mut vm = Monitor::connect(&rig.borrow("a", "plain"));
+    // What the lender does not keep of it would take the device longer than a term, and come before the next renewal.
+    for value in 0..800_u64 {
+        let bytes = value.to_le_bytes();
+        vm.client.region_write(BAR0, SLOW, &bytes).unwrap();
+    }
+    assert_eq!(vm.register(SLOW), 799);
+    assert_eq!(vm.vendor(), 0x1b36);
 }
 
 #[test]

@@ -11,14 +11,22 @@ use std::sync::mpsc::SyncSender;
 /// Starts the thread. What is asked about memory goes to `queue`.
 pub(super) fn start(
     shared: &Arc<Shared>,
-    receiver: Receiver,
+    mut receiver: Receiver,
     queue: SyncSender<Access>,
 ) -> std::io::Result<()> {
     let shared = Arc::clone(shared);
     std::thread::Builder::new()
         .name("lender".to_owned())
         .spawn(move || {
-            match receive(&shared, receiver, &queue) {
+            let mut end = receive(&shared, &mut receiver, &queue);
+            if says_nothing_of_the_end(&end) {
+                log::warn!("The link has failed: {}", chain(&end));
+                // The device is given up, and its lender stops it when it hears that. Its end says so.
+                shared.hang_up();
+                shared.lose_and_tell();
+                end = receiver.wait_for_end();
+            }
+            match end {
                 // A lender stops its device before it hangs up, or it has ended, and its device with it.
                 LinkError::Closed => {
                     shared.stopped(None);
@@ -34,8 +42,17 @@ pub(super) fn start(
     Ok(())
 }
 
-/// Takes what comes, until the link ends: why.
-fn receive(shared: &Shared, mut receiver: Receiver, queue: &SyncSender<Access>) -> LinkError {
+/// Whether the lender has said something that makes no sense, and has not ended.
+fn says_nothing_of_the_end(error: &LinkError) -> bool {
+    use LinkError::{Descriptors, Malformed, TooLong, Unexpected};
+    matches!(
+        error,
+        Malformed(_) | TooLong(_) | Descriptors(_) | Unexpected(_)
+    )
+}
+
+/// Takes what comes, until the link ends or cannot be used any more: why.
+fn receive(shared: &Shared, receiver: &mut Receiver, queue: &SyncSender<Access>) -> LinkError {
     loop {
         let Received {
             message,

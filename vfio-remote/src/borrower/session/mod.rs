@@ -17,17 +17,20 @@ use farlane_zero_copy::chain;
 use renewal::Heart;
 pub use shared::Doubt;
 pub(crate) use shared::OnLoss;
-use shared::{Shared, Tenure};
+use shared::Shared;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// How long the lender may take to answer. A virtual machine monitor waits five seconds for us.
 const PATIENCE: Duration = Duration::from_millis(4500);
-/// Shortest and longest term of a lease that makes sense.
-const SHORTEST_TERM: Duration = Duration::from_millis(100);
+/// Longest term of a lease that makes sense.
 const LONGEST_TERM: Duration = *TERMS.end();
+
+/// Writes that may wait at the lender: fewer messages than it keeps for its worker.
+const MAX_POSTED: u32 = 64;
 
 /// Precedes the name of a lender that has not proved it: nobody can prove such a name.
 const UNPROVED: &str = "unproved:";
@@ -71,6 +74,8 @@ pub(crate) struct Session {
     pub is_proved: bool,
     /// Taken alone.
     heart: Mutex<Option<Heart>>,
+    /// Writes that nobody has waited for, since the last one that was waited for.
+    posted: AtomicU32,
 }
 
 impl Drop for Session {
@@ -150,6 +155,7 @@ impl Session {
             },
             is_proved,
             heart: Mutex::default(),
+            posted: AtomicU32::new(0),
         };
         let (Reply::Attached(attached), descriptors) = session.shared.ask(request, &[], until)?
         else {
@@ -201,25 +207,12 @@ impl Session {
 
     /// Takes the device, and goes on renewing the lease.
     pub fn take(&self) -> Result<(Fence, PeerKey), SessionError> {
-        let (
-            Reply::Taken {
-                fence,
-                term_ms,
-                key,
-            },
-            _,
-        ) = self
-            .shared
-            .ask(Request::Take, &[], Instant::now() + PATIENCE)?
-        else {
+        let until = Instant::now() + PATIENCE;
+        let taken = self.shared.ask(Request::Take, &[], until)?;
+        let (Reply::Taken { fence, key, .. }, _) = taken else {
             return Err(SessionError::Nonsense);
         };
-        let term = Duration::from_millis(u64::from(term_ms)).max(SHORTEST_TERM);
-        self.shared.begin(Tenure {
-            fence,
-            term,
-            renewed: Instant::now(),
-        });
+        let term = self.shared.term().ok_or(SessionError::Nonsense)?;
         let heart = match term <= LONGEST_TERM {
             true => Heart::start(Arc::clone(&self.shared), fence, term),
             false => Err(SessionError::Nonsense),
@@ -320,7 +313,7 @@ impl Session {
         Ok(())
     }
 
-    /// Writes registers, without waiting.
+    /// Writes registers, without waiting but now and then: so few writes wait at the lender that it reads on, and hears renewals.
     pub fn post(
         &self,
         fence: Fence,
@@ -328,6 +321,10 @@ impl Session {
         offset: u64,
         data: &[u8],
     ) -> Result<(), SessionError> {
+        if self.posted.fetch_add(1, Ordering::Relaxed) >= MAX_POSTED {
+            self.posted.store(0, Ordering::Relaxed);
+            return self.write(fence, region, offset, data);
+        }
         let mut at = offset;
         for part in data.chunks(MAX_DATA_BYTES) {
             let message = ToLender::Post {

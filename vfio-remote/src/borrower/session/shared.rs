@@ -15,14 +15,25 @@ use std::time::{Duration, Instant};
 /// (once a second) and stopped the device.
 const STOPPING: Duration = Duration::from_secs(2);
 
+/// Shortest term of a lease that makes sense.
+const SHORTEST_TERM: Duration = Duration::from_millis(100);
+
 /// What came under a number, and its descriptors.
 type Answer = (Result<Reply, Refusal>, Vec<OwnedFd>);
+
+/// A request that waits for its answer.
+#[derive(Default)]
+struct Waiting {
+    /// Whether its answer is a lease.
+    is_take: bool,
+    answer: Option<Answer>,
+}
 
 #[derive(Default)]
 struct Answers {
     next: u32,
     /// Requests that wait, and answers that wait to be taken.
-    waiting: HashMap<u32, Option<Answer>>,
+    waiting: HashMap<u32, Waiting>,
     closed: bool,
     /// The lease is not renewed any more.
     resting: bool,
@@ -56,6 +67,15 @@ pub(super) struct Tenure {
 }
 
 impl Tenure {
+    /// A lease that begins now.
+    fn new(fence: Fence, term_ms: u32) -> Self {
+        Self {
+            fence,
+            term: Duration::from_millis(u64::from(term_ms)).max(SHORTEST_TERM),
+            renewed: Instant::now(),
+        }
+    }
+
     /// How long the device may reach memory, where the end of its lender is heard of, or not.
     fn doubt(&self, end_is_heard_of: bool, now: Instant) -> Option<Doubt> {
         if end_is_heard_of {
@@ -72,8 +92,9 @@ impl Tenure {
 struct Lease {
     /// None where there is no lease, and as soon as the lender has said that the device reaches nothing any more.
     tenure: Option<Tenure>,
-    /// The lease that there is, or was.
+    /// The lease that there is, or was, and its term.
     taken: Option<Fence>,
+    term: Option<Duration>,
     /// Nobody uses the session any more.
     retired: bool,
 }
@@ -118,11 +139,9 @@ impl Shared {
         self.lease.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device has been taken.
-    pub fn begin(&self, tenure: Tenure) {
-        let mut lease = self.lease();
-        lease.taken = Some(tenure.fence);
-        lease.tenure = Some(tenure);
+    /// The term of the lease that there is, or was a moment ago.
+    pub fn term(&self) -> Option<Duration> {
+        self.lease().term
     }
 
     /// The lender has answered a renewal.
@@ -238,9 +257,18 @@ impl Shared {
 
     /// Takes an answer. One that came too late has nobody who waits for it.
     pub fn answered(&self, id: u32, result: Result<Reply, Refusal>, descriptors: Vec<OwnedFd>) {
+        let is_take = self.answers().waiting.get(&id).is_some_and(|w| w.is_take);
+        // The device has been taken. Here, because what comes behind this answer may belong to the lease.
+        if is_take && let Ok(Reply::Taken { fence, term_ms, .. }) = result {
+            let tenure = Tenure::new(fence, term_ms);
+            let mut lease = self.lease();
+            lease.taken = Some(fence);
+            lease.term = Some(tenure.term);
+            lease.tenure = Some(tenure);
+        }
         let mut answers = self.answers();
         if let Some(slot) = answers.waiting.get_mut(&id) {
-            *slot = Some((result, descriptors));
+            slot.answer = Some((result, descriptors));
             self.changed.notify_all();
         }
     }
@@ -260,12 +288,18 @@ impl Shared {
             }
             answers.next = answers.next.wrapping_add(1);
             let id = answers.next;
-            answers.waiting.insert(id, None);
+            let waiting = Waiting {
+                is_take: matches!(request, Request::Take),
+                answer: None,
+            };
+            answers.waiting.insert(id, waiting);
             id
         };
-        let sent = self
-            .sender
-            .send(&ToLender::Request { id, request }, descriptors);
+        let message = ToLender::Request { id, request };
+        let sent = match is_renewal {
+            true => self.sender.send_first(&message),
+            false => self.sender.send(&message, descriptors),
+        };
         if let Err(e) = sent {
             self.answers().waiting.remove(&id);
             self.hang_up();
@@ -273,9 +307,9 @@ impl Shared {
         }
         let mut answers = self.answers();
         loop {
-            if matches!(answers.waiting.get(&id), Some(Some(_)))
-                && let Some(Some((result, fds))) = answers.waiting.remove(&id)
-            {
+            let slot = answers.waiting.get_mut(&id);
+            if let Some((result, fds)) = slot.and_then(|slot| slot.answer.take()) {
+                answers.waiting.remove(&id);
                 return Ok((result?, fds));
             }
             if is_renewal && answers.resting {

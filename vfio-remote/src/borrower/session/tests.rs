@@ -8,8 +8,8 @@ use std::sync::mpsc;
 
 const LEASE: Fence = Fence(5);
 
-/// Answers a borrower; after that, what the test likes.
-fn serve(sender: &Sender, mut receiver: Receiver, term_ms: u32) {
+/// Answers a borrower, and says something behind the answer that gives it a lease; after that, what the test likes.
+fn serve(sender: &Sender, mut receiver: Receiver, term_ms: u32, behind: &[ToBorrower]) {
     let class = ClassCode {
         base: 0xff,
         sub: 0,
@@ -41,8 +41,12 @@ fn serve(sender: &Sender, mut receiver: Receiver, term_ms: u32) {
             },
             _ => Reply::Done,
         };
+        let is_taken = matches!(reply, Reply::Taken { .. });
         let result = Ok(reply);
         let _ = sender.send(&ToBorrower::Reply { id, result }, &[]);
+        for message in behind.iter().filter(|_| is_taken) {
+            let _ = sender.send(message, &[]);
+        }
     }
 }
 
@@ -67,6 +71,10 @@ fn is_signalled(fd: &OwnedFd) -> bool {
 
 impl Rig {
     fn new(term_ms: u32) -> Self {
+        Self::with(term_ms, Vec::new())
+    }
+
+    fn with(term_ms: u32, behind: Vec<ToBorrower>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lender");
         let socket = rustix::net::socket_with(
@@ -83,7 +91,7 @@ impl Rig {
             let incoming = Acceptor::Unix(socket).accept().unwrap();
             let (sender, receiver) = incoming.finish().unwrap();
             links.send(sender.clone()).unwrap();
-            serve(&sender, receiver, term_ms);
+            serve(&sender, receiver, term_ms, &behind);
         });
         let address = format!("unix:{}", path.display()).parse().unwrap();
         let connector = Connector::new(address, None).unwrap();
@@ -186,4 +194,53 @@ fn a_term_that_makes_no_sense_is_refused() {
     let rig = Rig::new(60_001);
     assert!(matches!(rig.session.take(), Err(SessionError::Nonsense)));
     assert!(rig.session.is_lost());
+}
+
+#[test]
+fn what_comes_behind_the_answer_that_gives_a_lease_belongs_to_it() {
+    let revoking = ToBorrower::Revoking {
+        fence: LEASE,
+        grace_ms: 1000,
+    };
+    let rig = Rig::with(60_000, vec![revoking]);
+    rig.session.take().unwrap();
+    wait_until("the request", || is_signalled(&rig.request));
+    assert!(!rig.session.is_lost());
+
+    let rig = Rig::with(60_000, vec![ToBorrower::Ended { fence: LEASE }]);
+    rig.session.take().unwrap();
+    wait_until("the loss", || rig.losses.load(Ordering::SeqCst) == 1);
+    assert!(rig.session.is_lost());
+    assert_eq!(rig.session.doubt(), None);
+}
+
+#[test]
+fn a_lender_that_says_what_makes_no_sense_has_stopped_when_it_hangs_up() {
+    let rig = Rig::new(60_000);
+    rig.session.take().unwrap();
+    // No message, nothing at all, and one that has no place there.
+    rig.link.send_frame(&[0xff; 64]).unwrap();
+    rig.link.send_frame(&[]).unwrap();
+    rig.link.send_frame(&[0xff; 64]).unwrap();
+    wait_lost(&rig);
+    assert_eq!(rig.session.doubt(), Some(Doubt::WhileItRuns));
+    rig.link.close();
+    wait_until("the end", || rig.session.doubt().is_none());
+}
+
+#[test]
+fn an_empty_packet_is_not_the_end_of_a_lender() {
+    let rig = Rig::new(60_000);
+    rig.session.take().unwrap();
+    rig.link.send_frame(&[]).unwrap();
+    wait_lost(&rig);
+    assert_eq!(rig.session.doubt(), Some(Doubt::WhileItRuns));
+}
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < end, "{what} does not come");
+        std::thread::yield_now();
+    }
 }
