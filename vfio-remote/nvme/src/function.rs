@@ -61,7 +61,7 @@ impl NvmeFunction {
         lease: Lease,
     ) -> io::Result<Self> {
         let vectors = identity.io_queues + 1;
-        let shared = Arc::new(Shared::new(doorbells, vectors, counters)?);
+        let shared = Arc::new(Shared::new(doorbells, Arc::clone(&identity), counters)?);
         let (started, report) = sync_channel(1);
         let worker = std::thread::Builder::new().name("nvme".into()).spawn({
             let shared = Arc::clone(&shared);
@@ -109,7 +109,7 @@ impl NvmeFunction {
         lease: Lease,
     ) -> io::Result<(Self, Controller)> {
         let vectors = identity.io_queues + 1;
-        let shared = Arc::new(Shared::new(doorbells, vectors, counters)?);
+        let shared = Arc::new(Shared::new(doorbells, Arc::clone(&identity), counters)?);
         let controller = Controller::new(Arc::clone(&shared), identity, true)?;
         Ok((Self::over(shared, None, config, vectors, lease), controller))
     }

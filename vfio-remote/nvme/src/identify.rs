@@ -6,6 +6,7 @@ use crate::error_log::{self, ErrorLog};
 use crate::features::Features;
 use crate::namespace::{Namespace, Storage};
 use crate::uuid::Names;
+use farlane_zero_copy::log_limit::LogLimit;
 use std::sync::atomic::Ordering;
 
 /// Data transfer size: at most 2^8 pages, 1 MiB (MDTS).
@@ -33,6 +34,8 @@ pub struct Identity {
     pub namespaces: Vec<Namespace>,
     /// I/O queue pairs.
     pub io_queues: u16,
+    /// How often a driver can have something logged.
+    pub limit: LogLimit,
 }
 
 /// Puts bytes where there is room for them.
@@ -172,6 +175,8 @@ impl Identity {
 pub struct Logs<'a> {
     /// Errors with commands or doorbells.
     pub errors: &'a ErrorLog,
+    /// Whether what was written to some namespace may have been lost.
+    pub degraded: bool,
     /// Numbers.
     pub counters: &'a Counters,
 }
@@ -199,6 +204,8 @@ impl Logs<'_> {
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let c = self.counters;
         let mut data = vec![0; 512];
+        // Critical warning: reliability is degraded.
+        put(&mut data, 0, &[u8::from(self.degraded) << 2]);
         put(&mut data, 1, &TEMPERATURE.to_le_bytes());
         // Available spare and its threshold, percent.
         put(&mut data, 3, &[100, 10]);

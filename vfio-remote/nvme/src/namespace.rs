@@ -2,8 +2,10 @@
 
 use crate::config::{Backing, BlockSize, Cache, NamespaceConfig, NvmeError};
 use farlane_file_io::storage;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where the bytes of a namespace are.
 #[derive(Debug)]
@@ -35,6 +37,10 @@ pub struct Namespace {
     pub blocks: u64,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// What holds its bytes, for who reads the log.
+    what: String,
+    /// A sync has failed.
+    sync_failed: AtomicBool,
 }
 
 impl Namespace {
@@ -58,7 +64,26 @@ impl Namespace {
             block_size: config.block_size,
             blocks,
             read_only,
+            what,
+            sync_failed: AtomicBool::new(false),
         })
+    }
+
+    /// Whether a sync can still make what was written durable: none has failed before. The kernel tells of write-back that has
+    /// failed once, and the next `fdatasync` succeeds although the bytes are not there (fsync(2)): only who opens the file
+    /// again, and reads it, knows what it has.
+    pub fn can_sync(&self) -> bool {
+        !self.sync_failed.load(Ordering::Relaxed)
+    }
+
+    /// A sync has failed, and its command is answered with an error.
+    pub fn sync_has_failed(&self, errno: i32) {
+        if !self.sync_failed.swap(true, Ordering::Relaxed) {
+            let (what, why) = (&self.what, io::Error::from_raw_os_error(errno));
+            log::error!(
+                "{what}: a flush has failed: {why}; what was written before may be lost, and flushes fail until it is opened again"
+            );
+        }
     }
 
     /// Offset and length in bytes of these blocks, if they are all of this namespace.

@@ -201,9 +201,11 @@ impl Registers {
         self.resetting &= self.reset;
     }
 
-    /// Everything is durable.
+    /// Everything is durable that was written before the last shutdown that the worker has seen.
     pub fn shut_down(&mut self) {
-        self.csts = self.csts & !CSTS_SHUTDOWN | CSTS_SHUTDOWN_COMPLETE;
+        if !self.shutdown {
+            self.csts = self.csts & !CSTS_SHUTDOWN | CSTS_SHUTDOWN_COMPLETE;
+        }
     }
 
     /// The controller works; what was shut down no longer is.

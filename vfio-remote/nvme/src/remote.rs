@@ -5,7 +5,9 @@ use crate::bits::{Cqe, Sqe, Status};
 use crate::bounce::Bounce;
 use crate::data::{DataPointer, Unreachable, WalkError, gather, scatter};
 use crate::shared::{Notice, Shared};
+use farlane_zero_copy::warn_limited;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use zerocopy::IntoBytes as _;
@@ -53,6 +55,31 @@ pub enum Job {
     },
 }
 
+impl Job {
+    /// Does not do it.
+    fn dropped(self) -> Done {
+        match self {
+            Self::Fetch { sq, .. } => Done::Fetched {
+                sq,
+                entries: Err(Unreachable),
+            },
+            Self::Post { cq, cqe, .. } => Done::Posted {
+                cq,
+                sq: cqe.sq_id,
+                result: Err(Unreachable),
+            },
+            Self::Gather { slot, .. } => Done::Gathered {
+                slot,
+                data: Err(Status::INTERNAL_ERROR),
+            },
+            Self::Scatter { slot, .. } => Done::Scattered {
+                slot,
+                result: Err(Status::INTERNAL_ERROR),
+            },
+        }
+    }
+}
+
 /// What has been done.
 #[derive(Debug)]
 pub enum Done {
@@ -95,18 +122,26 @@ pub struct Remote {
     done: Receiver<Done>,
     thread: Option<JoinHandle<()>>,
     under_way: usize,
+    /// Nobody waits for what is to be done.
+    dropping: Arc<AtomicBool>,
 }
 
 impl Remote {
     /// Starts it.
     pub fn start(shared: Arc<Shared>) -> std::io::Result<Self> {
-        let (jobs, received) = channel();
+        let (jobs, received) = channel::<Job>();
         let (reply, done) = channel();
+        let dropping = Arc::new(AtomicBool::new(false));
+        let is_dropping = Arc::clone(&dropping);
         let thread = std::thread::Builder::new()
             .name("nvme-remote".into())
             .spawn(move || {
                 for job in received {
-                    let finished = perform(&shared, job);
+                    let finished = if is_dropping.load(Ordering::SeqCst) {
+                        job.dropped()
+                    } else {
+                        perform(&shared, job)
+                    };
                     if reply.send(finished).is_err() {
                         return;
                     }
@@ -118,6 +153,7 @@ impl Remote {
             done,
             thread: Some(thread),
             under_way: 0,
+            dropping,
         })
     }
 
@@ -128,6 +164,11 @@ impl Remote {
         {
             self.under_way += 1;
         }
+    }
+
+    /// Whether what has not been begun is answered with an error: who owns that memory may take long over each.
+    pub fn drop_jobs(&self, dropping: bool) {
+        self.dropping.store(dropping, Ordering::SeqCst);
     }
 
     /// Takes something that has been done.
@@ -179,7 +220,10 @@ fn perform(shared: &Shared, job: Job) -> Done {
             let entries = match read {
                 Ok(()) => Ok(entries),
                 Err(e) => {
-                    log::warn!("Submission queue {sq} cannot be read: {e}");
+                    warn_limited!(
+                        shared.identity.limit,
+                        "Submission queue {sq} cannot be read: {e}"
+                    );
                     Err(Unreachable)
                 }
             };
@@ -202,7 +246,10 @@ fn perform(shared: &Shared, job: Job) -> Done {
                 shared.interrupts.raise(vector);
             }
             let result = written.map_err(|e| {
-                log::warn!("Completion queue {cq} cannot be written: {e}");
+                warn_limited!(
+                    shared.identity.limit,
+                    "Completion queue {cq} cannot be written: {e}"
+                );
                 Unreachable
             });
             let sq = cqe.sq_id;

@@ -2,6 +2,7 @@
 
 use crate::counters::{Counters, count};
 use crate::doorbells::DoorbellPage;
+use crate::identify::Identity;
 use crate::interrupts::Interrupts;
 use crate::registers::Registers;
 use farlane_pci::DmaSpace;
@@ -39,6 +40,8 @@ pub struct Shared {
     pub dma: Arc<DmaSpace>,
     /// Interrupts.
     pub interrupts: Interrupts,
+    /// What stays the same.
+    pub identity: Arc<Identity>,
     /// Numbers.
     pub counters: Arc<Counters>,
     notices: AtomicU32,
@@ -52,9 +55,10 @@ impl Shared {
     /// As after a reset.
     pub fn new(
         doorbells: DoorbellPage,
-        vectors: u16,
+        identity: Arc<Identity>,
         counters: Arc<Counters>,
     ) -> std::io::Result<Self> {
+        let vectors = identity.io_queues + 1;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             registers: Mutex::default(),
@@ -63,6 +67,7 @@ impl Shared {
             doorbells,
             dma: DmaSpace::new(),
             interrupts: Interrupts::new(vectors, Arc::clone(&counters)),
+            identity,
             counters,
             notices: AtomicU32::new(0),
             asleep: AtomicBool::new(false),

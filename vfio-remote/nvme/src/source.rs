@@ -12,6 +12,7 @@ use farlane_pci::{
     Area, Attachment, ClassCode, Counter, Description, Function, Region, SharedArea, Source,
     SourceError, Template,
 };
+use farlane_zero_copy::log_limit::LogLimit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -75,6 +76,7 @@ impl NvmeSource {
                 names,
                 namespaces,
                 io_queues: config.io_queues,
+                limit: LogLimit::new(),
             }),
             counters: Arc::default(),
             in_use: Arc::default(),

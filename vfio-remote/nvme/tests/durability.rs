@@ -6,8 +6,8 @@
 mod common;
 
 use common::*;
-use farlane_nvme::{Doorbells, NvmeSource};
-use farlane_nvme_driver::{Command, Driver, InProcess, Queue, admin, io};
+use farlane_nvme::{Doorbells, NamespaceConfig, NvmeSource};
+use farlane_nvme_driver::{Command, Driver, InProcess, Queue, Register, admin, io};
 use farlane_volatile_disk::{
     Caches, Checked, Device, LOAD_BYTES, Load, Operation, PowerLoss, Request, VolatileDisk,
 };
@@ -36,8 +36,15 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
-        let disks = [0; 2].map(|_| VolatileDisk::new(LOAD_BYTES, Caches::Shared).unwrap());
+        Self::over([0; 2].map(|_| VolatileDisk::new(LOAD_BYTES, Caches::Shared).unwrap()))
+    }
+
+    fn over(disks: [VolatileDisk; 2]) -> Self {
         let namespaces = disks.iter().map(|disk| file(&disk.path())).collect();
+        Self::with(disks, namespaces)
+    }
+
+    fn with(disks: [VolatileDisk; 2], namespaces: Vec<NamespaceConfig>) -> Self {
         let source = source(Doorbells::Trapped, namespaces);
         let mut driver = start(&source);
         let queue = driver.create_queue(1, 32).unwrap();
@@ -263,29 +270,114 @@ fn a_flush_is_complete_when_the_disk_has_done_it() {
 }
 
 #[test]
-fn a_flush_that_fails_is_an_error_for_the_driver() {
-    let mut rig = Rig::new();
-    rig.fill(6);
-    assert_eq!(rig.status(rig.blocks(io::WRITE, 1)), 0);
+fn a_flush_that_fails_is_an_error_for_the_driver_and_stays_one() {
     for errno in [libc::EIO, libc::ENOSPC, libc::EINVAL] {
+        let mut rig = Rig::new();
+        rig.fill(6);
+        for nsid in [1, 2] {
+            assert_eq!(rig.status(rig.blocks(io::WRITE, nsid)), 0);
+        }
         rig.disks[0].fail(Operation::Flush, errno);
-        assert_eq!(rig.status(Command::new(io::FLUSH, 1)), WRITE_FAULT);
-        assert_eq!(
-            rig.status(Command::new(io::FLUSH, 0xffff_ffff)),
-            WRITE_FAULT
-        );
+        let all = Command::new(io::FLUSH, 0xffff_ffff);
+        assert_eq!(rig.status(all), WRITE_FAULT, "{errno}");
+        // The other namespace has been flushed all the same.
+        assert_eq!((rig.left(0), rig.left(1)), (0, 6));
+        // What the disk has lost another flush would not bring back.
+        rig.disks[0].heal();
+        let before = rig.disks[0].requests(Operation::Flush);
+        for command in [
+            Command::new(io::FLUSH, 1),
+            all,
+            with(Command::blocks(io::WRITE_ZEROES, 1, 8, 1), FUA),
+        ] {
+            assert_eq!(rig.status(command), WRITE_FAULT, "{errno}");
+        }
         assert_eq!(rig.status(Command::new(io::FLUSH, 2)), 0);
-        assert_eq!(rig.left(0), 0);
+        assert_eq!(rig.status(rig.blocks(io::WRITE, 1)), 0);
+        assert_eq!(rig.disks[0].requests(Operation::Flush), before);
+        // Until the disk is opened again.
+        let Rig {
+            driver,
+            _source: source,
+            disks,
+            ..
+        } = rig;
+        drop((driver, source));
+        let mut rig = Rig::over(disks);
+        assert_eq!(rig.status(Command::new(io::FLUSH, 1)), 0);
+        assert_eq!(rig.left(0), 6);
     }
-    // So are zeroes that are to be durable, and are not.
+}
+
+#[test]
+fn zeroes_that_are_to_be_durable_and_are_not_are_an_error() {
     for errno in [libc::EIO, libc::EINVAL] {
+        let mut rig = Rig::new();
         rig.disks[0].fail(Operation::Flush, errno);
         let zeroes = with(Command::blocks(io::WRITE_ZEROES, 1, 8, 1), FUA);
         assert_eq!(rig.status(zeroes), WRITE_FAULT, "{errno}");
+        assert_eq!(
+            rig.status(Command::new(io::FLUSH, 1)),
+            WRITE_FAULT,
+            "{errno}"
+        );
     }
-    rig.disks[0].heal();
-    assert_eq!(rig.status(Command::new(io::FLUSH, 1)), 0);
-    assert_eq!(rig.left(0), 6);
+}
+
+#[test]
+fn what_is_only_read_is_not_flushed() {
+    let disks = [0; 2].map(|_| VolatileDisk::new(LOAD_BYTES, Caches::Shared).unwrap());
+    let namespaces = vec![file(&disks[0].path()), read_only(&disks[1].path())];
+    let mut rig = Rig::with(disks, namespaces);
+    // Its file system may have no flush at all.
+    rig.disks[1].fail(Operation::Flush, libc::EINVAL);
+    for nsid in [2, 0xffff_ffff] {
+        assert_eq!(rig.status(Command::new(io::FLUSH, nsid)), 0);
+    }
+    rig.driver.shut_down().unwrap();
+    assert_eq!(rig.disks[1].requests(Operation::Flush), 0);
+    assert!(rig.disks[0].requests(Operation::Flush) >= 2);
+}
+
+#[test]
+fn a_shutdown_that_is_asked_for_again_and_again_flushes_once_more() {
+    let mut rig = Rig::new();
+    rig.fill(3);
+    assert_eq!(rig.status(rig.blocks(io::WRITE, 1)), 0);
+    rig.disks[0].hold_flushes();
+    let cc = rig.driver.get(Register::Cc).unwrap();
+    for round in 0..20 {
+        rig.driver.set(Register::Cc, cc | 1 << 14).unwrap();
+        // The controller has seen it when a command of after that is complete.
+        let command = Command::blocks(io::READ, 1, 8, 1).prp(rig.buffers[1], 0);
+        rig.submit(round, command);
+        let done = rig.driver.await_answer(&mut rig.queue, None).unwrap();
+        assert_eq!((usize::from(done.cid), done.code()), (round, 0));
+        rig.driver.set(Register::Cc, cc).unwrap();
+    }
+    rig.disks[0].await_held_flush().unwrap();
+    rig.disks[0].release_flushes();
+    rig.driver.shut_down().unwrap();
+    let flushes = rig.disks[0].requests(Operation::Flush);
+    assert!((1..=4).contains(&flushes), "{flushes}");
+    assert_eq!(rig.left(0), 3);
+}
+
+#[test]
+fn a_reset_ends_a_flush_of_several_namespaces() {
+    // The disk may have flushed before the controller has seen the reset, but hardly each time.
+    let went_on = (0..10).filter(|_| {
+        let mut rig = Rig::new();
+        rig.disks[0].hold_flushes();
+        rig.submit(1, Command::new(io::FLUSH, 0xffff_ffff));
+        rig.disks[0].await_held_flush().unwrap();
+        rig.driver.set(Register::Cc, 0).unwrap();
+        rig.disks[0].release_flushes();
+        rig.driver.wait(1, 0, "being disabled").unwrap();
+        rig.disks[1].requests(Operation::Flush) > 0
+    });
+    let went_on = went_on.count();
+    assert!(went_on < 10, "{went_on}");
 }
 
 #[test]

@@ -8,7 +8,9 @@ mod common;
 use common::gate::Gate;
 use common::*;
 use farlane_nvme::Doorbells;
-use farlane_nvme_driver::{Command, Driver, InProcess, Memory, Queue, Transport as _, admin, io};
+use farlane_nvme_driver::{
+    Command, Driver, InProcess, Memory, Queue, Register, Transport as _, admin, io,
+};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes as _;
 
@@ -280,4 +282,29 @@ fn copies_of_data_that_does_not_come_are_limited() {
     for _ in 1..40 {
         assert_eq!(driver.await_admin(None).unwrap().code(), 0);
     }
+}
+
+#[test]
+fn a_reset_ends_what_waits_for_memory() {
+    // What is reached by messages may have been before the controller has seen the reset, but hardly each time.
+    let went_on = (0..10).filter(|_| {
+        let source = source(Doorbells::Trapped, vec![null(1 << 30)]);
+        let mut driver = start(&source);
+        let gate = Gate::new(&mut driver, FAR, FAR_BYTES);
+        let mut queue = driver.create_queue(1, 64).unwrap();
+        gate.hold(FAR..FAR + PAGE);
+        let write = Command::blocks(io::WRITE, 1, 0, 1).prp(FAR, 0);
+        let all: Vec<_> = (0..60).map(|cid| with_id(cid, write)).collect();
+        submit(&mut driver, &mut queue, &all);
+        gate.await_held();
+        for cid in [0x9001, 0x9002] {
+            assert_eq!(ask(&mut driver, cid), cid);
+        }
+        driver.set(Register::Cc, 0).unwrap();
+        gate.release();
+        driver.wait(1, 0, "being disabled").unwrap();
+        gate.accesses() >= 60
+    });
+    let went_on = went_on.count();
+    assert!(went_on < 10, "{went_on}");
 }

@@ -10,6 +10,7 @@ use crate::counters::count;
 use crate::data::{DataPointer, WalkError, scatter};
 use crate::features::{Features, Value};
 use crate::identify::{Logs, MAX_TRANSFER_SHIFT};
+use crate::namespace::Namespace;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::registers::MAX_QUEUE_ENTRIES;
 
@@ -188,6 +189,7 @@ impl Controller {
         }
         let logs = Logs {
             errors: &self.errors,
+            degraded: !self.identity.namespaces.iter().all(Namespace::can_sync),
             counters: &self.shared.counters,
         };
         let whole = logs.page(page)?;

@@ -69,6 +69,9 @@ impl CommandId {
 impl Controller {
     /// Completes a command.
     pub(super) fn complete(&mut self, command: &CommandId, status: Status, dw0: u32) {
+        if self.state != State::Running {
+            return;
+        }
         let status = if status.is_success() {
             status
         } else {

@@ -53,7 +53,7 @@ impl Controller {
                 if nsid != ALL_NAMESPACES && self.identity.namespace(nsid).is_none() {
                     return Err(Status::INVALID_NAMESPACE);
                 }
-                let work = Work::Flush(self.flushed_by(nsid));
+                let work = self.flush_of(nsid);
                 self.begin(Request::new(owner, work, 0, 0, 0));
                 Ok(Started::Pending)
             }

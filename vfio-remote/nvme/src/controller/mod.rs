@@ -13,6 +13,7 @@ mod io;
 mod requests;
 mod shadow;
 mod steps;
+mod sync;
 mod transfer;
 
 use crate::bits::{PAGE, Status};
@@ -25,11 +26,13 @@ use crate::remote::Remote;
 use crate::ring::Ring;
 use crate::shared::{Notice, Shared};
 use farlane_pci::DmaView;
+use farlane_zero_copy::{log_limited, warn_limited};
 use requests::Requests;
 use shadow::Shadow;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+use sync::Shutdown;
 
 pub use completion::CommandId;
 
@@ -56,6 +59,7 @@ pub struct Controller {
     ring: Ring,
     remote: Remote,
     state: State,
+    shutdown: Shutdown,
     stopping: bool,
     /// Memory as it was at `generation`. Not kept over a wait; transfers keep it until they end.
     view: Option<Rc<DmaView>>,
@@ -91,6 +95,7 @@ impl Controller {
             remote: Remote::start(Arc::clone(&shared))?,
             ring,
             state: State::Disabled,
+            shutdown: Shutdown::Idle,
             stopping: false,
             view: None,
             generation: 0,
@@ -116,8 +121,7 @@ impl Controller {
             let worked = match self.turn() {
                 Ok(worked) => worked,
                 Err(e) => {
-                    log::error!("The controller's ring failed: {e}");
-                    self.fail();
+                    self.ring_failed(&e);
                     // Whatever it was, it is not to be met again at full speed.
                     std::thread::sleep(Duration::from_millis(10));
                     false
@@ -129,11 +133,20 @@ impl Controller {
             if worked {
                 self.idle.worked();
             } else if let Err(e) = self.rest() {
-                log::error!("The controller's ring failed: {e}");
-                self.fail();
+                self.ring_failed(&e);
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
+    }
+
+    fn ring_failed(&mut self, error: &std::io::Error) {
+        let limit = &self.identity.limit;
+        log_limited!(
+            log::Level::Error,
+            limit,
+            "The controller's ring failed: {error}"
+        );
+        self.fail();
     }
 
     /// Gives turns until there is nothing to do and nothing in flight.
@@ -172,7 +185,7 @@ impl Controller {
         let notices = self.shared.take_notices();
         if notices.has(Notice::Stop) {
             self.stopping = true;
-            self.state = State::Resetting;
+            self.begin_reset();
         }
         if notices.has(Notice::Control) {
             self.look_at_registers();
@@ -189,7 +202,12 @@ impl Controller {
     fn look_at_registers(&mut self) {
         let mut registers = self.shared.registers();
         if registers.take_reset() {
-            self.state = State::Resetting;
+            drop(registers);
+            self.begin_reset();
+            return;
+        }
+        // What the driver asks for meanwhile is seen when it is over.
+        if self.state == State::Resetting {
             return;
         }
         let shutdown = registers.take_shutdown();
@@ -198,7 +216,7 @@ impl Controller {
         if self.state == State::Disabled && enabled && !self.stopping {
             self.enable();
         }
-        if shutdown {
+        if shutdown && !self.stopping {
             self.begin_shutdown();
         }
     }
@@ -210,7 +228,10 @@ impl Controller {
             q.sq.is_multiple_of(PAGE) && ends(q.sq, q.sq_entries) && ends(q.cq, q.cq_entries)
         });
         let Some(queues) = queues else {
-            log::warn!("The driver asks for what is not offered");
+            warn_limited!(
+                self.identity.limit,
+                "The driver asks for what is not offered"
+            );
             registers.failed();
             self.state = State::Failed;
             return;
@@ -223,6 +244,12 @@ impl Controller {
         self.state = State::Running;
         registers.ready();
         log::debug!("Enabled: {queues:x?}");
+    }
+
+    /// What is under way ends, and nothing else is begun.
+    fn begin_reset(&mut self) {
+        self.state = State::Resetting;
+        self.remote.drop_jobs(true);
     }
 
     /// Ends a reset once nothing is in flight any more. Returns whether it did.
@@ -239,6 +266,7 @@ impl Controller {
         self.shared.interrupts.clear_pending();
         self.view = None;
         self.state = State::Disabled;
+        self.remote.drop_jobs(false);
         let mut registers = self.shared.registers();
         registers.stopped();
         self.shared.settle();

@@ -1,5 +1,6 @@
 //! Commands in flight: what has been begun and ends in a later turn.
 
+use crate::bits::Status;
 use crate::bounce::Bounce;
 use crate::cmds::AdminCommand;
 use crate::controller::completion::CommandId;
@@ -46,8 +47,13 @@ pub enum Work {
     Write(Durable),
     /// Data of the guest to be compared with the namespace's, which is read to here.
     Compare(Bounce),
-    /// Flushes of these namespaces.
-    Flush(VecDeque<usize>),
+    /// Flushes of some namespaces.
+    Flush {
+        /// Those that have not been flushed.
+        left: VecDeque<usize>,
+        /// An error, if there has been one.
+        status: Status,
+    },
     /// Zeroing, then perhaps a flush, which may be under way.
     Zero {
         /// How.

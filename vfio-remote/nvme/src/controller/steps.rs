@@ -1,7 +1,7 @@
 //! What requests do, step by step: between a command and its completion.
 
 use super::{Controller, State};
-use crate::bits::{ALL_NAMESPACES, Status};
+use crate::bits::Status;
 use crate::bounce::Bounce;
 use crate::controller::requests::{Owner, Request, Work, Zeroing};
 use crate::counters::count;
@@ -9,7 +9,7 @@ use crate::namespace::Storage;
 use crate::remote::Job;
 use crate::ring::{Durable, Fallocate};
 use crate::vectors::{fill_with_zeroes, skip, transfer_now};
-use std::collections::VecDeque;
+use farlane_zero_copy::warn_limited;
 
 /// What is written where a file cannot be zeroed otherwise, and how often at once.
 static ZEROES: [u8; 65536] = [0; 65536];
@@ -60,23 +60,6 @@ impl Controller {
             pointer,
             data,
         });
-    }
-
-    /// Durability of all namespaces before the registers say that the controller is shut down.
-    pub(super) fn begin_shutdown(&mut self) {
-        let work = Work::Flush(self.flushed_by(ALL_NAMESPACES));
-        self.begin(Request::new(Owner::Shutdown, work, 0, 0, 0));
-    }
-
-    /// Indices of namespaces that have something to flush.
-    pub(super) fn flushed_by(&self, nsid: u32) -> VecDeque<usize> {
-        let all = self.identity.namespaces.iter().enumerate();
-        all.filter(|(index, namespace)| {
-            let named = nsid == ALL_NAMESPACES || u32::try_from(index + 1) == Ok(nsid);
-            named && matches!(namespace.storage, Storage::Ring { .. })
-        })
-        .map(|(index, _)| index)
-        .collect()
     }
 
     /// A command's data has been read by messages.
@@ -142,8 +125,14 @@ impl Controller {
         let moved = u64::try_from(result);
         let write = matches!(request.work, Work::Write(_) | Work::Zero { .. });
         match (&mut request.work, moved) {
-            (Work::Flush(namespaces), Ok(_)) => {
-                namespaces.pop_front();
+            (Work::Flush { left, status }, _) => {
+                if let Some(namespace) = left.pop_front() {
+                    let synced = self.synced(namespace, result);
+                    // The others are flushed all the same.
+                    if !synced.is_success() {
+                        *status = synced;
+                    }
+                }
             }
             (Work::Trim(extents), result) => {
                 // A hint: what cannot be given back stays (6.7).
@@ -155,7 +144,11 @@ impl Controller {
                 }
                 extents.pop_front();
             }
-            (Work::Zero { syncing: true, .. }, Ok(_)) => request.done = u64::MAX,
+            (Work::Zero { syncing: true, .. }, _) => {
+                let status = self.synced(request.namespace, result);
+                self.finish(slot, request, status);
+                return;
+            }
             (
                 Work::Zero {
                     how: Zeroing::By(_),
@@ -174,11 +167,6 @@ impl Controller {
                     Zeroing::By(Fallocate::ZeroRange) => Zeroing::By(Fallocate::PunchHole),
                     _ => Zeroing::Writing,
                 };
-            }
-            (Work::Flush(_), Err(_)) => {
-                let status = self.storage_failed(libc::EIO, true);
-                self.finish(slot, request, status);
-                return;
             }
             (_, Err(_)) => {
                 let status = self.storage_failed(-result, write);
@@ -202,13 +190,25 @@ impl Controller {
         self.advance(slot, request);
     }
 
+    /// Whether nobody waits for what is left of a request: the controller is reset, or has failed.
+    fn is_over(&self, request: &Request) -> bool {
+        match request.owner {
+            Owner::Shutdown => self.state == State::Resetting,
+            Owner::Command(_) | Owner::Nobody => self.state != State::Running,
+        }
+    }
+
     /// Goes on with a request until it waits or has ended.
     fn advance(&mut self, slot: usize, mut request: Request) {
+        if self.is_over(&request) {
+            self.finish(slot, request, Status::INTERNAL_ERROR);
+            return;
+        }
         match self.step(slot, &mut request) {
             Ok(Step::Pending) => self.requests.put(slot, request),
             Ok(Step::Done(status)) => self.moved_all(slot, request, status),
             Err(e) => {
-                log::warn!("The ring takes no operation: {e}");
+                warn_limited!(self.identity.limit, "The ring takes no operation: {e}");
                 self.finish(slot, request, Status::INTERNAL_ERROR);
             }
         }
@@ -235,13 +235,17 @@ impl Controller {
     fn step(&mut self, slot: usize, request: &mut Request) -> std::io::Result<Step> {
         let file = u32::try_from(request.namespace).unwrap_or(u32::MAX);
         match &mut request.work {
-            Work::Flush(namespaces) => {
-                let Some(&namespace) = namespaces.front() else {
-                    return Ok(Step::Done(Status::SUCCESS));
-                };
-                let file = u32::try_from(namespace).unwrap_or(u32::MAX);
-                self.ring.sync(file, slot)?;
-                Ok(Step::Pending)
+            Work::Flush { left, status } => {
+                while let Some(&namespace) = left.front() {
+                    if self.can_sync(namespace) {
+                        let file = u32::try_from(namespace).unwrap_or(u32::MAX);
+                        self.ring.sync(file, slot)?;
+                        return Ok(Step::Pending);
+                    }
+                    *status = Status::WRITE_FAULT;
+                    left.pop_front();
+                }
+                Ok(Step::Done(*status))
             }
             Work::Trim(extents) => {
                 let Some(&(offset, length)) = extents.front() else {
@@ -333,12 +337,12 @@ impl Controller {
         else {
             return Ok(Step::Done(Status::INTERNAL_ERROR));
         };
-        if request.done == u64::MAX {
-            return Ok(Step::Done(Status::SUCCESS));
-        }
         if request.done >= request.length {
             if !durable.0 {
                 return Ok(Step::Done(Status::SUCCESS));
+            }
+            if !self.can_sync(request.namespace) {
+                return Ok(Step::Done(Status::WRITE_FAULT));
             }
             *syncing = true;
             self.ring.sync(file, slot)?;
@@ -387,7 +391,7 @@ impl Controller {
                     count(&counters.writes, 1);
                     count(&counters.written_bytes, request.length);
                 }
-                Work::Flush(_) => count(&counters.flushes, 1),
+                Work::Flush { .. } => count(&counters.flushes, 1),
                 Work::Compare(_) | Work::Zero { .. } | Work::Trim(_) | Work::Ranges => {
                     count(&counters.others, 1);
                 }
@@ -397,7 +401,7 @@ impl Controller {
         self.requests.release(slot, request.iovecs);
         match request.owner {
             Owner::Nobody => (),
-            Owner::Shutdown => self.shared.registers().shut_down(),
+            Owner::Shutdown => self.end_shutdown(status),
             Owner::Command(id) => {
                 let dw0 = match request.work {
                     Work::Answer { dw0 } => dw0,

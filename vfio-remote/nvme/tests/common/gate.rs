@@ -15,6 +15,7 @@ struct State {
     /// Accesses to these addresses are not answered.
     held: Range<u64>,
     waiting: bool,
+    accesses: u64,
 }
 
 /// The owner of some memory.
@@ -72,8 +73,14 @@ impl Gate {
         assert!(state.unwrap().0.waiting, "nothing is held");
     }
 
+    /// How often memory has been accessed.
+    pub fn accesses(&self) -> u64 {
+        self.state().accesses
+    }
+
     fn pass(&self, address: u64) -> std::io::Result<()> {
         let mut state = self.state();
+        state.accesses += 1;
         if !state.held.contains(&address) {
             return Ok(());
         }
