@@ -35,7 +35,7 @@ const FOLLOW: Duration = Duration::from_secs(1);
 /// Where the VM's memory lies, kept up to date.
 struct Followed {
     placement: Arc<Placement>,
-    _watch: Option<Watch>,
+    watch: Option<Watch>,
 }
 
 /// A disk in the hands of a VMM.
@@ -81,23 +81,28 @@ impl DiskDevice {
         self.features & bit != 0
     }
 
-    /// Where the memory of the VM lies, as it is now.
+    /// Where the memory of the VM lies, as far as that is known by now.
     fn placement(&mut self, space: &Arc<AddressSpace>) -> io::Result<Option<Arc<Placement>>> {
         let around = self.disk.around();
         if around.limbs.all().len() < 2 {
             return Ok(None);
         }
-        if let Some(followed) = &self.placement {
-            followed.placement.refresh();
-            return Ok(Some(Arc::clone(&followed.placement)));
+        let followed = match self.placement.take() {
+            Some(followed) => followed,
+            None => {
+                let topology = around.limbs.topology().clone();
+                let given = around.given.clone();
+                let placement = Placement::unseen(Arc::clone(space), topology, given);
+                let watch = placement.watch(FOLLOW)?;
+                Followed { placement, watch }
+            }
+        };
+        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its queue.
+        if let Some(watch) = &followed.watch {
+            watch.look();
         }
-        let topology = around.limbs.topology().clone();
-        let placement = Placement::new(Arc::clone(space), topology, around.given.clone());
-        self.placement = Some(Followed {
-            _watch: placement.watch(FOLLOW)?,
-            placement: Arc::clone(&placement),
-        });
-        Ok(Some(placement))
+        let followed = self.placement.insert(followed);
+        Ok(Some(Arc::clone(&followed.placement)))
     }
 
     /// Virtio 1.2, 5.2.5.2 and 5.2.6.2: without FLUSH a driver cannot make writes durable, so they

@@ -100,6 +100,8 @@ pub struct File {
     /// Descriptors of ours.
     pub(crate) own: Lock<Vec<Own>>,
     mapping: Lock<Mapping>,
+    /// The program has closed a descriptor while a call was at it.
+    is_leaving: AtomicBool,
 }
 
 /// An address range whose pages are those of the file: never read or written, only asked about.
@@ -160,7 +162,7 @@ pub fn open(fd: RawFd) -> Option<Opened> {
         return None;
     }
     let id = id_of(&stat);
-    let known = FILES.lock().files.get(&id).cloned();
+    let known = FILES.lock().known(id);
     let file = known.unwrap_or_else(|| learn(id, borrowed));
     Some(Opened {
         fd,
@@ -208,6 +210,7 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
             stream: Lock::new(Stream::default()),
             own: Lock::new(Vec::new()),
             mapping: Lock::new(Mapping::default()),
+            is_leaving: AtomicBool::new(false),
         })
     });
     Arc::clone(file)
@@ -256,12 +259,10 @@ impl File {
         }
     }
 
-    /// The program is about to close its last descriptor: ours go before it. False if one of them is in use.
-    fn let_go(&self) -> bool {
-        let mut own = self.own.lock();
-        own.retain(Own::is_used);
+    /// The program is about to close a descriptor: ours go before it, as far as none of them is in use.
+    fn let_go(&self) {
+        self.own.lock().retain(Own::is_used);
         self.mapping.lock().unmap();
-        own.is_empty()
     }
 
     /// Asks which pages of `length` bytes at `offset` (a multiple of the page size) are in memory: a byte a page, bit 0.
@@ -330,14 +331,36 @@ pub fn is_any_known() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
+impl Files {
+    /// Has a file's descriptors of ours go, and forgets it if no call of another thread is at it: that would open one again, and close
+    /// it some time later, with the locks that the program has by then.
+    fn forget(&mut self, id: FileId) -> Option<Arc<File>> {
+        let file = self.files.get(&id)?;
+        file.let_go();
+        // Whoever gets it does so with the lock of all files, which the caller has.
+        if Arc::strong_count(file) > 1 {
+            file.is_leaving.store(true, Ordering::Relaxed);
+            return None;
+        }
+        self.files.remove(&id)
+    }
+
+    /// What is known of a file. Of one that was to be forgotten, and has no descriptor of ours that would keep its number, that is nothing: by
+    /// now the number may be another file's.
+    fn known(&mut self, id: FileId) -> Option<Arc<File>> {
+        let file = self.files.get(&id)?;
+        let is_unused = Arc::strong_count(file) == 1 && file.own.lock().is_empty();
+        if is_unused && file.is_leaving.load(Ordering::Relaxed) {
+            self.files.remove(&id);
+            return None;
+        }
+        Some(Arc::clone(file))
+    }
+}
+
 /// The program is about to close `fd`, a descriptor of the file with this number.
 pub(crate) fn forget_one(id: FileId, fd: RawFd) {
-    let mut files = FILES.lock();
-    let gone = match files.files.get(&id) {
-        Some(file) if file.let_go() => files.files.remove(&id),
-        _ => None,
-    };
-    drop(files);
+    let gone = FILES.lock().forget(id);
     if let Some(file) = gone {
         readahead::drop_file(&file, fd);
     }
@@ -346,15 +369,14 @@ pub(crate) fn forget_one(id: FileId, fd: RawFd) {
 /// Forgets files of which the program has no descriptor any more.
 pub(crate) fn forget_all_but(open: &BTreeSet<FileId>) {
     let known: Vec<_> = FILES.lock().files.values().cloned().collect();
-    for file in known.iter().filter(|file| !open.contains(&file.id)) {
+    for file in known.into_iter().filter(|file| !open.contains(&file.id)) {
         let own = file.own.lock().first().and_then(Own::enter);
         if let Some(own) = own {
-            readahead::drop_file(file, own.number());
+            readahead::drop_file(&file, own.number());
         }
-        let mut files = FILES.lock();
-        if file.let_go() {
-            files.files.remove(&file.id);
-        }
+        let id = file.id;
+        drop(file);
+        FILES.lock().forget(id);
     }
 }
 
@@ -436,6 +458,25 @@ mod tests {
         let (pipe, _writer) = rustix::pipe::pipe().unwrap();
         assert!(is_elsewhere(pipe.as_fd(), libc::XFS_SUPER_MAGIC));
         assert!(!is_elsewhere(pipe.as_fd(), libc::EXT4_SUPER_MAGIC));
+    }
+
+    #[test]
+    fn a_file_is_not_forgotten_while_a_call_is_at_it() {
+        let file = tempfile::tempfile().unwrap();
+        let fd = file.as_raw_fd();
+        let opened = open(fd).unwrap();
+        let id = opened.file.id;
+        let is_same = || Arc::ptr_eq(&open(fd).unwrap().file, &opened.file);
+        forget_one(id, fd);
+        assert!(is_same());
+        let old = Arc::downgrade(&opened.file);
+        drop(opened);
+        // Then it is looked at anew: the number may be another file's.
+        let opened = open(fd).unwrap();
+        assert!(old.upgrade().is_none());
+        drop(opened);
+        forget_one(id, fd);
+        assert!(!FILES.lock().files.contains_key(&id));
     }
 
     #[test]

@@ -219,6 +219,32 @@ mod tests {
         let rc = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) };
         assert_eq!(rc, 0);
         enter(&next, user).unwrap();
+        // Of two locks of a byte the kernel tells the one of whoever has had one of the file for longer. A lock of the whole file that
+        // was there before us would have kept us away.
+        assert_eq!(enter(&other, user), Err(Errno::AGAIN));
+        assert_eq!(lock(&open(file.path()), true), Err(Errno::AGAIN));
+    }
+
+    #[test]
+    fn another_ones_lock_of_any_of_the_bytes_is_noticed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // Whoever keeps what we have, and whoever has what we keep, among locks that are in nobody's way.
+        for (byte, read_only) in [
+            (200, true),
+            (101, true),
+            (103, true),
+            (201, false),
+            (103, false),
+        ] {
+            let (harmless, other, ours) = (open(file.path()), open(file.path()), open(file.path()));
+            for byte in [100, 102, 202, 203] {
+                change(&harmless, byte, libc::F_RDLCK).unwrap();
+            }
+            change(&other, byte, libc::F_RDLCK).unwrap();
+            assert_eq!(lock(&ours, read_only), Err(Errno::AGAIN), "{byte}");
+            drop(other);
+            lock(&ours, read_only).unwrap();
+        }
     }
 
     #[test]

@@ -61,12 +61,11 @@ impl Worker {
         let stopping = Arc::new(AtomicBool::new(false));
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = rustix::event::eventfd(0, flags)?;
-        let mut steering = placement.map(Steering::new);
         let limbs = &disk.around().limbs;
-        let queue_node = |s: &mut Steering| s.map().node_of(setup.layout.descriptors);
-        let home = steering
-            .as_mut()
-            .map_or(0, |s| limbs.index_of(queue_node(s)));
+        let home = placement.as_ref().map_or(0, |placement| {
+            limbs.index_of(placement.look_at(setup.layout.descriptors))
+        });
+        let steering = placement.map(Steering::new);
         let limb = limbs.all().get(home).ok_or(io::ErrorKind::NotFound)?;
         let thread = limb.spawn(format!("queue {}", setup.index), {
             let disk = Arc::clone(&disk);
