@@ -14,7 +14,7 @@ use super::key::FlowKey;
 use super::parse::{Parsed, Signal};
 use super::shard::Shard;
 use super::wishes::Wishes;
-use known::{ESTABLISHED, Flow, Part, counts};
+use known::{Flow, Part};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -147,15 +147,11 @@ impl FlowTable {
             }
         };
         let shard = &mut part.flows;
-        let promote = match shard.get(slot, now_us) {
-            Some((_, flow)) if counts(frame.signal) => {
-                flow.received = flow.received.saturating_add(1);
-                flow.received == ESTABLISHED && flow.sent >= ESTABLISHED
-            }
-            _ => false,
-        };
+        let promote = shard
+            .get(slot, now_us)
+            .is_some_and(|(_, flow)| flow.has_come(frame.signal));
         if promote {
-            self.promote(shard, slot);
+            Self::promote(shard, slot);
         }
         let end = frame.sequence.map(|sequence| sequence.end);
         let ticket = Ticket {
@@ -245,7 +241,7 @@ impl FlowTable {
                 && let Some(slot) = self.insert(&mut part, key, within, queue, now_us)
                 && let Some((_, flow)) = part.flows.peek(slot)
             {
-                flow.sent = u8::from(counts(frame.signal));
+                flow.has_gone(frame.signal);
             }
             return;
         };
@@ -253,11 +249,7 @@ impl FlowTable {
         let Some((_, flow)) = shard.get(slot, now_us) else {
             return;
         };
-        let mut promote = false;
-        if counts(frame.signal) {
-            flow.sent = flow.sent.saturating_add(1);
-            promote = flow.sent == ESTABLISHED && flow.received >= ESTABLISHED;
-        }
+        let promote = flow.has_gone(frame.signal);
         if let Some(number) = frame.sequence.and_then(|sequence| sequence.acknowledges) {
             flow.course.acknowledged(number);
         }
@@ -276,7 +268,7 @@ impl FlowTable {
             }
         }
         if promote {
-            self.promote(shard, slot);
+            Self::promote(shard, slot);
         }
     }
 
@@ -311,6 +303,8 @@ impl FlowTable {
         let step = take(&mut flow.course, &self.settings.patience, &consumed);
         if established {
             self.wish(key, flow, at.now);
+        } else {
+            self.take_back(key, flow, at.now);
         }
         match step {
             Step::Deliver => Route::Deliver,

@@ -5,7 +5,8 @@
 
 use super::mail::Handed;
 use crate::flow::Ticket;
-use std::collections::VecDeque;
+use crate::flow::shard::Slot;
+use std::collections::{HashSet, VecDeque};
 
 /// Frames that are held, at most, and their bytes.
 const MOST: usize = 1024;
@@ -26,9 +27,34 @@ pub(super) struct HeldFrame {
 pub(super) struct Held {
     frames: VecDeque<HeldFrame>,
     bytes: usize,
+    /// How many of them are still to be looked at, and the flows of which one was that stays.
+    ahead: usize,
+    stay: HashSet<(u16, Slot)>,
 }
 
 impl Held {
+    /// All of them are to be looked at.
+    pub fn look_through(&mut self) {
+        self.ahead = self.frames.len();
+        self.stay.clear();
+    }
+
+    /// The next one that may go, if any: the oldest of its flow, or one whose elders have gone. Pushed again, it stays. So a frame whose
+    /// time comes while the frames are looked at does not overtake one that was looked at before.
+    pub fn next(&mut self) -> Option<HeldFrame> {
+        while self.ahead > 0 {
+            self.ahead -= 1;
+            let frame = self.frames.pop_front()?;
+            if self.stay.contains(&frame.ticket.flow()) {
+                self.frames.push_back(frame);
+                continue;
+            }
+            self.bytes -= frame.frame.bytes.len();
+            return Some(frame);
+        }
+        None
+    }
+
     /// Holds a frame, behind the others.
     ///
     /// # Errors
@@ -39,19 +65,18 @@ impl Held {
             return Err(frame);
         }
         self.bytes = bytes;
+        if self.ahead > 0 {
+            self.stay.insert(frame.ticket.flow());
+        }
         self.frames.push_back(frame);
         Ok(())
     }
 
-    /// The oldest, which is held no longer, unless it is pushed again.
+    /// The oldest, which is held no longer.
     pub fn pop(&mut self) -> Option<HeldFrame> {
         let frame = self.frames.pop_front()?;
         self.bytes -= frame.frame.bytes.len();
         Some(frame)
-    }
-
-    pub fn len(&self) -> usize {
-        self.frames.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -68,12 +93,12 @@ mod tests {
     use zerocopy::FromZeros as _;
 
     /// A flow that somebody knows.
-    fn ticket() -> Ticket {
+    fn ticket(table: &FlowTable, port: u16) -> Ticket {
         let flow = FlowKey {
             source: Ipv4Addr::LOCALHOST.into(),
             destination: Ipv4Addr::LOCALHOST.into(),
-            source_port: 1,
-            destination_port: 1,
+            source_port: port,
+            destination_port: port,
             protocol: 17,
             vlans: [0; 2],
         };
@@ -85,7 +110,6 @@ mod tests {
             network: 14,
             transport: None,
         };
-        let table = FlowTable::new(Settings::usual(2, Placement::Arrival));
         table.transmitted(1, &parsed, 0);
         match table.received(0, &parsed, 1, 0) {
             Route::Forward {
@@ -109,15 +133,52 @@ mod tests {
         }
     }
 
+    fn table() -> FlowTable {
+        FlowTable::new(Settings::usual(2, Placement::Arrival))
+    }
+
+    #[test]
+    fn a_frame_whose_elder_stays_stays_too_whatever_would_be_said_of_it() {
+        let table = table();
+        let [one, other] = [1, 2].map(|port| ticket(&table, port));
+        let mut held = Held::default();
+        let is_empty = |held: &mut Held| {
+            held.look_through();
+            held.next().is_none()
+        };
+        assert!(is_empty(&mut held));
+        // The lengths are numbers.
+        for (ticket, number) in [(one, 1), (other, 2), (one, 3), (other, 4), (one, 5)] {
+            held.push(frame(ticket, number)).unwrap();
+        }
+        // The first frame of the one flow stays, all of the other go; then all go. New ones come meanwhile.
+        let mut went = Vec::new();
+        held.look_through();
+        while let Some(frame) = held.next() {
+            let number = frame.frame.bytes.len();
+            if number == 1 {
+                held.push(frame).unwrap();
+            } else {
+                went.push(number);
+            }
+        }
+        assert_eq!(went, [2, 4]);
+        held.push(frame(one, 6)).unwrap();
+        held.look_through();
+        went.extend(std::iter::from_fn(|| held.next()).map(|held| held.frame.bytes.len()));
+        assert_eq!(went, [2, 4, 1, 3, 5, 6]);
+        assert!(is_empty(&mut held) && held.bytes == 0);
+    }
+
     #[test]
     fn neither_frames_nor_bytes_that_are_held_grow_without_bound() {
-        let ticket = ticket();
+        let ticket = ticket(&table(), 1);
         let mut held = Held::default();
         let mut fill = |bytes: usize| {
             let count = (0..=2 * MOST)
                 .take_while(|_| held.push(frame(ticket, bytes)).is_ok())
                 .count();
-            assert_eq!(held.len(), count);
+            assert_eq!(held.frames.len(), count);
             let taken = std::iter::from_fn(|| held.pop());
             let lengths: usize = taken.map(|held| held.frame.bytes.len()).sum();
             assert_eq!(lengths, count * bytes);

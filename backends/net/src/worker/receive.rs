@@ -277,10 +277,8 @@ impl Engine {
                 }
             }
         }
-        for _ in 0..receive.held.len() {
-            let Some(HeldFrame { ticket, on, frame }) = receive.held.pop() else {
-                break;
-            };
+        receive.held.look_through();
+        while let Some(HeldFrame { ticket, on, frame }) = receive.held.next() {
             self.look_how_far(on);
             let route = match &self.table {
                 Some(table) => table.retry(self.pair.index, ticket, self.now_us),

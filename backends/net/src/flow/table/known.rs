@@ -13,10 +13,14 @@ const TICK_STEPS: usize = 8;
 
 /// Frames in each direction that make a flow established. Of TCP those count that neither open a connection nor end one: what a
 /// sender under another's name has the guest say, however often.
-pub(super) const ESTABLISHED: u8 = 2;
+const ESTABLISHED: u8 = 2;
+
+/// The same of a flow that was established and had to make room, or for which there was none: where there are more than are kept, they
+/// take turns, and what the port is asked for then costs little beside so many frames.
+const ESTABLISHED_AGAIN: u8 = 8;
 
 /// Whether a frame counts.
-pub(super) fn counts(signal: Signal) -> bool {
+fn counts(signal: Signal) -> bool {
     !matches!(signal, Signal::Open | Signal::Close)
 }
 
@@ -31,10 +35,15 @@ const LONG_AGO_US: u64 = 1_000_000;
 pub(super) struct Flow {
     pub(super) course: Course,
     pub(super) votes: Votes,
-    pub(super) received: u8,
-    pub(super) sent: u8,
+    /// Frames that have come and gone, of those that [count](counts), and how many of each make it established.
+    received: u8,
+    sent: u8,
+    needed: u8,
     /// The port's queue that was last asked for: the port has it, or the wish waits.
     pub(super) rule: u16,
+    /// The queue that frames came from when the rule was taken back, and when that was.
+    left: u16,
+    left_us: u64,
 }
 
 impl Flow {
@@ -44,8 +53,50 @@ impl Flow {
             votes: Votes::default(),
             received: 0,
             sent: 0,
+            needed: ESTABLISHED,
             rule: NONE,
+            left: NONE,
+            left_us: 0,
         }
+    }
+
+    /// A frame has come. Returns whether that makes the flow established.
+    pub(super) fn has_come(&mut self, signal: Signal) -> bool {
+        if !counts(signal) {
+            return false;
+        }
+        self.received = self.received.saturating_add(1);
+        self.received == self.needed && self.sent >= self.needed
+    }
+
+    /// A frame has gone. Returns whether that makes the flow established.
+    pub(super) fn has_gone(&mut self, signal: Signal) -> bool {
+        if !counts(signal) {
+            return false;
+        }
+        self.sent = self.sent.saturating_add(1);
+        self.sent == self.needed && self.received >= self.needed
+    }
+
+    /// It is not established: it can be again.
+    fn begins_again(&mut self) {
+        self.received = 0;
+        self.sent = 0;
+        self.needed = ESTABLISHED_AGAIN;
+    }
+
+    /// Its rule is taken back: frames come from another queue than `left`, from now on or soon.
+    pub(super) fn leaves(&mut self, left: u16, now_us: u64) {
+        self.rule = NONE;
+        self.left = left;
+        self.left_us = now_us;
+    }
+
+    /// Whether all frames have come that came by a rule that was taken back: they come from another queue now, or have done so all the time.
+    pub(super) fn has_left(&self, sequencer: u16, now_us: u64) -> bool {
+        self.left == NONE
+            || self.left != sequencer
+            || now_us.saturating_sub(self.left_us) >= LONG_AGO_US
     }
 }
 
@@ -156,15 +207,15 @@ impl FlowTable {
         slot
     }
 
-    pub(super) fn promote(&self, shard: &mut Shard<Flow>, slot: Slot) {
-        if let Promotion::Instead(other) = shard.promote(slot)
-            && let Some((key, flow)) = shard.peek(other)
-        {
-            // Long before it can be forgotten its frames come as those of strangers do.
-            if flow.rule != NONE && self.wishes.has_room() {
-                self.wishes.take_back(*key);
-                flow.rule = NONE;
-            }
+    /// A flow has become established, perhaps in the place of another one.
+    pub(super) fn promote(shard: &mut Shard<Flow>, slot: Slot) {
+        let other = match shard.promote(slot) {
+            Promotion::Done => return,
+            Promotion::Instead(other) => other,
+            Promotion::Refused => slot,
+        };
+        if let Some((_, flow)) = shard.peek(other) {
+            flow.begins_again();
         }
     }
 

@@ -86,12 +86,22 @@ impl FlowTable {
             && home != flow.rule
             && home < self.port_queues.load(Ordering::Acquire)
             // What was asked for before has been seen: a flow changes its queue once at a time.
-            && (flow.rule == NONE || flow.rule == sequencer)
+            && (flow.rule == sequencer || flow.rule == NONE && flow.has_left(sequencer, now_us))
             && self
                 .wishes
                 .set(*key, home, (flow.rule != NONE).then_some(flow.rule), now_us)
         {
             flow.rule = home;
+        }
+    }
+
+    /// Takes back the rule of a flow that is established no more: long before it can be forgotten its frames come as those of strangers
+    /// do. Not before the rule has been seen to be followed, either.
+    pub(super) fn take_back(&self, key: &FlowKey, flow: &mut Flow, now_us: u64) {
+        if flow.rule != NONE && flow.course.sequencer() == Some(flow.rule) && self.wishes.has_room()
+        {
+            self.wishes.take_back(*key);
+            flow.leaves(flow.rule, now_us);
         }
     }
 }

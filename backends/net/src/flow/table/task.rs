@@ -13,6 +13,14 @@ pub struct Ticket {
     pub(super) from: u16,
 }
 
+impl Ticket {
+    /// What all frames of one flow have in common, and of different flows not.
+    #[must_use]
+    pub fn flow(&self) -> (u16, Slot) {
+        (self.shard, self.slot)
+    }
+}
+
 /// What a worker is to do with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {

@@ -239,6 +239,78 @@ fn what_a_port_refuses_is_asked_for_again_and_not_at_once() {
     assert_eq!(asked(&table, LATE + 600_000), []);
 }
 
+/// Flows of different sources that share a part of the table, in which there is room for four, and for three that are established.
+fn neighbours(table: &FlowTable) -> [u32; 4] {
+    let place = |flow: &u32| split(table.hash.flow(&key(*flow))).0;
+    let source = |flow: &u32| table.hash.source(&key(*flow)).to_le_bytes()[0];
+    let mut found: Vec<u32> = Vec::new();
+    for flow in 0.. {
+        let is_near = found
+            .first()
+            .is_none_or(|first| place(first) == place(&flow));
+        if is_near && found.iter().all(|other| source(other) != source(&flow)) {
+            found.push(flow);
+        }
+        if let Ok(found) = found.as_slice().try_into() {
+            return found;
+        }
+    }
+    unreachable!()
+}
+
+/// A frame of a flow is read by a worker, and put wherever it belongs; nothing has to drain.
+fn comes(table: &FlowTable, worker: u16, flow: u32, now: u64) {
+    let mut route = table.received(worker, &data(flow), 1, now);
+    loop {
+        route = match route {
+            Route::Deliver => return,
+            Route::Forward {
+                task: Task::Deliver(ticket),
+                ..
+            } => return table.delivered(ticket, 1),
+            Route::Forward {
+                to,
+                task: Task::Sequence(ticket),
+            } => table.sequenced(to, ticket, now),
+            other => panic!("{other:?}"),
+        };
+    }
+}
+
+#[test]
+fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() {
+    let settings = Settings {
+        capacity: 4 * SHARDS,
+        ..Settings::usual(4, Placement::Arrival)
+    };
+    let table = FlowTable::with_hash(settings, KeyedHash::fixed());
+    let [first, others @ ..] = neighbours(&table);
+    hand_over(&table, first, 0);
+    assert_eq!(asked(&table, 0), [(key(first), Some(1))]);
+    for flow in others {
+        hand_over(&table, flow, 0);
+    }
+    assert_eq!(table.census().established, 3);
+    assert_eq!(asked(&table, 0).len(), 3);
+    // Nothing is taken back before the port has followed.
+    comes(&table, 0, first, 0);
+    assert_eq!(asked(&table, 0), []);
+    comes(&table, 1, first, 0);
+    comes(&table, 1, first, 0);
+    assert_eq!(asked(&table, 0), [(key(first), None)]);
+    // And nothing is asked for before it has followed again.
+    for _ in 0..10 {
+        comes(&table, 1, first, 1);
+        table.transmitted(1, &sent(first), 1);
+    }
+    assert_eq!(table.census().established, 3);
+    assert_eq!(asked(&table, 1), []);
+    for _ in 0..3 {
+        comes(&table, 0, first, 2);
+    }
+    assert_eq!(asked(&table, 2), [(key(first), Some(1))]);
+}
+
 #[test]
 fn whoever_asks_the_port_is_not_kept_by_those_who_wish_for_more() {
     let table = table(1 << 14, Placement::Arrival);

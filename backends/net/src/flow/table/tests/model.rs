@@ -56,8 +56,8 @@ impl Frame {
         1 + u64::from(self.number % 3)
     }
 
-    fn parsed(self) -> Parsed {
-        let mut parsed = segment(key(self.flow), Signal::Data, self.number, 0);
+    fn parsed(self, key: FlowKey) -> Parsed {
+        let mut parsed = segment(key, Signal::Data, self.number, 0);
         if self.flow.is_multiple_of(2) {
             // Without numbers that could be acknowledged.
             parsed.sequence = None;
@@ -90,8 +90,18 @@ struct Worker {
     taken: VecDeque<(u64, Frame)>,
 }
 
+/// How many flows there are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Crowd {
+    /// Few.
+    None,
+    /// One more than can be established.
+    Dense,
+}
+
 struct World {
     table: FlowTable,
+    keys: [FlowKey; 4],
     workers: Vec<Worker>,
     rules: HashMap<FlowKey, u16>,
     arrived: Vec<u32>,
@@ -101,12 +111,23 @@ struct World {
 }
 
 impl World {
-    fn new(placement: Placement) -> Self {
+    fn new(placement: Placement, crowd: Crowd) -> Self {
+        let capacity = match crowd {
+            Crowd::None => 1024,
+            Crowd::Dense => 4 * SHARDS,
+        };
+        let settings = Settings {
+            capacity,
+            ..Settings::usual(WORKERS, placement)
+        };
+        let table = FlowTable::with_hash(settings, KeyedHash::fixed());
+        let flows = match crowd {
+            Crowd::None => [0, 1, 2, 3],
+            Crowd::Dense => neighbours(&table),
+        };
         Self {
-            table: FlowTable::new(Settings {
-                capacity: 1024,
-                ..Settings::usual(WORKERS, placement)
-            }),
+            keys: flows.map(key),
+            table,
             workers: (0..WORKERS)
                 .map(|_| Worker {
                     part: Part::Channels,
@@ -126,6 +147,10 @@ impl World {
             now: 1,
             moved: false,
         }
+    }
+
+    fn key(&self, flow: u32) -> FlowKey {
+        self.keys[usize::try_from(flow).unwrap()]
     }
 
     fn worker(&mut self, worker: u16) -> &mut Worker {
@@ -188,7 +213,10 @@ impl World {
             Part::Port => match self.worker(worker).port.pop_front() {
                 Some(frame) => {
                     let next = self.worker(worker).used + frame.buffers();
-                    let route = self.table.received(worker, &frame.parsed(), next, self.now);
+                    let route = {
+                        let parsed = frame.parsed(self.key(frame.flow));
+                        self.table.received(worker, &parsed, next, self.now)
+                    };
                     self.route(worker, frame, route);
                 }
                 None => self.worker(worker).part = Part::Aside,
@@ -231,7 +259,7 @@ impl World {
             Signal::Acknowledge
         };
         let number = self.seen[usize::try_from(flow).unwrap()];
-        let mut parsed = segment(key(flow).reversed(), signal, 1, number);
+        let mut parsed = segment(self.key(flow).reversed(), signal, 1, number);
         if flow.is_multiple_of(2) {
             parsed.sequence = None;
             parsed.signal = Signal::Datagram;
@@ -282,7 +310,7 @@ impl World {
             Placement::Arrival => u16::try_from(flow).unwrap() % WORKERS,
             Placement::Hash => 0,
         };
-        let queue = self.rules.get(&key(flow)).copied().unwrap_or(usual);
+        let queue = self.rules.get(&self.key(flow)).copied().unwrap_or(usual);
         self.worker(queue).port.push_back(frame);
     }
 
@@ -318,8 +346,8 @@ impl World {
     }
 }
 
-fn run(events: &[Event], placement: Placement) -> World {
-    let mut world = World::new(placement);
+fn run(events: &[Event], placement: Placement, crowd: Crowd) -> World {
+    let mut world = World::new(placement, crowd);
     if placement == Placement::Hash {
         world.table.port_cannot_steer();
     }
@@ -337,20 +365,31 @@ proptest! {
     fn frames_stay_in_order_over_several_port_queues(
         events in proptest::collection::vec(event(false), 0..400),
     ) {
-        run(&events, Placement::Arrival);
+        run(&events, Placement::Arrival, Crowd::None);
     }
 
     #[test]
     fn frames_stay_in_order_from_one_port_queue(
         events in proptest::collection::vec(event(false), 0..400),
     ) {
-        run(&events, Placement::Hash);
+        run(&events, Placement::Hash, Crowd::None);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+    #[test]
+    fn frames_stay_in_order_while_flows_take_turns_in_being_steered(
+        events in proptest::collection::vec(event(false), 0..800),
+    ) {
+        run(&events, Placement::Arrival, Crowd::Dense);
     }
 }
 
 #[test]
 fn a_stream_whose_process_migrates_is_carried_along() {
-    let mut world = World::new(Placement::Arrival);
+    let mut world = World::new(Placement::Arrival, Crowd::None);
     let mut at = [0; 3];
     for step in 0..30_000_u32 {
         let process = u16::try_from(step / 5_000 % 3).unwrap();
