@@ -7,6 +7,9 @@
 /* Largest error number that a backend may report: EHWPOISON. */
 #define MAX_STATUS 133
 
+/* Why a device is condemned whose contexts a backend knows nothing of. */
+static const char another[] = "the backend is another one";
+
 /*
  * Each answer names the generation of the device that gives it: a VMM may have connected to another
  * backend, which knows nothing of the contexts that are open. Where there are none nothing is lost.
@@ -19,10 +22,14 @@ static void farlane_answered(struct farlane *fl, struct farlane_call *call)
 	if (call->written < sizeof(call->reply))
 		return;
 	if (generation != fl->generation) {
-		if (fl->opened)
-			fl->condemned = "the backend is another one";
-		else
+		if (fl->opened) {
+			fl->condemned = another;
+		} else {
 			fl->generation = generation;
+			/* Contexts of the last one were open, and are not any more. */
+			if (fl->condemned == another)
+				fl->condemned = NULL;
+		}
 	}
 	if (call->request.op == cpu_to_le32(FARLANE_OP_OPEN) &&
 	    !call->reply.status)

@@ -1,10 +1,15 @@
 //! Event descriptors that somebody else has made.
 
+mod aio;
+
+use aio::Signaller;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
+use std::io;
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use thiserror::Error;
 
 /// `preadv2`: where the file stands.
@@ -50,9 +55,39 @@ pub fn adopt(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
     Ok(fd)
 }
 
+/// What signals eventfds, once that is settled.
+static SIGNALLER: OnceLock<Option<Signaller>> = OnceLock::new();
+
+/// From now on [`signal`] blocks under no circumstances. Returns whether that is so: not where the kernel has no asynchronous requests.
+/// Once is enough.
+///
+/// # Errors
+/// The system has none left.
+pub fn install() -> io::Result<bool> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if SIGNALLER.get().is_none() {
+        let signaller = Signaller::new()?;
+        SIGNALLER.get_or_init(|| signaller);
+    }
+    Ok(never_blocks())
+}
+
+/// Whether [`signal`] blocks under no circumstances.
+#[must_use]
+pub fn never_blocks() -> bool {
+    matches!(SIGNALLER.get(), Some(Some(_)))
+}
+
 /// Adds one to an eventfd. Does not block even where the eventfd would, which is its owner's
-/// choice: it does where its counter is at its limit, and then the reader is due to wake anyway.
+/// choice: it does where its counter is at its limit, and then the reader is due to wake anyway. Where that is not
+/// [installed](install) it does if the eventfd becomes such a one at the same time.
 pub fn signal(fd: BorrowedFd<'_>) {
+    if let Some(Some(signaller)) = SIGNALLER.get()
+        && signaller.signal(fd).is_ok()
+    {
+        return;
+    }
     let mut room = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     if poll(&mut room, Some(&Timespec::default())).is_ok_and(|ready| ready == 1) {
         let _ = rustix::io::write(fd, &1u64.to_ne_bytes());

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> anyhow::Result<ExitCode> {
-    let lifecycle = Lifecycle::begin().context("Cannot block signals")?;
+    let lifecycle = Lifecycle::begin().context("Cannot start")?;
     let options = Options::parse();
     if options.daemon.print_capabilities {
         farlane_blk::CAPABILITIES.print()?;

@@ -1,5 +1,6 @@
 //! Begin and end of a daemon.
 
+use crate::eventfd;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,14 +48,16 @@ impl Lifecycle {
     /// the signals are blocked.
     ///
     /// Files and sockets that the daemon makes from now on are its user's alone. A mapped file that
-    /// its owner shrinks ends the daemon no more, see [`farlane_zero_copy::fault`]. A panic of any thread does, see
+    /// its owner shrinks ends the daemon no more, see [`farlane_zero_copy::fault`]. An eventfd of a VMM
+    /// holds up nobody who signals it, see [`eventfd::install`]. A panic of any thread does, see
     /// [`crate::panics`].
     ///
     /// # Errors
-    /// When the signals cannot be blocked or handled.
+    /// When the signals cannot be blocked or handled, or the system has no asynchronous requests left.
     pub fn begin() -> io::Result<Self> {
         crate::panics::abort_on_panic();
         farlane_zero_copy::fault::install()?;
+        eventfd::install()?;
         rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
         let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sigemptyset initialises the set that the other calls take; SIG_IGN is a valid

@@ -40,6 +40,11 @@ impl DaemonOptions {
             .build();
         // Fails only where a logger is already there, and then that one is meant.
         let _ = crate::logging::init(logger);
+        if !crate::eventfd::never_blocks() {
+            log::warn!(
+                "This kernel has no asynchronous requests (CONFIG_AIO): a VMM whose eventfds block can hold up the others"
+            );
+        }
     }
 }
 

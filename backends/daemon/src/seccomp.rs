@@ -65,6 +65,8 @@ const COMMON: &[&[libc::c_long]] = &[
         libc::SYS_poll,
         libc::SYS_ppoll,
         libc::SYS_eventfd2,
+        libc::SYS_io_submit,
+        libc::SYS_io_getevents,
         libc::SYS_timerfd_create,
         libc::SYS_timerfd_settime,
         libc::SYS_sched_yield,

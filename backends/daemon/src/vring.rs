@@ -11,9 +11,9 @@ use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use vhost_user_backend::{VringMutex, VringStateGuard, VringStateMutGuard, VringT};
+use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutGuard, VringT};
 use virtio_queue::{Error as QueueError, QueueT as _};
 use vm_memory::{GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap};
 
@@ -62,6 +62,14 @@ impl QueueMemory {
     }
 }
 
+/// Tells a queue's driver of used buffers. Does not block.
+pub fn signal_used(queue: &VringState<VmMemory>) {
+    if let Some(call) = queue.get_call() {
+        // SAFETY: the queue, which is borrowed meanwhile, has it open.
+        eventfd::signal(unsafe { BorrowedFd::borrow_raw(call.as_raw_fd()) });
+    }
+}
+
 type Divert = Box<dyn Fn(Option<OwnedFd>) + Send + Sync>;
 type Follow = Box<dyn Fn(bool) + Send + Sync>;
 
@@ -83,6 +91,10 @@ pub struct Vring {
     divert: Arc<OnceLock<Divert>>,
     follow: Arc<OnceLock<Follow>>,
     base: Arc<AtomicU16>,
+    /// It has been started.
+    begun: Arc<AtomicBool>,
+    /// There is something to tell as soon as there is a way.
+    owed: Arc<AtomicBool>,
     limit: Arc<LogLimit>,
 }
 
@@ -157,6 +169,20 @@ impl Vring {
             self.inner.set_queue_next_avail(base);
             self.inner.set_queue_next_used(used);
             self.base.store(base, Ordering::Release);
+            let is_first = !self.begun.swap(true, Ordering::Relaxed);
+            if is_first && used != 0 {
+                self.owed.store(true, Ordering::Relaxed);
+                self.tell_owed();
+            }
+        }
+    }
+
+    /// Tells the driver of what a backend before this one has used, once. If it was killed it may not have told, and nobody else ever would;
+    /// to a driver that knows it is one interrupt too many.
+    fn tell_owed(&self) {
+        let queue = self.inner.get_ref();
+        if queue.get_call().is_some() && self.owed.swap(false, Ordering::Relaxed) {
+            signal_used(&queue);
         }
     }
 
@@ -184,6 +210,8 @@ impl VringT<VmMemory> for Vring {
             divert: Arc::default(),
             follow: Arc::default(),
             base: Arc::default(),
+            begun: Arc::default(),
+            owed: Arc::default(),
             limit,
         };
         MADE.with_borrow_mut(|made| made.push(vring.clone()));
@@ -201,6 +229,7 @@ impl VringT<VmMemory> for Vring {
     fn set_call(&self, file: Option<File>) {
         self.inner
             .set_call(self.adopt("call", file).map(Into::into));
+        self.tell_owed();
     }
 
     fn set_err(&self, file: Option<File>) {
@@ -209,11 +238,13 @@ impl VringT<VmMemory> for Vring {
     }
 
     fn read_kick(&self) -> io::Result<bool> {
-        match self.inner.read_kick() {
-            // Somebody else has read it: nothing to do, and nothing to end the worker for.
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            other => other,
+        let queue = self.inner.get_ref();
+        if let Some(kick) = queue.get_kick() {
+            // Somebody else may have read it, or have it block.
+            // SAFETY: the queue, which is locked meanwhile, has it open.
+            let _ = eventfd::drain(unsafe { BorrowedFd::borrow_raw(kick.as_raw_fd()) });
         }
+        Ok(queue.is_enabled())
     }
 
     fn get_ref(&self) -> <Self as VringStateGuard<'_, VmMemory>>::G {
@@ -229,7 +260,8 @@ impl VringT<VmMemory> for Vring {
     }
 
     fn signal_used_queue(&self) -> io::Result<()> {
-        self.inner.signal_used_queue()
+        signal_used(&self.inner.get_ref());
+        Ok(())
     }
 
     fn enable_notification(&self) -> Result<bool, QueueError> {
@@ -298,7 +330,59 @@ impl VringT<VmMemory> for Vring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::{FileOffset, GuestAddress};
+    use std::os::fd::AsFd as _;
+    use vm_memory::{Bytes as _, FileOffset, GuestAddress};
+
+    #[test]
+    fn a_driver_is_told_once_of_what_a_backend_before_this_one_has_used() {
+        let ram = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x4000)]).unwrap();
+        let memory = VmMemory::new(ram);
+        let call = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+        let told = || eventfd::drain(call.as_fd());
+        for (used, calls_first) in [(0_u16, false), (0, true), (3, false), (3, true)] {
+            let used_index = GuestAddress(0x3002);
+            memory.memory().write_obj(used, used_index).unwrap();
+            let vring = Vring::new(memory.clone(), 8).unwrap();
+            vring.set_queue_info(0x1000, 0x2000, 0x3000).unwrap();
+            let set_call = || vring.set_call(Some(call.try_clone().unwrap().into()));
+            if calls_first {
+                set_call();
+                assert_eq!(told(), 0);
+            }
+            vring.set_queue_ready(true);
+            if !calls_first {
+                set_call();
+            }
+            assert_eq!(told(), u64::from(used != 0));
+            // A pause, after which this one goes on.
+            vring.set_queue_ready(false);
+            vring.set_call(None);
+            vring.set_queue_ready(true);
+            set_call();
+            assert_eq!(told(), 0);
+        }
+    }
+
+    #[test]
+    fn an_eventfd_that_has_come_to_block_blocks_no_thread() {
+        eventfd::install().unwrap();
+        let vring = Vring::new(VmMemory::new(GuestMemoryMmap::new()), 8).unwrap();
+        let [kick, call] = [(); 2].map(|()| {
+            let flags = rustix::event::EventfdFlags::CLOEXEC;
+            rustix::event::eventfd(0, flags).unwrap()
+        });
+        let file = |fd: &OwnedFd| Some(File::from(fd.try_clone().unwrap()));
+        vring.set_kick(file(&kick));
+        vring.set_call(file(&call));
+        for fd in [&kick, &call] {
+            rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::empty()).unwrap();
+        }
+        assert!(!vring.read_kick().unwrap());
+        let _ = eventfd::drain(call.as_fd());
+        rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        vring.signal_used_queue().unwrap();
+        assert!(eventfd::drain(call.as_fd()) >= u64::MAX - 1);
+    }
 
     #[test]
     fn memory_is_covered_as_long_as_somebody_may_touch_it() {

@@ -9,7 +9,7 @@ use farlane_abi::control::Reply;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::metrics::Sample;
-use farlane_daemon::vring::{VmMemory, Vring};
+use farlane_daemon::vring::{VmMemory, Vring, signal_used};
 use farlane_daemon::warn_limited;
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, Pool, Region, RegionError};
 use std::collections::HashMap;
@@ -412,7 +412,7 @@ impl Control {
         // Fails where the used ring is no memory: nobody there to tell.
         let used = queue.add_used(head, u32::try_from(length).unwrap_or(0));
         if used.is_ok() && queue.needs_notification().unwrap_or(true) {
-            let _ = queue.signal_used_queue();
+            signal_used(&queue);
         }
     }
 

@@ -6,7 +6,7 @@
 
 use farlane_abi::control::Event;
 use farlane_abi::zerocopy::IntoBytes as _;
-use farlane_daemon::vring::{VmMemory, Vring};
+use farlane_daemon::vring::{VmMemory, Vring, signal_used};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -186,7 +186,7 @@ impl EventQueue {
             }
         }
         if used && queue.needs_notification().unwrap_or(true) {
-            let _ = queue.signal_used_queue();
+            signal_used(queue);
         }
         filled
     }

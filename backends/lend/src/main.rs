@@ -49,7 +49,7 @@ fn run() -> anyhow::Result<ExitCode> {
         }
         None => {}
     }
-    let lifecycle = Lifecycle::begin().context("Cannot block signals")?;
+    let lifecycle = Lifecycle::begin().context("Cannot start")?;
     if options.daemon.print_capabilities {
         farlane_lend::CAPABILITIES.print()?;
         return Ok(ExitCode::SUCCESS);

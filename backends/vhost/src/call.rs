@@ -1,6 +1,6 @@
 //! Eventfds by which drivers are told.
 
-use rustix::fs::OFlags;
+use farlane_zero_copy::eventfd;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -10,26 +10,9 @@ pub struct Call(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    target: Option<Target>,
+    target: Option<OwnedFd>,
     /// There was something to tell when there was nowhere to.
     unheard: bool,
-}
-
-#[derive(Debug)]
-struct Target {
-    fd: OwnedFd,
-    /// Whether writing it blocks when its counter is at its limit.
-    may_block: bool,
-}
-
-impl Target {
-    fn signal(&self) {
-        if self.may_block {
-            farlane_zero_copy::eventfd::signal(self.fd.as_fd());
-        } else {
-            let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
-        }
-    }
 }
 
 impl Call {
@@ -48,18 +31,13 @@ impl Call {
 
     /// Tells there from now on, or nowhere, when there is something to tell: at once what nobody has heard.
     pub fn set_quietly(&self, fd: Option<OwnedFd>) {
-        let target = fd.map(|fd| Target {
-            may_block: !rustix::fs::fcntl_getfl(&fd)
-                .is_ok_and(|flags| flags.contains(OFlags::NONBLOCK)),
-            fd,
-        });
         let mut state = self.state();
-        if let Some(target) = &target
+        if let Some(fd) = &fd
             && std::mem::take(&mut state.unheard)
         {
-            target.signal();
+            eventfd::signal(fd.as_fd());
         }
-        state.target = target;
+        state.target = fd;
     }
 
     /// What nobody has heard is not so any more.
@@ -72,6 +50,31 @@ impl Call {
         let mut state = self.state();
         let State { target, unheard } = &mut *state;
         *unheard = target.is_none();
-        target.as_ref().map(Target::signal).is_some()
+        let signal = |fd: &OwnedFd| eventfd::signal(fd.as_fd());
+        target.as_ref().map(signal).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd as make};
+    use rustix::fs::OFlags;
+
+    /// Its owner may change it at any time.
+    #[test]
+    fn an_eventfd_that_has_come_to_block_blocks_nobody() {
+        // Where there are no asynchronous requests, it is looked at first.
+        eventfd::install().unwrap();
+        let owners = make(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let call = Call::default();
+        call.set(Some(owners.try_clone().unwrap()));
+        assert_eq!(eventfd::drain(owners.as_fd()), 1);
+        rustix::io::write(&owners, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        rustix::fs::fcntl_setfl(&owners, OFlags::empty()).unwrap();
+        for _ in 0..3 {
+            assert!(call.signal());
+        }
+        assert!(eventfd::drain(owners.as_fd()) >= u64::MAX - 1);
     }
 }

@@ -49,6 +49,10 @@ pub fn run(backend: &Path, out: &Path) -> Result<Report> {
     let rested = reference::eventfd(true)?;
     report.times("eventfd round trip, two cores at rest", &rested)?;
 
+    for (how, times) in reference::signals()? {
+        report.times(&format!("signalling an eventfd, {how}"), &times)?;
+    }
+
     let daemon = Daemon::start(backend)?;
     let vms = [End::in_vm(&daemon.vm(1))?, End::in_vm(&daemon.vm(2))?];
     connect(&vms[0], &vms[1])?;

@@ -2,6 +2,8 @@
 
 use crate::stats::Times;
 use anyhow::Result;
+use farlane_zero_copy::eventfd;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -146,4 +148,19 @@ pub fn rounds(bytes: usize) -> usize {
 /// Waits until the other side has gone to sleep: longer than anybody polls.
 pub fn let_sleep() {
     thread::sleep(Duration::from_millis(2));
+}
+
+/// What it costs to signal an eventfd by `write`, and so that it never blocks, as the backend does.
+pub fn signals() -> Result<[(&'static str, Times); 2]> {
+    let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+    let one = 1_u64.to_ne_bytes();
+    let by_write = Times::take(100_000, || Ok(rustix::io::write(&fd, &one).map(drop)?))?;
+    if !eventfd::install()? {
+        eprintln!("This kernel has no asynchronous requests: eventfds are looked at first");
+    }
+    let by_kernel = Times::take(100_000, || {
+        eventfd::signal(fd.as_fd());
+        Ok(())
+    })?;
+    Ok([("write", by_write), ("by the kernel", by_kernel)])
 }

@@ -1,8 +1,8 @@
 //! Interrupts on their way from a function to its user.
 
-use rustix::io::Errno;
+use farlane_zero_copy::eventfd;
 use serde::{Deserialize, Serialize};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 
 /// How a function interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -21,13 +21,12 @@ pub trait Signal: Send + Sync + std::fmt::Debug {
     fn raise(&self);
 }
 
-/// An eventfd that the virtual machine monitor waits for. It must not block (`O_NONBLOCK`).
+/// An eventfd that the virtual machine monitor waits for.
 #[derive(Debug)]
 pub struct EventSignal(OwnedFd);
 
 impl EventSignal {
-    /// Raises interrupts by adding one to `eventfd`, which has been checked to be one and not to
-    /// block.
+    /// Raises interrupts by adding one to `eventfd`, which has been checked to be one.
     #[must_use]
     pub fn new(eventfd: OwnedFd) -> Self {
         Self(eventfd)
@@ -37,6 +36,6 @@ impl EventSignal {
 impl Signal for EventSignal {
     fn raise(&self) {
         // A full counter means that the reader is due to wake anyway.
-        while rustix::io::write(&self.0, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {}
+        eventfd::signal(self.0.as_fd());
     }
 }
