@@ -78,6 +78,9 @@ pub struct SharedArea {
 pub struct Attachment {
     /// All areas; the rest of each region is forwarded.
     pub areas: Vec<SharedArea>,
+    /// What tells the borrower of the lender's end, by being closed. Transfers of the system's that outlive the process keep it
+    /// open: what a disk has begun to write into the borrower's memory it goes on writing when the lender has been killed.
+    pub link: Option<Arc<OwnedFd>>,
 }
 
 /// What lies behind a range of addresses that a function may reach.
