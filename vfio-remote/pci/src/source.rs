@@ -151,6 +151,12 @@ pub trait Source: Send + Sync {
         None
     }
 
+    /// Has `tell` called, by a thread of its own, whenever the function must not be used any more for a reason that is not its
+    /// user's: [`quarantine`](Self::quarantine) says which. Called once.
+    fn watch(&self, tell: Arc<dyn Fn() + Send + Sync>) {
+        let _ = tell;
+    }
+
     /// Counters over all users since the start.
     fn counters(&self) -> Vec<Counter>;
 }
