@@ -11,6 +11,7 @@ use crate::source::{BAR_BYTES, DOORBELLS, Lease, MSIX_PENDING, MSIX_TABLE};
 use farlane_pci::{AccessError, DmaMapping, Function, InterruptKind, Region, Signal};
 use farlane_zero_copy::timeslice;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -51,13 +52,14 @@ impl Drop for Ended {
 
 impl NvmeFunction {
     /// Starts the worker. `rings` says whether doorbells arrive as messages, `config` is the
-    /// configuration space.
+    /// configuration space, `link` what stays open for as long as anything is under way.
     pub(crate) fn start(
         doorbells: DoorbellPage,
         rings: bool,
         config: Vec<u8>,
         identity: Arc<Identity>,
         counters: Arc<Counters>,
+        link: Option<Arc<OwnedFd>>,
         lease: Lease,
     ) -> io::Result<Self> {
         let vectors = identity.io_queues + 1;
@@ -67,7 +69,7 @@ impl NvmeFunction {
             let shared = Arc::clone(&shared);
             move || {
                 let _ended = Ended(Arc::clone(&shared));
-                work(shared, identity, rings, &started);
+                work(shared, identity, link.as_deref(), rings, &started);
             }
         })?;
         let function = Self::over(shared, Some(worker), config, vectors, lease);
@@ -110,7 +112,7 @@ impl NvmeFunction {
     ) -> io::Result<(Self, Controller)> {
         let vectors = identity.io_queues + 1;
         let shared = Arc::new(Shared::new(doorbells, Arc::clone(&identity), counters)?);
-        let controller = Controller::new(Arc::clone(&shared), identity, true)?;
+        let controller = Controller::new(Arc::clone(&shared), identity, None, true)?;
         Ok((Self::over(shared, None, config, vectors, lease), controller))
     }
 
@@ -146,6 +148,7 @@ impl NvmeFunction {
 fn work(
     shared: Arc<Shared>,
     identity: Arc<Identity>,
+    link: Option<&OwnedFd>,
     rings: bool,
     started: &std::sync::mpsc::SyncSender<io::Result<()>>,
 ) {
@@ -155,7 +158,7 @@ fn work(
     if let Err(e) = timeslice::request(SLICE) {
         log::debug!("No short time slices: {e}");
     }
-    let controller = Controller::new(shared, identity, rings);
+    let controller = Controller::new(shared, identity, link, rings);
     match controller {
         Ok(mut controller) => {
             let _ = started.send(Ok(()));

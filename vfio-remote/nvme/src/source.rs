@@ -123,7 +123,7 @@ impl Source for NvmeSource {
                 file_offset: DOORBELLS,
             }],
         };
-        Ok(Attachment { areas })
+        Ok(Attachment { areas, link: None })
     }
 
     fn take(&self, attachment: &Attachment) -> Result<Box<dyn Function>, SourceError> {
@@ -143,6 +143,7 @@ impl Source for NvmeSource {
             self.description.config.clone(),
             Arc::clone(&self.identity),
             Arc::clone(&self.counters),
+            attachment.link.clone(),
             lease,
         )
         .map_err(failed("start the controller"))?;

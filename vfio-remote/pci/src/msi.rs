@@ -28,7 +28,8 @@ impl Description {
         let mut seen = self.clone();
         if let Some(own) = self.capability(CAP_MSI) {
             seen.config[own] = CAP_NULL;
-            seen.hidden.push((own + 2, msi_bytes(&self.config, own) - 2));
+            seen.hidden
+                .push((own + 2, msi_bytes(&self.config, own) - 2));
         }
         let log = self.interrupts.msix.min(MAX_VECTORS).ilog2();
         let place = seen.config.get_mut(at..at + MSIX_BYTES)?;

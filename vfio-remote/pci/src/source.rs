@@ -78,6 +78,9 @@ pub struct SharedArea {
 pub struct Attachment {
     /// All areas; the rest of each region is forwarded.
     pub areas: Vec<SharedArea>,
+    /// What tells the borrower of the lender's end, by being closed. Transfers of the system's that outlive the process keep it
+    /// open: what a disk has begun to write into the borrower's memory it goes on writing when the lender has been killed.
+    pub link: Option<Arc<OwnedFd>>,
 }
 
 /// What lies behind a range of addresses that a function may reach.
@@ -146,6 +149,12 @@ pub trait Source: Send + Sync {
     /// Why the function cannot be lent any more. None while it can, which is looked at whenever a use of it has ended.
     fn quarantine(&self) -> Option<String> {
         None
+    }
+
+    /// Has `tell` called, by a thread of its own, whenever the function must not be used any more for a reason that is not its
+    /// user's: [`quarantine`](Self::quarantine) says which. Called once.
+    fn watch(&self, tell: Arc<dyn Fn() + Send + Sync>) {
+        let _ = tell;
     }
 
     /// Counters over all users since the start.

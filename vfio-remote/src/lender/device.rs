@@ -161,8 +161,9 @@ impl Device {
             }
         }
         reset();
-        let quarantine = quarantine.or_else(|| self.offer.source.quarantine());
+        // Under the lock, so that a reason that comes later finds a device on offer.
         let mut state = self.state();
+        let quarantine = quarantine.or_else(|| self.offer.source.quarantine());
         match quarantine {
             None => state.lease.finish_return(fence),
             Some(why) => {
@@ -173,6 +174,20 @@ impl Device {
         state.control = Weak::new();
         state.reach = Reach::default();
         self.changed.notify_all();
+    }
+
+    /// Takes the device off offer, and from its holder, if its source says that it must not be lent any more.
+    pub fn look_at_the_source(&self) {
+        let mut state = self.state();
+        let Some(why) = self.offer.source.quarantine() else {
+            return;
+        };
+        state.lease.withdraw(why);
+        drop(state);
+        self.changed.notify_all();
+        if let Some((holder, fence)) = self.holder() {
+            holder.revoke(fence, Duration::ZERO);
+        }
     }
 
     /// What the holder has mapped now.

@@ -157,6 +157,13 @@ impl Lease {
         }
     }
 
+    /// A device that nobody has cannot be taken any more. One that somebody has is quarantined when it has been returned.
+    pub fn withdraw(&mut self, why: String) {
+        if self.state == State::Offered {
+            self.state = State::Quarantined(why);
+        }
+    }
+
     /// Why nobody can take it any more.
     pub fn quarantined(&self) -> Option<&str> {
         match &self.state {

@@ -23,8 +23,8 @@ use farlane_zero_copy::chain;
 use names::{Borrower, Standing};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
@@ -101,6 +101,7 @@ pub struct Lender {
     grace: Duration,
     links: Arc<AtomicUsize>,
     handshakes: Arc<AtomicUsize>,
+    watched: Once,
 }
 
 impl Lender {
@@ -152,11 +153,28 @@ impl Lender {
             grace,
             links: Arc::default(),
             handshakes: Arc::default(),
+            watched: Once::new(),
         }))
+    }
+
+    /// Hears from now on what happens to devices without anybody's asking.
+    fn watch(&self) {
+        self.watched.call_once(|| {
+            for device in self.devices.values() {
+                let weak = Arc::downgrade(device);
+                let tell = move || {
+                    if let Some(device) = weak.upgrade() {
+                        device.look_at_the_source();
+                    }
+                };
+                device.offer.source.watch(Arc::new(tell));
+            }
+        });
     }
 
     /// Serves whoever connects. Each link has threads of its own.
     pub fn serve(self: &Arc<Self>, acceptor: &Acceptor) {
+        self.watch();
         loop {
             let incoming = match acceptor.accept() {
                 Ok(incoming) => incoming,

@@ -46,7 +46,7 @@ pub(super) fn compare(
         window.read(at, &mut word).map_err(|e| chain(&e))?;
         Ok::<_, String>(word)
     };
-    let mut open = choose(address, length, &see)?;
+    let mut open = choose(address, length, see)?;
     let mut equal = 0;
     for _ in 0..ROUNDS {
         let before: Vec<Word> = open.iter().map(|&at| see(at)).collect::<Result<_, _>>()?;
@@ -87,7 +87,7 @@ fn choose(
     let mut numbers = Numbers::new()?;
     let words = length / WORD_BYTES;
     let mut any = || {
-        let number = u128::from(numbers.next()) * u128::from(words) >> 64;
+        let number = (u128::from(numbers.next()) * u128::from(words)) >> 64;
         address + u64::try_from(number).unwrap_or(0) * WORD_BYTES
     };
     let mut chosen: Vec<u64> = (0..WORDS / 2).map(|_| any()).collect();

@@ -122,8 +122,13 @@ impl Control {
             return;
         }
         state.wanted.take_if(|(wanted, _)| *wanted != fence);
-        state.wanted.get_or_insert((fence, Instant::now() + grace));
+        let at = Instant::now() + grace;
+        // Who wants it sooner gets it sooner.
+        let wanted = state.wanted.get_or_insert((fence, at));
+        wanted.1 = wanted.1.min(at);
         self.ask_back(state);
+        // The thread that watches the time has another one to watch.
+        self.sender.nudge();
     }
 
     /// Asks a borrower that knows of its lease for a device that is wanted back.

@@ -286,6 +286,8 @@ impl Worker {
             bridges.push(Bridge::Shm);
             out.push(Arc::new(theirs));
         }
+        let link = self.control.sender.keep_open();
+        attachment.link = Some(Arc::new(link.map_err(|e| Refusal::Device(chain(&e)))?));
         for (name, bridge) in &self.lender.bridges {
             if !self.borrower.is_among(&bridge.borrowers) {
                 continue;

@@ -229,6 +229,15 @@ impl Sender {
         matches!(*self.0, Inner::Packet(_))
     }
 
+    /// What keeps the other end from hearing that this process has ended, while it is open. Closing the link at this end is
+    /// heard all the same.
+    pub(crate) fn keep_open(&self) -> std::io::Result<OwnedFd> {
+        match &*self.0 {
+            Inner::Packet(socket) => socket.keep_open(),
+            Inner::Stream(socket) => socket.keep_open(),
+        }
+    }
+
     /// What the other end has proved of itself.
     #[must_use]
     pub fn peer(&self) -> Peer {

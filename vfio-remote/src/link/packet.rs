@@ -44,6 +44,11 @@ impl PacketSocket {
         })
     }
 
+    /// Another descriptor of the socket.
+    pub fn keep_open(&self) -> std::io::Result<OwnedFd> {
+        self.socket.try_clone()
+    }
+
     pub fn peer(&self) -> u32 {
         self.peer
     }

@@ -165,6 +165,11 @@ impl StreamSocket {
         Some(certificates.first()?.clone().into_owned())
     }
 
+    /// Another descriptor of the socket.
+    pub fn keep_open(&self) -> io::Result<OwnedFd> {
+        Ok(self.socket.try_clone()?.into())
+    }
+
     /// Bytes that the socket has not taken.
     pub fn backlog(&self) -> usize {
         let state = self.state();

@@ -62,6 +62,8 @@ pub struct Hooks {
     pub is_broken: AtomicBool,
     /// Whether its INTx is silent, where it has one.
     pub is_intx_silent: AtomicBool,
+    /// Who is to be told that it must not be used any more.
+    pub watcher: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
     /// How often it has been reset while it was held.
     pub resets: AtomicU64,
     stalled: Mutex<bool>,
@@ -81,6 +83,14 @@ impl Hooks {
         while *stalled {
             stalled = self.released.wait(stalled).unwrap();
         }
+    }
+
+    /// Breaks, and has it said so.
+    pub fn fail(&self) {
+        self.is_broken.store(true, Ordering::SeqCst);
+        until("who watches", || self.watcher.lock().unwrap().is_some());
+        let tell = self.watcher.lock().unwrap().clone();
+        tell.unwrap()();
     }
 
     pub fn is_stalled(&self) -> bool {
@@ -169,6 +179,10 @@ impl Source for Copier {
     fn quarantine(&self) -> Option<String> {
         let is_broken = self.hooks.is_broken.load(Ordering::SeqCst);
         is_broken.then(|| "it is broken".to_owned())
+    }
+
+    fn watch(&self, tell: Arc<dyn Fn() + Send + Sync>) {
+        *self.hooks.watcher.lock().unwrap() = Some(tell);
     }
 
     fn counters(&self) -> Vec<Counter> {

@@ -180,6 +180,27 @@ fn a_device_that_cannot_be_made_as_new_is_quarantined() {
 }
 
 #[test]
+fn a_device_that_fails_is_taken_away_and_not_offered_any_more() {
+    let broken = |rig: &Rig| rig.lender.status()[0].quarantine.is_some();
+    let copier = Copier::new(false);
+    let hooks = Arc::clone(&copier.hooks);
+    let rig = Rig::with_term(Duration::from_secs(60), copier);
+    let mut raw = Raw::connect(&rig.connector(), "holder");
+    let fence = raw.take("plain");
+    hooks.fail();
+    let mut messages = std::iter::from_fn(|| raw.receiver.receive::<ToBorrower>(None).ok()?);
+    let ends = |m: &Received<ToBorrower>| m.message == ToBorrower::Ended { fence };
+    assert!(messages.any(|message| ends(&message)));
+    assert!(!hooks.in_use.load(Ordering::SeqCst));
+    until("the quarantine", || broken(&rig));
+
+    // Nobody has it.
+    let (rig, hooks) = Rig::with_hooks();
+    hooks.fail();
+    assert!(broken(&rig));
+}
+
+#[test]
 fn a_device_is_taken_away_from_one_for_whom_it_is_not_ready_yet() {
     let copier = Copier::new(false);
     let hooks = Arc::clone(&copier.hooks);

@@ -282,6 +282,6 @@ impl Drop for VfioFunction {
         if let Some(why) = mappings.stuck() {
             self.shared.set_quarantine(why);
         }
-        self.shared.taken.store(false, Ordering::Release);
+        self.shared.release();
     }
 }

@@ -13,9 +13,10 @@ use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_RESET, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE,
     VFIO_IRQ_SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK,
     VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_PCI_CONFIG_REGION_INDEX,
-    VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
-    VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE, vfio_device_info,
-    vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
+    VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSI_IRQ_INDEX,
+    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX, VFIO_REGION_INFO_FLAG_READ,
+    VFIO_REGION_INFO_FLAG_WRITE, vfio_device_info, vfio_iommu_type1_dma_map,
+    vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info,
 };
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError};
 use vmm_sys_util::ioctl::{
@@ -91,6 +92,11 @@ pub(crate) trait Kernel: Send + Sync + Debug {
     fn reset(&self) -> io::Result<()>;
     /// The device's file, in which its regions are.
     fn file(&self) -> io::Result<OwnedFd>;
+    /// Has the kernel signal errors of the device that are not corrected, and that it wants the device back, as far as it can
+    /// tell of this one.
+    fn watch(&self, error: BorrowedFd<'_>, request: BorrowedFd<'_>) -> io::Result<()>;
+    /// Closes the device's file: nothing else of this works any more.
+    fn close(&self) -> io::Result<()>;
 }
 
 /// A function in VFIO's hands.
@@ -177,6 +183,40 @@ impl VfioKernel {
             limits,
         })
     }
+
+    /// Sets up an interrupt by its VFIO number.
+    fn set_irq_index(
+        &self,
+        index: u32,
+        start: u16,
+        action: IrqAction<'_>,
+    ) -> io::Result<Option<u16>> {
+        let (flags, fds) = match action {
+            IrqAction::Send(fds) => (VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER, fds),
+            IrqAction::Disable => (
+                VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER,
+                &[] as &[_],
+            ),
+            IrqAction::Mask => (VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_MASK, &[] as _),
+            IrqAction::Unmask => (
+                VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_UNMASK,
+                &[] as _,
+            ),
+        };
+        let masking = matches!(action, IrqAction::Mask | IrqAction::Unmask);
+        let count = if masking { 1 } else { fds.len() };
+        let count = u32::try_from(count).map_err(io::Error::other)?;
+        // A `vfio_irq_set`: five words, then descriptors.
+        let argsz = 20 + 4 * u32::try_from(fds.len()).map_err(io::Error::other)?;
+        let mut set = vec![argsz, flags, index, u32::from(start), count];
+        set.extend(
+            fds.iter()
+                .map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd()).cast_unsigned()),
+        );
+        // SAFETY: the request reads a `vfio_irq_set` of `argsz` bytes, which `set` has.
+        let result = check(unsafe { ioctl_with_ptr(&self.device, SET_IRQS, set.as_ptr()) })?;
+        Ok((result > 0).then(|| u16::try_from(result).unwrap_or(u16::MAX)))
+    }
 }
 
 fn can_reset(device: &VfioDevice) -> io::Result<bool> {
@@ -254,33 +294,8 @@ impl Kernel for VfioKernel {
         start: u16,
         action: IrqAction<'_>,
     ) -> io::Result<Option<u16>> {
-        let (flags, fds) = match action {
-            IrqAction::Send(fds) => (VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER, fds),
-            IrqAction::Disable => (
-                VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER,
-                &[] as &[_],
-            ),
-            IrqAction::Mask => (VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_MASK, &[] as _),
-            IrqAction::Unmask => (
-                VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_UNMASK,
-                &[] as _,
-            ),
-        };
-        let masking = matches!(action, IrqAction::Mask | IrqAction::Unmask);
-        let count = if masking { 1 } else { fds.len() };
-        let count = u32::try_from(count).map_err(io::Error::other)?;
-        // A `vfio_irq_set`: five words, then descriptors.
-        let argsz = 20 + 4 * u32::try_from(fds.len()).map_err(io::Error::other)?;
-        let mut set = vec![argsz, flags, irq_index(kind), u32::from(start), count];
-        set.extend(
-            fds.iter()
-                .map(|fd| fd.map_or(-1, |fd| fd.as_raw_fd()).cast_unsigned()),
-        );
-        // SAFETY: the request reads a `vfio_irq_set` of `argsz` bytes, which `set` has.
-        let result = check(unsafe { ioctl_with_ptr(&self.device, SET_IRQS, set.as_ptr()) })?;
-        Ok((result > 0).then(|| u16::try_from(result).unwrap_or(u16::MAX)))
+        self.set_irq_index(irq_index(kind), start, action)
     }
-
     unsafe fn map_dma(
         &self,
         address: u64,
@@ -324,6 +339,27 @@ impl Kernel for VfioKernel {
         // SAFETY: the device is open while `self` lives.
         let file = unsafe { BorrowedFd::borrow_raw(self.device.as_raw_fd()) };
         file.try_clone_to_owned()
+    }
+
+    fn watch(&self, error: BorrowedFd<'_>, request: BorrowedFd<'_>) -> io::Result<()> {
+        for (index, event) in [
+            (VFIO_PCI_ERR_IRQ_INDEX, error),
+            (VFIO_PCI_REQ_IRQ_INDEX, request),
+        ] {
+            // Functions that are not of PCI Express report no errors.
+            if self.device.get_irq_info(index).is_some_and(|i| i.count > 0) {
+                self.set_irq_index(index, 0, IrqAction::Send(&[Some(event)]))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn close(&self) -> io::Result<()> {
+        // Its number stays: the device's descriptor is closed by it, once, when this is dropped.
+        let nothing = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+        let (from, to) = (nothing.as_raw_fd(), self.device.as_raw_fd());
+        // SAFETY: both are open, and nobody relies on what the second one refers to: what is asked of it fails from now on.
+        check(unsafe { libc::dup3(from, to, libc::O_CLOEXEC) }).map(drop)
     }
 
     fn reset(&self) -> io::Result<()> {

@@ -17,6 +17,7 @@ mod kernel;
 mod mappings;
 mod source;
 mod sysfs;
+mod watch;
 
 pub use error::OpenError;
 pub use iommu::IommuLimits;

@@ -2,6 +2,7 @@
 
 use crate::function::VfioFunction;
 use crate::kernel::{self, Kernel};
+use crate::watch::Watch;
 use crate::{IommuLimits, OpenError, config};
 use farlane_pci::{Attachment, Counter, Description, Function, Source, SourceError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -27,6 +28,8 @@ pub(crate) struct Shared {
     pub description: Description,
     pub counts: Counts,
     pub taken: AtomicBool,
+    /// The kernel wants it back.
+    withdrawn: AtomicBool,
     /// Why it is not lent any more: what one VM had mapped for it would be reached for the next one.
     quarantine: OnceLock<String>,
 }
@@ -35,6 +38,30 @@ impl Shared {
     /// The function is never lent again. The first reason stays.
     pub fn set_quarantine(&self, why: &str) {
         let _ = self.quarantine.set(why.to_owned());
+    }
+
+    /// The kernel gets the function back, now or when its use has ended: it is never lent again.
+    pub fn withdraw(&self) {
+        self.set_quarantine("the kernel of its host wants it back");
+        self.withdrawn.store(true, Ordering::SeqCst);
+        self.close_if_unused();
+    }
+
+    /// Its use has ended.
+    pub fn release(&self) {
+        self.taken.store(false, Ordering::SeqCst);
+        self.close_if_unused();
+    }
+
+    fn close_if_unused(&self) {
+        // Who takes it has it for good.
+        if self.withdrawn.load(Ordering::SeqCst) && !self.taken.swap(true, Ordering::SeqCst) {
+            let name = &self.description.name;
+            match self.kernel.close() {
+                Ok(()) => log::info!("{name} is closed"),
+                Err(e) => log::error!("{name} cannot be closed: {e}"),
+            }
+        }
     }
 }
 
@@ -45,6 +72,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct VfioSource {
     shared: Arc<Shared>,
+    watch: OnceLock<Watch>,
 }
 
 impl VfioSource {
@@ -76,8 +104,10 @@ impl VfioSource {
                 description,
                 counts: Counts::default(),
                 taken: AtomicBool::new(false),
+                withdrawn: AtomicBool::new(false),
                 quarantine: OnceLock::new(),
             }),
+            watch: OnceLock::new(),
         })
     }
 
@@ -123,13 +153,13 @@ impl Source for VfioSource {
                 source: io::Error::other(why),
             });
         }
-        if self.shared.taken.swap(true, Ordering::AcqRel) {
+        if self.shared.taken.swap(true, Ordering::SeqCst) {
             return Err(SourceError::Busy);
         }
         match VfioFunction::take(Arc::clone(&self.shared)) {
             Ok(function) => Ok(Box::new(function)),
             Err(source) => {
-                self.shared.taken.store(false, Ordering::Release);
+                self.shared.release();
                 Err(SourceError::Failed {
                     what: format!("take {}", self.shared.description.name),
                     source,
@@ -140,6 +170,17 @@ impl Source for VfioSource {
 
     fn quarantine(&self) -> Option<String> {
         self.shared.quarantine.get().cloned()
+    }
+
+    fn watch(&self, tell: Arc<dyn Fn() + Send + Sync>) {
+        match Watch::start(Arc::clone(&self.shared), tell) {
+            // Whoever is told already goes on.
+            Ok(watch) => drop(self.watch.set(watch)),
+            Err(e) => {
+                let name = &self.shared.description.name;
+                log::warn!("Errors of {name}, and requests for it, are not heard of: {e}");
+            }
+        }
     }
 
     fn counters(&self) -> Vec<Counter> {

@@ -29,6 +29,7 @@ use farlane_pci::DmaView;
 use farlane_zero_copy::{log_limited, warn_limited};
 use requests::Requests;
 use shadow::Shadow;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,13 +82,21 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A disabled controller for the calling thread. `rings` says whether doorbells ring.
-    pub fn new(shared: Arc<Shared>, identity: Arc<Identity>, rings: bool) -> std::io::Result<Self> {
-        use std::os::fd::{AsFd as _, AsRawFd as _};
+    /// A disabled controller for the calling thread. `rings` says whether doorbells ring. `link` stays open for as long as
+    /// anything is under way, however this process ends.
+    pub fn new(
+        shared: Arc<Shared>,
+        identity: Arc<Identity>,
+        link: Option<&OwnedFd>,
+        rings: bool,
+    ) -> std::io::Result<Self> {
         let files: Vec<_> = identity
             .namespaces
             .iter()
             .map(|n| n.file().map_or(-1, |file| file.as_raw_fd()))
+            // Last: nothing is done with it. The kernel lets go of a ring's files when all that was under way has ended, which
+            // it does not wait for where it closes those of a process that was killed.
+            .chain(link.map(|link| link.as_raw_fd()))
             .collect();
         let ring = Ring::new(&files, &[shared.kick.as_fd()])?;
         let queues = usize::from(identity.io_queues) + 1;

@@ -6,8 +6,10 @@ use farlane_pci::{
 };
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Condvar, Mutex, PoisonError};
+
+mod events;
 
 #[derive(Debug, Default)]
 struct Device {
@@ -22,6 +24,8 @@ struct Device {
     log: Vec<&'static str>,
     refuse_map: bool,
     refuse_unmap: bool,
+    /// What is signalled on errors, and where it is wanted back.
+    watched: Option<[OwnedFd; 2]>,
 }
 
 impl Device {
@@ -208,6 +212,17 @@ impl Kernel for Fake {
         memory(0x10000).try_clone()
     }
 
+    fn watch(&self, error: BorrowedFd<'_>, request: BorrowedFd<'_>) -> io::Result<()> {
+        let watched = [error, request].map(|fd| fd.try_clone_to_owned().unwrap());
+        self.device().watched = Some(watched);
+        Ok(())
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.device().log.push("close");
+        Ok(())
+    }
+
     fn reset(&self) -> io::Result<()> {
         self.device().log.push("reset");
         Ok(())
@@ -263,7 +278,7 @@ impl Signal for Bell {
 
 impl Bell {
     fn wait(&self, wanted: u32) {
-        let limit = std::time::Duration::from_secs(10);
+        let limit = std::time::Duration::from_secs(60);
         let waiting = |rings: &mut u32| *rings < wanted;
         let (rings, _) = self
             .rung

@@ -1,0 +1,101 @@
+//! What a lender that is killed leaves behind.
+
+#![allow(clippy::unwrap_used)]
+
+use farlane_vfio_remote::borrower;
+use farlane_vfio_remote::link::message::{Reply, Request, ToBorrower, ToLender, VERSION};
+use farlane_vfio_remote::link::{Connector, LinkError, Received, Receiver, Sender};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_farlane-lend");
+
+/// Killed when it is dropped.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn ask((sender, receiver): &mut (Sender, Receiver), request: Request) -> Reply {
+    sender
+        .send(&ToLender::Request { id: 7, request }, &[])
+        .unwrap();
+    loop {
+        let received: Received<ToBorrower> = receiver.receive(None).unwrap().unwrap();
+        if let ToBorrower::Reply { id: 7, result } = received.message {
+            return result.unwrap();
+        }
+    }
+}
+
+/// The files of its rings, as the kernel tells of them. None where it does not.
+fn files_of_rings(pid: u32) -> Option<String> {
+    let process = Path::new("/proc").join(pid.to_string());
+    let mut told = String::new();
+    for entry in std::fs::read_dir(process.join("fd")).ok()? {
+        let entry = entry.ok()?;
+        let Ok(what) = std::fs::read_link(entry.path()) else {
+            continue;
+        };
+        if what.to_string_lossy().contains("io_uring") {
+            let info = process.join("fdinfo").join(entry.file_name());
+            told += &std::fs::read_to_string(info).ok()?;
+        }
+    }
+    told.contains("UserFiles").then_some(told)
+}
+
+/// A transfer that is under way when a lender is killed goes on until the disk has done it, and writes into memory of the VM. No
+/// disk of a test takes long enough to be caught at that. What its ring holds the kernel keeps open for as long, which is where
+/// it closes what a process had that was killed; so the link is to be there.
+#[test]
+fn what_is_under_way_keeps_the_link_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk)
+        .unwrap()
+        .set_len(1 << 20)
+        .unwrap();
+    let address = format!("unix:{}", folder.path().join("lend").display());
+    let child = Command::new(PROGRAM)
+        .arg(format!("--listen={address}"))
+        .arg(format!("--device=nvme0=nvme,file={}", disk.display()))
+        .args(["--name=host-a", "--log-level=warn"])
+        .spawn()
+        .unwrap();
+    let mut daemon = Daemon(child);
+    let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while borrower::list(&connector, "test").is_err() {
+        assert!(Instant::now() < end, "the daemon does not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut link = connector.connect().unwrap();
+    let hello = ToLender::Hello {
+        version: VERSION,
+        name: "host-b".into(),
+    };
+    link.0.send(&hello, &[]).unwrap();
+    link.1.receive::<ToBorrower>(None).unwrap().unwrap();
+    let device = "nvme0".to_owned();
+    ask(&mut link, Request::Attach { device });
+    ask(&mut link, Request::Take);
+    match files_of_rings(daemon.0.id()) {
+        Some(files) => assert!(files.contains("socket:"), "{files}"),
+        None => eprintln!("The kernel does not tell of rings here: only the end is looked at"),
+    }
+    // And no longer than that.
+    daemon.0.kill().unwrap();
+    let hung_up = loop {
+        match link.1.receive::<ToBorrower>(Some(end)) {
+            Ok(Some(_)) => {}
+            other => break other.map(drop),
+        }
+    };
+    assert!(matches!(hung_up, Err(LinkError::Closed)), "{hung_up:?}");
+}
