@@ -165,7 +165,7 @@ fn cuda_story(name: &str) -> String {
 
 #[test]
 fn memory_of_a_cuda_driver_is_recognised_and_copied() {
-    assert_eq!(cuda_story("cuda"), "787096 0 0 7\n");
+    assert_eq!(cuda_story("cuda"), "891192 0 0 9\n");
 }
 
 #[test]
