@@ -4,12 +4,13 @@
 
 mod common;
 
-use common::Daemon;
 use common::loops::Loop;
 use common::machine::FAR;
 use common::stage::{FLUSH, IOERR, OK, READ, Stage, WRITE, write_through};
 use common::vmm::{DATA, Vm};
+use common::{Daemon, Driver};
 use farlane_volatile_disk::{Caches, Operation};
+use virtio_driver::VirtioTransport as _;
 
 /// Flushes at once.
 const FLUSHES: u16 = 16;
@@ -103,4 +104,29 @@ fn an_error_of_a_durable_write_that_may_be_a_flushs_fails_all_later_flushes() {
         stage.disk.heal();
         assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR, "{at:#x}, {errno}");
     }
+}
+
+#[test]
+fn flushes_of_several_queues_at_once_all_end() {
+    const QUEUES: usize = 4;
+    const AT_ONCE: u64 = 8;
+    let stage = cached();
+    let mut driver = Driver::connect(stage.folder.path(), QUEUES);
+    for _ in 0..4 {
+        for n in 0..AT_ONCE {
+            for queue in &mut driver.queues {
+                queue.flush(n).unwrap();
+            }
+        }
+        // All queues are told before one is waited for.
+        for queue in 0..QUEUES {
+            let notifier = driver.transport.get_submission_notifier(queue);
+            notifier.notify().unwrap();
+        }
+        for queue in 0..QUEUES {
+            let done = (0..AT_ONCE).map(|_| driver.complete(queue));
+            assert!(done.into_iter().all(|(_, result)| result == 0));
+        }
+    }
+    assert_eq!(stage.daemon().metric("errors"), 0);
 }

@@ -20,6 +20,8 @@ pub struct Region {
     pub provider: Arc<dyn Provider>,
     /// The part of it that a tunnel reaches.
     pub(crate) pinned: Option<PinnedDevice>,
+    /// Whether nobody has registered it: it was found to be device memory when it was used.
+    pub(crate) is_adopted: bool,
     /// Device numbers, plus one, of file systems whose disk does not reach it directly.
     refused: [AtomicU64; REFUSED],
 }
@@ -34,6 +36,7 @@ impl Region {
             start,
             provider,
             pinned,
+            is_adopted: false,
             refused: [const { AtomicU64::new(0) }; REFUSED],
         }
     }

@@ -113,6 +113,58 @@ pub fn register_with(
     length: usize,
     provider: Arc<dyn Provider>,
 ) -> Result<(), RegisterError> {
+    put(address, length, &provider, false)
+}
+
+/// Registers an allocation that nobody has registered, and that was found to be device memory. Nobody tells when it is gone: what was
+/// adopted before at some of its addresses is gone by now, unless it is all of it, by another thread.
+///
+/// # Errors
+/// As [`register`].
+pub(crate) fn adopt(
+    address: usize,
+    length: usize,
+    provider: Arc<dyn Provider>,
+) -> Result<(), RegisterError> {
+    put(address, length, &provider, true)
+}
+
+/// Registers memory, in the place of what was adopted there.
+fn put(
+    address: usize,
+    length: usize,
+    provider: &Arc<dyn Provider>,
+    is_adopted: bool,
+) -> Result<(), RegisterError> {
+    loop {
+        let refused = match try_put(address, length, provider, is_adopted) {
+            Err(refused @ RegisterError::Overlap { .. }) => refused,
+            result => return result,
+        };
+        if is_adopted && is_registered(address, length) {
+            return Ok(());
+        }
+        let RegisterError::Overlap { other, .. } = refused else {
+            return Err(refused);
+        };
+        // What has gone meanwhile is not in the way.
+        if let Some(region) = find(other, 1) {
+            let gives_way = region.is_adopted;
+            drop(region);
+            if !gives_way {
+                return Err(refused);
+            }
+            let _ = unregister(other);
+        }
+    }
+}
+
+fn try_put(
+    address: usize,
+    length: usize,
+    provider: &Arc<dyn Provider>,
+    is_adopted: bool,
+) -> Result<(), RegisterError> {
     fork::watch();
     let end = address
         .checked_add(length)
@@ -123,7 +175,8 @@ pub fn register_with(
         .is_tunnelled()
         .then(|| tunnel::pin_device(address, length))
         .flatten();
-    let region = Region::new(address, provider, pinned);
+    let mut region = Region::new(address, Arc::clone(provider), pinned);
+    region.is_adopted = is_adopted;
     let quiet = Quiet::new();
     let mut writer = WRITER.lock();
     if let Some((other, ..)) = RANGES.overlapping(address, end).first() {
@@ -242,4 +295,89 @@ pub(crate) unsafe fn release() {
 /// In a child: nobody is inside any more.
 pub(crate) fn forget() {
     SLOTS.forget_users();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Device memory that is not mapped.
+    #[derive(Debug)]
+    struct Device;
+
+    impl Provider for Device {
+        fn name(&self) -> &'static str {
+            "device"
+        }
+
+        fn is_mapped(&self) -> bool {
+            false
+        }
+
+        fn is_direct(&self) -> bool {
+            false
+        }
+    }
+
+    const UNIT: usize = 1 << 16;
+
+    /// Addresses that nothing else of this process has: those of a mapping that is kept.
+    fn addresses(units: usize) -> usize {
+        let memory = vec![0_u8; units * UNIT];
+        memory.leak().as_ptr().addr()
+    }
+
+    fn device() -> Arc<dyn Provider> {
+        Arc::new(Device)
+    }
+
+    #[test]
+    fn addresses_that_are_used_again_are_adopted_again() {
+        let at = addresses(8);
+        adopt(at + UNIT, 2 * UNIT, device()).unwrap();
+        // Another thread has found the same allocation.
+        adopt(at + UNIT, 2 * UNIT, device()).unwrap();
+        // A larger one in the place of two, and one in the middle of it.
+        adopt(at + 4 * UNIT, UNIT, device()).unwrap();
+        adopt(at, 6 * UNIT, device()).unwrap();
+        assert!(is_registered(at, 6 * UNIT));
+        unregister(at).unwrap();
+        adopt(at, 2 * UNIT, device()).unwrap();
+        adopt(at + UNIT, 2 * UNIT, device()).unwrap();
+        assert!(is_registered(at + UNIT, 2 * UNIT) && !is_registered(at, 1));
+        unregister(at + UNIT).unwrap();
+    }
+
+    #[test]
+    fn what_was_adopted_gives_way_to_what_is_registered_and_that_to_nothing() {
+        let at = addresses(4);
+        adopt(at, 2 * UNIT, device()).unwrap();
+        register_with(at, 2 * UNIT, device()).unwrap();
+        for at in [at, at + UNIT] {
+            let refused = register_with(at, 2 * UNIT, device()).unwrap_err();
+            assert_eq!(refused.errno(), libc::EEXIST);
+        }
+        // What is registered is not adopted as well, nor replaced by what is.
+        adopt(at, UNIT, device()).unwrap();
+        assert!(adopt(at + UNIT, 2 * UNIT, device()).is_err());
+        assert!(is_registered(at, 2 * UNIT));
+        unregister(at).unwrap();
+        assert!(!is_registered(at, 1) && unregister(at).is_err());
+    }
+
+    #[test]
+    fn threads_that_adopt_the_same_allocation_all_have_it() {
+        let at = addresses(1);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        adopt(at, UNIT, device()).unwrap();
+                        assert!(is_registered(at, UNIT));
+                    }
+                });
+            }
+        });
+        unregister(at).unwrap();
+    }
 }

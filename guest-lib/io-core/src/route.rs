@@ -427,5 +427,5 @@ pub fn adopt(address: usize, length: usize) -> bool {
         return false;
     };
     let inside = address >= start && length <= bytes.saturating_sub(address - start);
-    inside && registry::register_with(start, bytes, cuda).is_ok()
+    inside && registry::adopt(start, bytes, cuda).is_ok()
 }

@@ -28,8 +28,8 @@ struct farlane_io_totals {
 /*
  * Registers `length` bytes of device memory at `address`. `provider` is "soft" (a mapped BAR),
  * "p2pmem" or "cuda"; NULL means "soft". Returns zero, or -EINVAL (no range, no such provider),
- * -EEXIST (overlaps registered memory), -ENOSPC (too many ranges), -ENODEV (the provider's driver
- * is not there).
+ * -EEXIST (overlaps memory that was registered), -ENOSPC (too many ranges), -ENODEV (the
+ * provider's driver is not there). CUDA memory that was recognised without gives way.
  */
 int farlane_io_register(void *address, size_t length, const char *provider);
 

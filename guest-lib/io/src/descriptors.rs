@@ -5,7 +5,7 @@ use farlane_io_core::descriptors::{self, Closing};
 use farlane_io_core::sys::{SavedErrno, page_bytes, set_errno};
 use farlane_io_core::{automatic, files, may_overlap};
 use libc::{off_t, size_t};
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// `CLOSE_RANGE_CLOEXEC`: nothing is closed yet.
 const CLOEXEC: c_int = 1 << 2;
@@ -44,6 +44,18 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 /// As the C library's function of this name.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        closing_stream(file);
+        next::fclose(file)
+    }
+}
+
+/// Before a stream's descriptor is closed.
+///
+/// # Safety
+/// `file` is null or a stream.
+unsafe fn closing_stream(file: *mut libc::FILE) {
     if files::is_any_known() && !file.is_null() {
         let saved = SavedErrno::new();
         // SAFETY: the program's own stream.
@@ -51,8 +63,37 @@ pub unsafe extern "C" fn fclose(file: *mut libc::FILE) -> c_int {
         let _ = descriptors::closing(fd);
         drop(saved);
     }
+}
+
+/// `freopen`: it closes or replaces the stream's descriptor inside the C library.
+///
+/// # Safety
+/// As the C library's function of this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn freopen(
+    path: *const c_char,
+    mode: *const c_char,
+    file: *mut libc::FILE,
+) -> *mut libc::FILE {
     // SAFETY: as promised by the caller.
-    unsafe { next::fclose(file) }
+    unsafe {
+        closing_stream(file);
+        next::freopen(path, mode, file)
+    }
+}
+
+/// `freopen` with large files.
+///
+/// # Safety
+/// As the C library's function of this name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn freopen64(
+    path: *const c_char,
+    mode: *const c_char,
+    file: *mut libc::FILE,
+) -> *mut libc::FILE {
+    // SAFETY: as promised by the caller.
+    unsafe { freopen(path, mode, file) }
 }
 
 /// `dup2`.

@@ -2,7 +2,7 @@
 
 use crate::original::{Original, originals};
 use libc::{c_int, c_long, iovec, off_t, size_t, ssize_t, syscall};
-use std::ffi::{c_uint, c_void};
+use std::ffi::{c_char, c_uint, c_void};
 
 /// A system call's result as the C library's functions of this type return it.
 fn narrow(result: c_long) -> c_int {
@@ -64,6 +64,8 @@ originals! {
         or error_of(syscall(libc::SYS_fadvise64, fd, offset, length, advice));
     fclose = c"fclose": fn(file: *mut libc::FILE) -> c_int,
         or late_fclose(file);
+    freopen = c"freopen64": fn(path: *const c_char, mode: *const c_char, file: *mut libc::FILE) -> *mut libc::FILE,
+        or late_freopen(path, mode, file);
 }
 
 /// As the C library's checks: a buffer that is too small ends the program.
@@ -97,4 +99,18 @@ unsafe fn late_fclose(file: *mut libc::FILE) -> c_int {
     }
     // SAFETY: as promised by the caller; it is there now.
     unsafe { fclose(file) }
+}
+
+/// Nor does one open another file in its place.
+unsafe fn late_freopen(
+    path: *const c_char,
+    mode: *const c_char,
+    file: *mut libc::FILE,
+) -> *mut libc::FILE {
+    let address = table::freopen.resolve();
+    if address.is_null() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: as promised by the caller; it is there now.
+    unsafe { freopen(path, mode, file) }
 }

@@ -37,10 +37,17 @@ static __thread struct context *below;
 /* Not CUDA's: allocates, frees, and tells what is in device memory. */
 void *fake_allocate(int which)
 {
-	char *address = mmap(0, SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *address = mmap(0, 2 * SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	allocations[which].address = address;
 	return address;
+}
+
+/* Allocates behind where it lay before, in part at the same addresses. */
+void *fake_allocate_behind(int which, char *before, int bytes)
+{
+	allocations[which].address = before + bytes;
+	return allocations[which].address;
 }
 
 void fake_free(int which)

@@ -116,12 +116,12 @@ fn a_program_that_closes_and_replaces_unknown_numbers_does_no_harm() {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", told(&output));
     // All of it by P2P, and told to the end.
-    assert_eq!(output.stdout, b"0 0 7340032 7\n");
+    assert_eq!(output.stdout, b"0 0 8388608 8\n");
     let said = String::from_utf8(output.stderr).unwrap();
-    let line = r#"{"cache":0,"read_ahead":0,"p2p":7340032,"requests":7}"#;
+    let line = r#"{"cache":0,"read_ahead":0,"p2p":8388608,"requests":8}"#;
     assert!(said.contains(line), "{said}");
     let decisions = std::fs::read_to_string(trace).unwrap();
-    assert_eq!(decisions.lines().count(), 7);
+    assert_eq!(decisions.lines().count(), 8);
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn cuda_story(name: &str) -> String {
 
 #[test]
 fn memory_of_a_cuda_driver_is_recognised_and_copied() {
-    assert_eq!(cuda_story("cuda"), "787096 0 0 7\n");
+    assert_eq!(cuda_story("cuda"), "891192 0 0 9\n");
 }
 
 #[test]

@@ -123,6 +123,33 @@ mod tests {
     }
 
     #[test]
+    fn workers_that_sync_at_the_same_time_all_go_on() {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let syncs = Syncs::default();
+        let patience = Timespec {
+            tv_sec: 60,
+            tv_nsec: 0,
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let wake = wake();
+                    for _ in 0..300 {
+                        let one = syncs.begin();
+                        std::thread::yield_now();
+                        let beside = one.end();
+                        while !beside.are_over(&wake) {
+                            let mut fds = [PollFd::new(&wake, PollFlags::IN)];
+                            assert_eq!(poll(&mut fds, Some(&patience)), Ok(1));
+                            is_signalled(&wake);
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
     fn one_by_itself_waits_for_none() {
         let (syncs, wake) = (Syncs::default(), wake());
         assert!(syncs.begin().end().are_over(&wake));

@@ -9,6 +9,8 @@ use std::os::fd::AsRawFd as _;
 /// What the driver of the tests has besides the functions of a driver: each takes the number of an allocation or a device.
 struct Driver {
     allocate: unsafe extern "C" fn(c_int) -> *mut u8,
+    /// So many bytes behind where one has lain.
+    allocate_behind: unsafe extern "C" fn(c_int, *mut u8, c_int) -> *mut u8,
     free: unsafe extern "C" fn(c_int),
     content: unsafe extern "C" fn(c_int) -> *mut u8,
     /// Makes the context of a device current, or none, and says whether that of another one was.
@@ -25,11 +27,15 @@ impl Driver {
             ensure!(!library.is_null(), "The driver cannot be loaded");
             let find = |name: &CStr| libc::dlsym(library, name.as_ptr());
             type Address = unsafe extern "C" fn(c_int) -> *mut u8;
+            type Behind = unsafe extern "C" fn(c_int, *mut u8, c_int) -> *mut u8;
             type Free = unsafe extern "C" fn(c_int);
             type Current = unsafe extern "C" fn(c_int, c_int) -> c_int;
             type Number = unsafe extern "C" fn(c_int) -> c_int;
             Ok(Self {
                 allocate: std::mem::transmute::<*mut c_void, Address>(find(c"fake_allocate")),
+                allocate_behind: std::mem::transmute::<*mut c_void, Behind>(find(
+                    c"fake_allocate_behind",
+                )),
                 free: std::mem::transmute::<*mut c_void, Free>(find(c"fake_free")),
                 content: std::mem::transmute::<*mut c_void, Address>(find(c"fake_content")),
                 make_current: std::mem::transmute::<*mut c_void, Current>(find(
@@ -110,6 +116,18 @@ pub fn cuda(file: &File, content: &[u8]) -> Result<()> {
             libc::pread(fd, at.cast(), 4096, 0) == -1 && errno() == libc::EFAULT,
             "Freed"
         );
+        // Addresses that are used again, by an allocation with other bounds.
+        let at = (driver.allocate)(0);
+        ensure!(libc::pread(fd, at.cast(), 4096, 0) == 4096);
+        (driver.free)(0);
+        let at = (driver.allocate_behind)(0, at, 65_536);
+        let moved = libc::pread(fd, at.wrapping_add(900_000).cast(), 100_000, 7);
+        ensure!(moved == 100_000, "Used again: {moved}, errno {}", errno());
+        ensure!(
+            bytes(device, 900_000, 100_000) == &content[7..100_007],
+            "Other bytes"
+        );
+        (driver.free)(0);
     }
     Ok(())
 }

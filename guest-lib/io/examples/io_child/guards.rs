@@ -70,6 +70,23 @@ pub fn guards(file: File, path: &str) -> Result<()> {
     ensure!(links_to(path)? == 2);
     close_range(file, u32::MAX)?;
     ensure!(links_to(path)? == 0, "A descriptor is left open");
+    reopened(path, base)
+}
+
+/// A stream that is opened anew takes the library's descriptor of its file with it.
+fn reopened(path: &str, base: *mut u8) -> Result<()> {
+    let name = std::ffi::CString::new(path)?;
+    // SAFETY: strings that end with zero, and a stream of this program.
+    unsafe {
+        let stream = libc::fopen(name.as_ptr(), c"r".as_ptr());
+        ensure!(!stream.is_null(), "fopen: errno {}", errno());
+        read(libc::fileno(stream), base)?;
+        ensure!(links_to(path)? == 2);
+        let stream = libc::freopen(c"/dev/null".as_ptr(), c"r".as_ptr(), stream);
+        ensure!(!stream.is_null(), "freopen: errno {}", errno());
+        ensure!(links_to(path)? == 0, "A descriptor is left open");
+        ensure!(libc::fclose(stream) == 0, "fclose");
+    }
     Ok(())
 }
 
