@@ -6,11 +6,14 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
-use std::time::Duration;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
 
 /// A reader that takes longer than this is left alone.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Bytes that are written at once: the kernel waits for room again for each part of them.
+const AT_ONCE: usize = 4096;
 
 /// One number to tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +112,20 @@ fn write_own(out: &mut String) {
     write_samples(out, "farlane_daemon", [lost_pages]);
 }
 
+/// Writes a document to a reader, who has so long for all of it.
+fn answer(mut stream: &UnixStream, text: &str, patience: Duration) -> std::io::Result<()> {
+    let end = Instant::now() + patience;
+    for part in text.as_bytes().chunks(AT_ONCE) {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        stream.write_all(part)?;
+    }
+    Ok(())
+}
+
 /// Serves `render`'s text, and what every daemon tells of itself, on `socket` from a thread of its
 /// own.
 ///
@@ -121,13 +138,11 @@ pub fn serve(socket: OwnedFd, render: impl Fn() -> String + Send + 'static) -> s
         .spawn(move || {
             loop {
                 match listener.accept() {
-                    Ok((mut stream, _)) => {
+                    Ok((stream, _)) => {
                         let mut text = render();
                         write_own(&mut text);
                         // A reader that went away is no trouble.
-                        let _ = stream
-                            .set_write_timeout(Some(PATIENCE))
-                            .and_then(|()| stream.write_all(text.as_bytes()));
+                        let _ = answer(&stream, &text, PATIENCE);
                     }
                     // Out of descriptors, most likely.
                     Err(_) => std::thread::sleep(PATIENCE),
@@ -143,7 +158,6 @@ mod tests {
     use crate::access::Access;
     use crate::listener::{Kind, Listener};
     use std::io::Read as _;
-    use std::os::unix::net::UnixStream;
 
     #[test]
     fn things_of_a_kind_have_labels() {
@@ -178,6 +192,21 @@ mod tests {
             out,
             "# HELP farlane_reads Reads.\nfarlane_reads{disk=\"5\\\" \\\\ disk\\nfarlane_reads 8\"} 7\n"
         );
+    }
+
+    #[test]
+    fn a_reader_that_reads_a_little_now_and_then_is_left_alone() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        // At this pace it would take seconds.
+        let text = "x".repeat(16 << 20);
+        let answering =
+            std::thread::spawn(move || answer(&ours, &text, Duration::from_millis(100)));
+        let mut room = [0; AT_ONCE];
+        while !answering.is_finished() {
+            let _ = (&theirs).read(&mut room).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(answering.join().unwrap().is_err());
     }
 
     #[test]

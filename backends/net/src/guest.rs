@@ -6,6 +6,7 @@ use crate::control::{Control, ControlError, Effect};
 use crate::flow::FlowTable;
 use crate::interface::Interface;
 use crate::port::Offloads;
+use farlane_daemon::warn_limited;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -24,6 +25,8 @@ pub struct Guest {
     /// Pairs whose receive queues are served, and those that it wants to be used; zero: all.
     served: AtomicU16,
     wanted: AtomicU16,
+    /// Held by whoever tells how many are in use: the front-end and the control queue change it at the same time.
+    spreading: Mutex<()>,
     /// It is to announce itself.
     announces: AtomicBool,
 }
@@ -59,6 +62,7 @@ impl Guest {
             offloads: AtomicU64::new(0),
             served: AtomicU16::new(0),
             wanted: AtomicU16::new(0),
+            spreading: Mutex::new(()),
             announces: AtomicBool::new(false),
             interface,
             table,
@@ -138,9 +142,10 @@ impl Guest {
         let takes = offloads_of(bits);
         self.offloads.store(bits, Ordering::Release);
         if let Err(e) = self.interface.port.set_guest_offloads(takes) {
-            log::warn!(
-                "Interface {}: offloads are not set: {e}",
-                self.interface.name
+            let name = &self.interface.name;
+            warn_limited!(
+                self.interface.limit,
+                "Interface {name}: offloads are not set: {e}"
             );
         }
         self.changes.fetch_add(1, Ordering::Release);
@@ -178,6 +183,10 @@ impl Guest {
 
     /// Tells whoever spreads frames how many pairs are in use.
     fn spread(&self) {
+        let _turn = self
+            .spreading
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let served = self.served.load(Ordering::Acquire);
         let pairs = match self.wanted.load(Ordering::Acquire) {
             0 => served,

@@ -2,7 +2,10 @@
 
 use super::Broken;
 use super::end::End;
+use crate::bits::HEADER_BYTES;
+use crate::header::MAX_FRAME;
 use farlane_vhost::chain::Chain;
+use farlane_vhost::segment::Segment;
 use farlane_vhost::vring::Rings;
 use farlane_zero_copy::placement::NodeMap;
 use farlane_zero_copy::topology::Node;
@@ -23,19 +26,30 @@ pub(super) struct Piece {
 // SAFETY: a piece is an address; whoever touches what is there says why it may.
 unsafe impl Send for Piece {}
 
-/// Adds the pieces that guest memory is made of.
+/// Most bytes of a buffer that are of use: the largest frame with its header.
+pub(super) fn most_bytes() -> u64 {
+    u64::try_from(MAX_FRAME + HEADER_BYTES).unwrap_or(u64::MAX)
+}
+
+/// Adds the pieces that guest memory is made of, as far as it is of use: a buffer may be said to have terabytes, on many nodes.
 pub(super) fn resolve(
     rings: &Rings,
-    segments: &[farlane_vhost::segment::Segment],
+    segments: &[Segment],
     writable: bool,
     places: &Places,
     pieces: &mut Vec<Piece>,
 ) -> Result<(), Broken> {
+    let mut left = most_bytes();
     for segment in segments {
+        let bytes = segment.bytes.min(left);
+        if bytes == 0 {
+            break;
+        }
+        left -= bytes;
         let mut at = segment.address;
         rings
             .view()
-            .resolve(segment.address, segment.bytes, writable, |base, run| {
+            .resolve(segment.address, bytes, writable, |base, run| {
                 let length = u64::try_from(run).unwrap_or(u64::MAX);
                 if let Some(node) = places.only {
                     pieces.push(Piece {
@@ -268,4 +282,59 @@ pub(super) fn copy_out(pieces: impl Iterator<Item = Piece>, bytes: &mut [u8]) ->
         rest = after;
     }
     length - rest.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farlane_vhost::vring::Layout;
+    use farlane_zero_copy::AddressSpace;
+    use farlane_zero_copy::placement::{Given, Placement};
+    use farlane_zero_copy::topology::{Described, Topology};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::AsFd as _;
+
+    #[test]
+    fn a_buffer_is_found_as_far_as_a_frame_may_need_it() {
+        const RAM: u64 = 16 << 20;
+        const PAGE: u64 = 4096;
+        let file = memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, RAM).unwrap();
+        let space = AddressSpace::new();
+        space.map(0, RAM, file.as_fd(), 0, true).unwrap();
+        let layout = Layout {
+            size: 4,
+            descriptors: 0,
+            available: 0x1000,
+            used: 0x2000,
+        };
+        let rings = Rings::map(space.view(), &layout).unwrap();
+        // Every other page is on the second node.
+        let given = (0..RAM / PAGE).step_by(2).map(|page| Given {
+            start: page * PAGE,
+            length: PAGE,
+            node: Node(1),
+        });
+        let topology = Topology::of(Described::new(&[&[0], &[1]]));
+        let placement = Placement::unseen(space, topology, given.collect());
+        let places = Places::new(placement.map());
+        let found = |segments: &[Segment]| {
+            let mut pieces = Vec::new();
+            resolve(&rings, segments, true, &places, &mut pieces).unwrap();
+            let bytes: usize = pieces.iter().map(|piece| piece.bytes).sum();
+            (pieces.len(), u64::try_from(bytes).unwrap())
+        };
+        let segment = |bytes| Segment { address: 0, bytes };
+        assert_eq!(
+            found(&[segment(2 * PAGE), segment(100)]),
+            (3, 2 * PAGE + 100)
+        );
+        let bytes = most_bytes();
+        let most = usize::try_from(bytes.div_ceil(PAGE)).unwrap();
+        assert_eq!(found(&[segment(RAM); 1000]), (most, bytes));
+        assert_eq!(
+            found(&[segment(bytes - 1), segment(RAM), segment(RAM)]),
+            (most + 1, bytes)
+        );
+    }
 }

@@ -1,6 +1,6 @@
 //! Frames from the guest to the port.
 
-use super::buffers::{MAX_PIECES, Piece, copy_out, resolve};
+use super::buffers::{MAX_PIECES, Piece, copy_out, most_bytes, resolve};
 use super::end::End;
 use super::{AT_ONCE, Broken, Engine, Terms, note, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
@@ -9,6 +9,7 @@ use crate::flow::{PARSE_BYTES, parse};
 use crate::header::{MAX_FRAME, check_sent};
 use farlane_daemon::warn_limited;
 use farlane_vhost::chain::Chain;
+use farlane_vhost::segment;
 use farlane_zero_copy::topology::Node;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros as _, IntoBytes as _};
@@ -129,8 +130,12 @@ impl Engine {
             transmit.chain.follow(&rings, head)?;
             transmit.pieces.clear();
             let readable = &transmit.chain.readable;
-            resolve(&rings, readable, false, &self.places, &mut transmit.pieces)?;
-            let sent = send(&self.interface, &mut *self.port, transmit, self.limb.node());
+            let sent = if segment::total(readable) > most_bytes() {
+                Sent::Invalid
+            } else {
+                resolve(&rings, readable, false, &self.places, &mut transmit.pieces)?;
+                send(&self.interface, &mut *self.port, transmit, self.limb.node())
+            };
             match sent {
                 Sent::Yes(bytes) => {
                     if let Some(table) = &self.table {
