@@ -48,34 +48,40 @@ pub(super) fn compare(
     };
     let mut open = choose(address, length, see)?;
     let mut equal = 0;
+    // Those that stood still while they were read, and differed.
+    let mut wrong = Vec::new();
     for _ in 0..ROUNDS {
         let before: Vec<Word> = open.iter().map(|&at| see(at)).collect::<Result<_, _>>()?;
         let said = theirs(&open).map_err(|e| format!("its borrower does not read it: {e}"))?;
         if said.len() != open.len() {
             return Err("its borrower does not read all of it".to_owned());
         }
+        wrong.clear();
         let mut differ = Vec::new();
         for ((&at, before), said) in open.iter().zip(before).zip(said) {
             let after = see(at)?;
             if said != before && said != after {
                 differ.push(at);
+                if before == after {
+                    wrong.push(at);
+                }
             } else if said != Word::default() {
                 equal += 1;
             }
         }
-        if differ.is_empty() {
-            return Ok(match equal >= PROOF {
-                true => Verdict::Proved,
-                false => Verdict::Empty,
-            });
-        }
         open = differ;
+        if open.is_empty() {
+            break;
+        }
     }
-    let count = open.len();
-    let first = open.first().copied().unwrap_or(address);
-    Err(format!(
-        "of {WORDS} words {count} are not the VM's, the first one at {first:#x}"
-    ))
+    match wrong.first() {
+        Some(first) => Err(format!(
+            "{} words are not the VM's, the first one at {first:#x}",
+            wrong.len()
+        )),
+        None if equal >= PROOF => Ok(Verdict::Proved),
+        None => Ok(Verdict::Empty),
+    }
 }
 
 /// Addresses of words that are to be compared: half of them anywhere, half of them not zero as far as some are found.
@@ -231,6 +237,22 @@ mod tests {
         };
         let verdict = compare(&memory.space, (ADDRESS, LENGTH), read);
         assert_eq!(verdict, Ok(Verdict::Proved));
+    }
+
+    #[test]
+    fn words_that_never_stand_still_say_nothing() {
+        let memory = Memory::new();
+        memory.fill(1);
+        let mut of = 1;
+        let read = |addresses: &[u64]| {
+            memory.fill(of + 1);
+            let said = memory.read(addresses);
+            memory.fill(of + 2);
+            of += 2;
+            Ok(said)
+        };
+        let verdict = compare(&memory.space, (ADDRESS, LENGTH), read);
+        assert_eq!(verdict, Ok(Verdict::Empty));
     }
 
     #[test]

@@ -34,7 +34,7 @@ fn dribble(mut socket: TcpStream, kind: u8) {
 fn within_patience<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || done.send(act()));
-    result.recv_timeout(PATIENCE).expect("it hangs")
+    result.recv_timeout(PATIENCE).unwrap()
 }
 
 fn tls(listener: &TcpListener, identity: TlsIdentity) -> Connector {
