@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Events that are taken out of the context at a time. They say nothing.
 const REAPED: u32 = 64;
-/// Events that it is asked to have room for: those that several threads make while one takes some out.
-const ROOM: libc::c_long = 256;
+/// Events that the context is asked to have room for; it has at least twice as many. `fs.aio-max-nr` is a bound on those of all processes.
+const ROOM: libc::c_long = 64;
 /// `struct io_event` (`linux/aio_abi.h`).
 type Event = [u64; 4];
 
