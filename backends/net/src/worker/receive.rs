@@ -397,7 +397,9 @@ impl Engine {
             frame.header,
             0,
             &frame.bytes,
-        )?;
+        );
+        // Who counts on the frame is told, too, where the queue cannot go on.
+        let placed = placed.inspect_err(|_| self.lose(tally, frame.task))?;
         tally.add(&placed, frame.bytes.len());
         match placed {
             Placed::Yes => {
