@@ -500,12 +500,8 @@ impl Context {
         }
         drop(calls);
         let mut rota = self.rota();
-        let most = look.idle_of_context(*idle);
-        let (mut left, is_over) = (most, look.clock(rota.len()));
-        let turn = |qp: &Arc<QpObject>, _: &mut usize| qp.engine.progress(look.now);
-        let came = rota.turn(look, &mut left, is_over, turn);
-        *idle = idle.saturating_sub(most - left);
-        progress.and(came)
+        let turn = |qp: &Arc<QpObject>| qp.engine.progress(look.now);
+        progress.and(rota.turn_of_context(look, idle, turn))
     }
 
     /// Whether a turn would find something to do, for a context of a server without workers.

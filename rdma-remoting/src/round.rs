@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const TURN: Duration = Duration::from_micros(100);
 /// How many with nothing to do have a turn before the clock is looked at.
 const BETWEEN_CLOCKS: usize = 64;
-/// Idle queue pairs of a tenant that are looked at in a turn; its contexts count as well. About 10 us.
+/// Idle queue pairs of a tenant that are looked at in a turn, and those of the context that comes last; contexts count as well. About 10 us.
 const IDLE_OF_TENANT: usize = 128;
 /// Idle queue pairs of a context that are looked at in its turn.
 const IDLE_OF_CONTEXT: usize = 64;
@@ -47,10 +47,9 @@ impl Look {
         move || began.is_some_and(|began| began.elapsed() >= TURN)
     }
 
-    /// How many idle queue pairs of a context it may look at, of so many.
-    pub fn idle_of_context(&self, left: usize) -> usize {
+    fn idle_of_context(&self) -> usize {
         match self.pace {
-            Pace::Bounded => left.min(IDLE_OF_CONTEXT),
+            Pace::Bounded => IDLE_OF_CONTEXT,
             Pace::Whole => usize::MAX,
         }
     }
@@ -156,7 +155,8 @@ impl<T> Rota<T> {
             let came = self.give(at, look, &mut beside, &mut turn);
             progress = progress.and(came);
             done += 1;
-            if (came.worked || done.is_multiple_of(BETWEEN_CLOCKS)) && is_over() {
+            let looked = beside < IDLE_OF_CONTEXT;
+            if (came.worked || looked || done.is_multiple_of(BETWEEN_CLOCKS)) && is_over() {
                 break;
             }
         }
@@ -179,6 +179,21 @@ impl<T> Rota<T> {
         }
         progress.cut = self.left > 0;
         progress
+    }
+
+    /// The same, for the queue pairs of a context, whose tenant has so many `idle` looks left. However few those are, it has its share:
+    /// a context that came last each time would never be looked at.
+    pub fn turn_of_context(
+        &mut self,
+        look: &Look,
+        idle: &mut usize,
+        mut turn: impl FnMut(&T) -> Progress,
+    ) -> Progress {
+        let most = look.idle_of_context();
+        let (mut left, is_over) = (most, look.clock(self.len()));
+        let came = self.turn(look, &mut left, is_over, |one, _| turn(one));
+        *idle = idle.saturating_sub(most - left);
+        came
     }
 
     fn give(

@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// Time slice that a worker asks for: the shortest there is.
 const SLICE: Duration = Duration::from_micros(100);
 
+/// The number of the next sweep of any worker: contexts go from one to another, and know which sweep was the last that has looked at them.
+static SWEEPS: AtomicU64 = AtomicU64::new(1);
+
 /// What a worker's thread and those who direct it share.
 struct Shared {
     /// The contexts it serves.
@@ -243,7 +246,7 @@ impl Shared {
                 None if spin.idle() => {
                     // Who posts something from now on wakes it. What was posted before is found in a sweep.
                     sleep::announce(words(&contexts));
-                    sweep += 1;
+                    sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
                     rest = Some(Rest::default());
                 }
                 None => {}

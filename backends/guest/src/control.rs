@@ -286,6 +286,7 @@ impl Control {
         if !state.is_running() {
             return false;
         }
+        let before = vring.queue_next_avail();
         let Some(chain) = self.next_chain(vring) else {
             return false;
         };
@@ -306,8 +307,9 @@ impl Control {
                         }
                         state.window_mapped = mapped.is_ok();
                         if state.stops != stops {
-                            // Paused in between: the request comes again when the queue goes on.
+                            // Paused in between: the request comes again when the queue goes on, all before it being answered.
                             let _ = self.ungrant(&mut state, context, place);
+                            vring.set_queue_next_avail(before);
                             return false;
                         }
                         mapped.map_err(|e| {

@@ -75,16 +75,18 @@ impl Contexts for Counted {
     }
 }
 
-/// Stops the queue while it maps the window.
-struct Pausing<'a> {
-    control: &'a Control,
+/// Pauses the VM while it maps the window.
+struct Pausing<'a, F> {
+    pause: F,
+    contexts: &'a Counted,
     maps: Cell<u32>,
 }
 
-impl MapWindow for Pausing<'_> {
+impl<F: Fn()> MapWindow for Pausing<'_, F> {
     fn map_window(&self, _: &Pool) -> io::Result<()> {
         self.maps.set(self.maps.get() + 1);
-        self.control.suspend();
+        assert_eq!(self.contexts.mappings.load(Ordering::Relaxed), 1);
+        (self.pause)();
         Ok(())
     }
 }
@@ -241,38 +243,71 @@ fn a_queue_that_is_disabled_pauses_the_vm_until_it_is_enabled_and_started() {
     assert_eq!(contexts.ends.load(Ordering::Relaxed), 0);
 }
 
+/// How a VMM pauses a VM, and has it go on.
+#[derive(Clone, Copy, Debug)]
+enum Manner {
+    /// The queue stops: QEMU.
+    Stop,
+    /// The queue is disabled: Cloud Hypervisor.
+    Disable,
+    /// The same, and enabled before the window is mapped.
+    Blink,
+}
+
 #[test]
 fn a_request_that_waits_for_the_vmm_is_answered_when_the_vm_goes_on() {
-    let contexts = Arc::new(Counted::default());
-    let (memory, vring, control) = started(&contexts);
-    control.set_window(Pool::shared_window(1 << 20).unwrap());
-    let vmm = Pausing {
-        control: &control,
-        maps: Cell::new(0),
-    };
-    let ram = memory.memory();
-    let answered = || ram.read_obj::<u16>(GuestAddress(USED + 2)).unwrap();
-    let ask = |op: u32| Request {
-        op: op.into(),
-        context: 1.into(),
-        length: 4096.into(),
-        ..Request::default()
-    };
-    request(&ram, 0, &OPEN);
-    request(&ram, 1, &ask(OP_WINDOW_MAP));
-    control.serve(&vring, &vmm);
-    assert_eq!(answered(), 1, "the VM is paused");
-
-    vring.set_queue_ready(false);
-    // What the VMM is told, and says when it goes on.
-    vring.set_queue_next_avail(vring.queue_next_avail());
-    vring.set_queue_ready(true);
-    control.serve(&vring, &vmm);
-    assert_eq!(answered(), 2);
-    let status: u32 = ram.read_obj(GuestAddress(BUFFERS + 0x180)).unwrap();
-    assert_eq!(status, 0);
-    assert_eq!(
-        (vmm.maps.get(), contexts.mappings.load(Ordering::Relaxed)),
-        (1, 1)
-    );
+    for manner in [Manner::Stop, Manner::Disable, Manner::Blink] {
+        let contexts = Arc::new(Counted::default());
+        let (memory, vring, control) = started(&contexts);
+        let control = Arc::new(control);
+        vring.follow_enabled({
+            let control = Arc::clone(&control);
+            move |enabled| control.set_enabled(enabled)
+        });
+        control.set_window(Pool::shared_window(1 << 20).unwrap());
+        let vmm = Pausing {
+            pause: || match manner {
+                Manner::Stop => control.suspend(),
+                Manner::Disable => vring.set_enabled(false),
+                Manner::Blink => {
+                    vring.set_enabled(false);
+                    vring.set_enabled(true);
+                }
+            },
+            contexts: &contexts,
+            maps: Cell::new(0),
+        };
+        let ram = memory.memory();
+        let answered = || ram.read_obj::<u16>(GuestAddress(USED + 2)).unwrap();
+        let ask = |op: u32| Request {
+            op: op.into(),
+            context: 1.into(),
+            length: 4096.into(),
+            ..Request::default()
+        };
+        request(&ram, 0, &OPEN);
+        request(&ram, 1, &ask(OP_WINDOW_MAP));
+        control.serve(&vring, &vmm);
+        if !matches!(manner, Manner::Blink) {
+            assert_eq!(answered(), 1, "the VM is paused: {manner:?}");
+        }
+        match manner {
+            Manner::Stop => {
+                vring.set_queue_ready(false);
+                // What the VMM is told, and says when it goes on.
+                vring.set_queue_next_avail(vring.queue_next_avail());
+                vring.set_queue_ready(true);
+            }
+            Manner::Disable => vring.set_enabled(true),
+            Manner::Blink => (),
+        }
+        control.serve(&vring, &vmm);
+        assert_eq!(answered(), 2, "{manner:?}");
+        let status: u32 = ram.read_obj(GuestAddress(BUFFERS + 0x180)).unwrap();
+        assert_eq!(status, 0);
+        assert_eq!(
+            (vmm.maps.get(), contexts.mappings.load(Ordering::Relaxed)),
+            (1, 1)
+        );
+    }
 }

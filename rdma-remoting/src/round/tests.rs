@@ -155,3 +155,56 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
     set(&mut tenants, &[]);
     assert!(turn(&mut tenants, &|_| true).is_empty());
 }
+
+/// A tenant's contexts, of so many idle queue pairs each.
+#[test]
+fn all_are_looked_at_however_many_there_are_of_each() {
+    for idle in [
+        &[64, 61, 1][..],
+        &[4096, 61, 5],
+        &[63, 62, 1000],
+        &[1, 0, 1, 126, 0, 64],
+    ] {
+        let rotas: Vec<_> = idle
+            .iter()
+            .map(|&members| RefCell::new(Rig::new(members).rota))
+            .collect();
+        let looks: Vec<_> = idle.iter().map(|_| Cell::new(0_u32)).collect();
+        let mut tenants = Tenants::default();
+        let all: Vec<usize> = (0..idle.len()).collect();
+        tenants.set(&all, |_, _| true, |one| *one);
+        let mut look = Rig::new(0).look;
+        for _ in 0..3 {
+            look.sweep += 1;
+            let mut turns = 0;
+            loop {
+                let poll = |one: &usize, left: &mut usize| {
+                    looks[*one].set(looks[*one].get() + 1);
+                    let turn = |_: &usize| Progress::default();
+                    rotas[*one].borrow_mut().turn_of_context(&look, left, turn)
+                };
+                turns += 1;
+                assert!(turns < 1000, "{idle:?}: the sweep does not end");
+                if !tenants.turn(&look, |_| || false, poll).cut {
+                    break;
+                }
+            }
+        }
+        assert!(looks.iter().all(|looks| looks.get() >= 3), "{idle:?}");
+    }
+}
+
+/// Those who are busy by calls alone have no more time than others.
+#[test]
+fn busy_contexts_do_not_look_at_idle_queue_pairs_for_longer_than_a_turn() {
+    let mut rig = Rig::new(1000);
+    rig.turn(1000, false, |_| true);
+    let mut had = 0;
+    let turn = |_: &usize, beside: &mut usize| {
+        had += 1;
+        *beside -= 1;
+        Progress::default()
+    };
+    rig.rota.turn(&rig.look, &mut 0, || true, turn);
+    assert_eq!(had, 1);
+}

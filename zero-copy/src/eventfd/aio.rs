@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const REAPED: u32 = 64;
 /// Events that the context is asked to have room for; it has at least twice as many. `fs.aio-max-nr` is a bound on those of all processes.
 const ROOM: libc::c_long = 64;
+/// How often a signal is tried again.
+const TRIES: usize = 8;
 /// `struct io_event` (`linux/aio_abi.h`).
 type Event = [u64; 4];
 
@@ -109,18 +111,19 @@ impl Signaller {
         if self.signals.fetch_add(1, Ordering::Relaxed) % REAPED == REAPED - 1 {
             self.reap();
         }
-        loop {
-            match self.submit(fd) {
-                // There is no room: what has ended takes it, and is all there.
+        let mut result = self.submit(fd);
+        for _ in 0..TRIES {
+            match result {
+                // There is no room: what has ended takes it, and is all there, or another thread has taken it out.
                 Err(Errno::AGAIN) => {
-                    if !self.reap() {
-                        return Err(Errno::AGAIN);
-                    }
+                    self.reap();
                 }
                 Err(Errno::INTR) => {}
                 other => return other,
             }
+            result = self.submit(fd);
         }
+        result
     }
 
     fn submit(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
