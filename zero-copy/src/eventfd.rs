@@ -6,10 +6,9 @@ use aio::Signaller;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
-use std::io;
 use std::io::IoSliceMut;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use thiserror::Error;
 
 /// `preadv2`: where the file stands.
@@ -58,19 +57,10 @@ pub fn adopt(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
 /// What signals eventfds, once that is settled.
 static SIGNALLER: OnceLock<Option<Signaller>> = OnceLock::new();
 
-/// From now on [`signal`] blocks under no circumstances. Returns whether that is so: not where the kernel has no asynchronous requests.
-/// Once is enough.
-///
-/// # Errors
-/// The system has none left.
-pub fn install() -> io::Result<bool> {
-    static ONE: Mutex<()> = Mutex::new(());
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if SIGNALLER.get().is_none() {
-        let signaller = Signaller::new()?;
-        SIGNALLER.get_or_init(|| signaller);
-    }
-    Ok(never_blocks())
+/// From now on [`signal`] blocks under no circumstances. Returns whether that is so: not where the kernel has no asynchronous requests,
+/// or none left. Once is enough.
+pub fn install() -> bool {
+    SIGNALLER.get_or_init(Signaller::new).is_some()
 }
 
 /// Whether [`signal`] blocks under no circumstances.

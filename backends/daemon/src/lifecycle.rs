@@ -53,11 +53,11 @@ impl Lifecycle {
     /// [`crate::panics`].
     ///
     /// # Errors
-    /// When the signals cannot be blocked or handled, or the system has no asynchronous requests left.
+    /// When the signals cannot be blocked or handled.
     pub fn begin() -> io::Result<Self> {
         crate::panics::abort_on_panic();
         farlane_zero_copy::fault::install()?;
-        eventfd::install()?;
+        eventfd::install();
         rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
         let mut signals = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sigemptyset initialises the set that the other calls take; SIG_IGN is a valid

@@ -42,7 +42,7 @@ impl DaemonOptions {
         let _ = crate::logging::init(logger);
         if !crate::eventfd::never_blocks() {
             log::warn!(
-                "This kernel has no asynchronous requests (CONFIG_AIO): a VMM whose eventfds block can hold up the others"
+                "There are no asynchronous requests (CONFIG_AIO, fs.aio-max-nr): a VMM whose eventfds block can hold up the others"
             );
         }
     }

@@ -62,36 +62,22 @@ fn check(result: libc::c_long) -> Result<libc::c_long, Errno> {
 }
 
 impl Signaller {
-    /// Sets a context up. None: this kernel has none (`CONFIG_AIO`), or keeps them from us.
-    ///
-    /// # Errors
-    /// As many are in use as may be (`fs.aio-max-nr`), or there is no memory.
-    pub fn new() -> io::Result<Option<Self>> {
+    /// Sets a context up. None: this kernel has none (`CONFIG_AIO`), or keeps them from us, or as many are in use as may be
+    /// (`fs.aio-max-nr`).
+    pub fn new() -> Option<Self> {
         if cfg!(target_endian = "big") {
-            return Ok(None);
+            return None;
         }
-        let source = match File::open("/dev/zero") {
-            Ok(source) => source,
-            Err(_) => return Ok(None),
-        };
+        let source = File::open("/dev/zero").ok()?;
         let mut context: libc::c_ulong = 0;
         // SAFETY: the context is written during the call.
-        let made = check(unsafe { libc::syscall(libc::SYS_io_setup, ROOM, &raw mut context) });
-        match made {
-            Ok(_) => {}
-            Err(Errno::AGAIN) => {
-                let why = "Too many contexts of asynchronous requests are in use (fs.aio-max-nr)";
-                return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
-            }
-            Err(e @ Errno::NOMEM) => return Err(e.into()),
-            Err(_) => return Ok(None),
-        }
+        check(unsafe { libc::syscall(libc::SYS_io_setup, ROOM, &raw mut context) }).ok()?;
         let signaller = Self {
             context,
             source,
             signals: AtomicU32::new(0),
         };
-        Ok(signaller.works().then_some(signaller))
+        signaller.works().then_some(signaller)
     }
 
     /// Tries it: there are systems that know the calls and not the eventfd.
@@ -184,7 +170,7 @@ mod tests {
     /// Many more than there is room for.
     #[test]
     fn signals_of_several_threads_are_all_counted() {
-        let Ok(Some(signaller)) = Signaller::new() else {
+        let Some(signaller) = Signaller::new() else {
             eprintln!("skipped: there are no asynchronous requests here");
             return;
         };
