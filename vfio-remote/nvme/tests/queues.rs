@@ -35,7 +35,7 @@ fn submit(driver: &mut Driver<InProcess>, queue: &mut Queue, commands: &[Command
 /// Waits for the next completion of an I/O queue: its command and status.
 fn next(driver: &mut Driver<InProcess>, queue: &mut Queue) -> (u16, u16) {
     let done = driver.await_answer(queue, None).unwrap();
-    (done.cid, done.code())
+    (done.cid, done.status)
 }
 
 /// Begins to delete queue 1, without waiting.
@@ -138,7 +138,7 @@ fn abort(driver: &mut Driver<InProcess>, queue: u32, cid: u32) -> bool {
     done.dword0 & 1 == 0
 }
 
-/// Command Abort Requested.
+/// Command Abort Requested, which may be done again.
 const ABORTED: u16 = 7;
 
 #[test]
