@@ -135,7 +135,7 @@ impl Status {
     pub const INVALID_FIELD: Self = Self(0x002 | Self::DO_NOT_RETRY);
     pub const DATA_TRANSFER_ERROR: Self = Self(0x004 | Self::DO_NOT_RETRY);
     pub const INTERNAL_ERROR: Self = Self(0x006);
-    pub const ABORT_REQUESTED: Self = Self(0x007 | Self::DO_NOT_RETRY);
+    pub const ABORT_REQUESTED: Self = Self(0x007);
     pub const INVALID_NAMESPACE: Self = Self(0x00b | Self::DO_NOT_RETRY);
     pub const SEQUENCE_ERROR: Self = Self(0x00c | Self::DO_NOT_RETRY);
     pub const INVALID_SGL_SEGMENT: Self = Self(0x00d | Self::DO_NOT_RETRY);

@@ -2,7 +2,7 @@
 
 use crate::bits::{CQE_BYTES, Cqe, SQE_BYTES};
 use crate::controller::CommandId;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// A queue index that the driver has written and that is none.
@@ -24,8 +24,6 @@ pub struct SubmissionQueue {
     pub deleting: Option<CommandId>,
     /// Entries on their way from remote memory: nothing else is taken meanwhile.
     pub fetching: bool,
-    /// Entries between head and tail that have been aborted: they are passed over.
-    aborted: BTreeSet<u32>,
     /// The tail that the driver was last told to ring for (shadow doorbells), if any.
     pub event: Option<u32>,
     /// The driver wrote a bad tail, and it has been reported.
@@ -44,7 +42,6 @@ impl SubmissionQueue {
             in_flight: 0,
             deleting: None,
             fetching: false,
-            aborted: BTreeSet::new(),
             event: None,
             bad_tail: false,
         }
@@ -96,23 +93,7 @@ impl SubmissionQueue {
 
     /// Address of the entry at the head.
     pub fn head_address(&self) -> u64 {
-        self.entry_address(self.head)
-    }
-
-    /// Address of an entry.
-    pub fn entry_address(&self, index: u32) -> u64 {
-        self.address.wrapping_add(u64::from(index) * SQE_BYTES)
-    }
-
-    /// Entries that are to be executed, the oldest first.
-    pub fn waiting(&self) -> impl Iterator<Item = u32> {
-        let indices = (0..self.pending()).map(|n| (self.head + n) % self.entries);
-        indices.filter(|index| !self.aborted.contains(index))
-    }
-
-    /// An entry that waits has been aborted.
-    pub fn abort(&mut self, index: u32) {
-        self.aborted.insert(index);
+        self.address.wrapping_add(u64::from(self.head) * SQE_BYTES)
     }
 
     /// Entries from the head on that lie in one piece, at most `limit`.
@@ -120,11 +101,9 @@ impl SubmissionQueue {
         self.pending().min(self.entries - self.head).min(limit)
     }
 
-    /// One entry was taken. Returns whether it is to be executed.
-    pub fn advance(&mut self) -> bool {
-        let index = self.head;
+    /// One entry was taken.
+    pub fn advance(&mut self) {
         self.head = (self.head + 1) % self.entries;
-        !self.aborted.remove(&index)
     }
 }
 
@@ -298,24 +277,6 @@ mod tests {
         assert_eq!(queue.due(0, long), Due::Never);
         // An index that is none, or has not been reached, puts nothing off.
         assert_eq!(queue.due(7, long), Due::Now);
-    }
-
-    #[test]
-    fn an_entry_that_was_aborted_is_passed_over_once() {
-        let mut queue = SubmissionQueue::new(0x1000, 4, 0);
-        for _ in 0..3 {
-            queue.set_tail((queue.head + 3) % 4).unwrap();
-            let waiting: Vec<_> = queue.waiting().collect();
-            assert_eq!(waiting.len(), 3);
-            queue.abort(waiting[1]);
-            assert_eq!(
-                queue.waiting().collect::<Vec<_>>(),
-                [waiting[0], waiting[2]]
-            );
-            let taken = [0; 3].map(|_| queue.advance());
-            assert_eq!(taken, [true, false, true]);
-        }
-        assert!(queue.aborted.is_empty());
     }
 
     proptest! {

@@ -7,7 +7,7 @@ mod common;
 
 use common::gate::Gate;
 use common::*;
-use farlane_nvme::Doorbells;
+use farlane_nvme::{Doorbells, NvmeSource};
 use farlane_nvme_driver::{
     Command, Driver, InProcess, Memory, Queue, Register, Transport as _, admin, io,
 };
@@ -35,7 +35,7 @@ fn submit(driver: &mut Driver<InProcess>, queue: &mut Queue, commands: &[Command
 /// Waits for the next completion of an I/O queue: its command and status.
 fn next(driver: &mut Driver<InProcess>, queue: &mut Queue) -> (u16, u16) {
     let done = driver.await_answer(queue, None).unwrap();
-    (done.cid, done.code())
+    (done.cid, done.status)
 }
 
 /// Begins to delete queue 1, without waiting.
@@ -138,50 +138,111 @@ fn abort(driver: &mut Driver<InProcess>, queue: u32, cid: u32) -> bool {
     done.dword0 & 1 == 0
 }
 
-/// Command Abort Requested.
+/// Command Abort Requested, which may be done again.
 const ABORTED: u16 = 7;
 
-#[test]
-fn a_command_that_waits_in_its_queue_is_aborted() {
-    let source = source(Doorbells::Trapped, vec![null(1 << 20)]);
-    let mut driver = start(&source);
-    // A completion queue with room for one entry, and a submission queue with more that uses it.
-    let mut small = driver.create_queue(1, 2).unwrap();
-    let sq = driver.memory().allocate(PAGE).unwrap();
-    let create = Command::new(admin::CREATE_SQ, 0)
-        .prp(sq, 0)
-        .dword(10, 15 << 16 | 2)
-        .dword(11, 1 << 16 | 1);
-    driver.admin(create).unwrap();
-    let submit = |driver: &mut Driver<InProcess>, cids: std::ops::Range<u16>| {
-        for cid in cids.clone() {
-            let command = with_id(cid, Command::new(io::FLUSH, 1));
-            let at = sq + u64::from(cid) * 64;
-            driver.memory().write(at, command.as_bytes()).unwrap();
-        }
-        let tail = u32::from(cids.end).to_le_bytes();
-        driver.transport().write(0x1010, &tail).unwrap();
-    };
-    // Of two that are taken together one finds it full: then no further is taken.
-    submit(&mut driver, 0..2);
-    let end = Instant::now() + Duration::from_secs(60);
-    let first = loop {
-        assert!(Instant::now() < end, "nothing is completed");
-        if let Some(first) = small.pop() {
-            break first;
-        }
-        std::thread::yield_now();
-    };
-    assert_eq!((first.cid, first.code()), (0, 0));
-    submit(&mut driver, 2..5);
-    assert!(abort(&mut driver, 2, 3));
-    assert!(!abort(&mut driver, 2, 3) && !abort(&mut driver, 2, 9) && !abort(&mut driver, 3, 4));
-    driver.ring_head(&mut small).unwrap();
-    for expected in [(1, 0), (3, ABORTED), (2, 0), (4, 0)] {
-        assert_eq!(next(&mut driver, &mut small), expected);
+/// A submission queue of four entries whose completion queue has room for one, and that has been used.
+struct Narrow {
+    driver: Driver<InProcess>,
+    completions: Queue,
+    entries: u64,
+    submitted: u16,
+    _source: NvmeSource,
+}
+
+impl Narrow {
+    /// Where command 1 waits to be completed: no other is begun.
+    fn new() -> Self {
+        let source = source(Doorbells::Trapped, vec![null(1 << 20)]);
+        let mut driver = start(&source);
+        let completions = driver.create_queue(1, 2).unwrap();
+        let entries = driver.memory().allocate(PAGE).unwrap();
+        let create = Command::new(admin::CREATE_SQ, 0)
+            .prp(entries, 0)
+            .dword(10, 3 << 16 | 2)
+            .dword(11, 1 << 16 | 1);
+        driver.admin(create).unwrap();
+        let mut narrow = Self {
+            driver,
+            completions,
+            entries,
+            submitted: 0,
+            _source: source,
+        };
+        // Of two that are taken together one finds it full.
+        narrow.submit(2);
+        let end = Instant::now() + Duration::from_secs(60);
+        let first = loop {
+            assert!(Instant::now() < end, "nothing is completed");
+            if let Some(first) = narrow.completions.pop() {
+                break first;
+            }
+            std::thread::yield_now();
+        };
+        assert_eq!((first.cid, first.status), (0, 0));
+        narrow
     }
-    submit(&mut driver, 5..6);
-    assert_eq!(next(&mut driver, &mut small), (5, 0));
+
+    /// Submits so many commands more, which have consecutive identifiers.
+    fn submit(&mut self, count: u16) {
+        for _ in 0..count {
+            let command = with_id(self.submitted, Command::new(io::FLUSH, 1));
+            let at = self.entries + u64::from(self.submitted % 4) * 64;
+            self.driver.memory().write(at, command.as_bytes()).unwrap();
+            self.submitted += 1;
+        }
+        let tail = u32::from(self.submitted % 4).to_le_bytes();
+        self.driver.transport().write(0x1010, &tail).unwrap();
+    }
+
+    fn abort(&mut self, cid: u16) -> bool {
+        abort(&mut self.driver, 2, cid.into())
+    }
+
+    /// The next completion: its command, status, and head of the submission queue.
+    fn next(&mut self) -> (u16, u16, u16) {
+        self.driver.ring_head(&mut self.completions).unwrap();
+        let done = self.driver.await_answer(&mut self.completions, None);
+        let done = done.unwrap();
+        (done.cid, done.status, done.sq_head)
+    }
+}
+
+#[test]
+fn of_the_commands_in_a_queue_the_oldest_is_aborted_and_its_entry_is_free() {
+    let mut queue = Narrow::new();
+    // All that fit.
+    queue.submit(3);
+    assert!(!queue.abort(3) && !queue.abort(4) && !queue.abort(9));
+    assert!(queue.abort(2));
+    assert!(!queue.abort(2) && !queue.abort(4));
+    assert!(!abort(&mut queue.driver, 3, 3));
+    queue.submit(1);
+    for (cid, status) in [(1, 0), (2, ABORTED), (3, 0), (4, 0), (5, 0)] {
+        let done = queue.next();
+        assert_eq!((done.0, done.1), (cid, status));
+        // The entry of what is complete is free.
+        if cid == 2 {
+            assert_eq!(done.2, 3);
+        }
+    }
+    queue.submit(1);
+    assert_eq!(queue.next(), (6, 0, 3));
+}
+
+#[test]
+fn no_more_commands_are_aborted_than_may_wait_for_room() {
+    let mut queue = Narrow::new();
+    for cid in 2..20 {
+        if cid < 6 {
+            queue.submit(1);
+        }
+        assert_eq!(queue.abort(cid), cid < 5, "{cid}");
+    }
+    for (cid, status) in [(1, 0), (2, ABORTED), (3, ABORTED), (4, ABORTED), (5, 0)] {
+        let done = queue.next();
+        assert_eq!((done.0, done.1), (cid, status));
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Abort (NVMe 1.4, 5.1): a command that has not been begun is completed at once, and never begun. What has been given to a device
-//! cannot be taken back.
+//! cannot be taken back. Of those that wait in a submission queue only the oldest can be aborted: a completion tells the driver that an
+//! entry is free, but the entries are freed in their order (4.1).
 
 use super::fetch::read_entry;
 use super::{CommandId, Controller};
@@ -24,7 +25,7 @@ impl Controller {
         true
     }
 
-    /// Takes a command that has not been taken yet out of its queue.
+    /// Takes a command out of its queue, if it is the next one there.
     fn abort_entry(&mut self, queue: u16, cid: u16) -> Option<CommandId> {
         let index = usize::from(queue);
         self.sqs.get(index)?.as_ref()?;
@@ -35,13 +36,15 @@ impl Controller {
         if sq.fetching || sq.deleting.is_some() || sq.set_tail(tail).is_err() {
             return None;
         }
-        let mut entries = sq.waiting();
-        let (entry, sqe) = entries.find_map(|entry| {
-            let sqe = read_entry(&view, sq.entry_address(entry)).ok()?;
-            (sqe.cid == cid).then_some((entry, sqe))
-        })?;
-        drop(entries);
-        sq.abort(entry);
+        // No more completions wait for room than there are entries, as where commands are taken.
+        if sq.pending() == 0 || sq.in_flight >= sq.entries() {
+            return None;
+        }
+        let sqe = read_entry(&view, sq.head_address()).ok()?;
+        if sqe.cid != cid {
+            return None;
+        }
+        sq.advance();
         sq.in_flight += 1;
         Some(CommandId::new(queue, &sqe))
     }

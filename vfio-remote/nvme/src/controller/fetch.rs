@@ -116,14 +116,12 @@ impl Controller {
         taken > 0
     }
 
-    /// Executes the entry at the head of a queue, unless it has been aborted.
+    /// Executes the entry at the head of a queue.
     fn execute(&mut self, queue: u16, sqe: &Sqe) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) else {
             return;
         };
-        if !sq.advance() {
-            return;
-        }
+        sq.advance();
         sq.in_flight += 1;
         let command = CommandId::new(queue, sqe);
         if queue == 0 {
@@ -167,12 +165,20 @@ impl Controller {
             self.fail();
             return;
         };
+        let Some(Some(sq)) = self.sqs.get_mut(index) else {
+            return;
+        };
+        // They are still on their way for one of them that aborts another.
+        sq.fetching = true;
         for sqe in entries {
             // Those that there is no room for are fetched again.
             if !self.requests.has_room(queue == 0) {
                 break;
             }
             self.execute(queue, &sqe);
+        }
+        if let Some(Some(sq)) = self.sqs.get_mut(index) {
+            sq.fetching = false;
         }
     }
 }
