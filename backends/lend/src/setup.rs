@@ -17,6 +17,7 @@ use farlane_soft_gpu::{DEFAULT_MEMORY_BYTES, GpuSource};
 use farlane_vfio::VfioSource;
 use farlane_vfio_remote::lender::{BridgeOffer, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::link::{Acceptor, Address, TlsIdentity};
+use ring::digest::{SHA256, digest};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::Path;
@@ -175,13 +176,23 @@ fn source(device: &DeviceConfig, host: &Host) -> anyhow::Result<Box<dyn Source>>
     })
 }
 
+/// The serial number of a device that has been given none. Names too long for it have a digest of the whole name at its end.
+fn serial_of(name: &str) -> String {
+    let serial = format!("farlane-{name}");
+    if serial.len() <= SERIAL_BYTES {
+        return serial;
+    }
+    let digest = digest(&SHA256, name.as_bytes());
+    let digits = digest.as_ref().iter().take(4);
+    let digits: String = digits.map(|byte| format!("{byte:02x}")).collect();
+    let rest = SERIAL_BYTES - digits.len() - 1;
+    let begin: String = serial.chars().take(rest).collect();
+    format!("{begin}-{digits}")
+}
+
 fn nvme(name: &str, options: &NvmeOptions, host: &Host) -> NvmeConfig {
-    let serial = options.serial.clone().unwrap_or_else(|| {
-        format!("farlane-{name}")
-            .chars()
-            .take(SERIAL_BYTES)
-            .collect()
-    });
+    let serial = options.serial.clone();
+    let serial = serial.unwrap_or_else(|| serial_of(name));
     let block_size = match options.block {
         BlockBytes::B512 => BlockSize::B512,
         BlockBytes::B4096 => BlockSize::B4096,
@@ -235,4 +246,19 @@ fn bridge(window: &WindowConfig) -> anyhow::Result<Arc<dyn Ntb>> {
             PciNtb::open(Path::new("/sys"), &[], &[outbound])?
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_too_long_for_a_serial_number_have_different_ones() {
+        assert_eq!(serial_of("nvme0"), "farlane-nvme0");
+        assert_eq!(serial_of("twelve-chars"), "farlane-twelve-chars");
+        let long = ["thirteen-char", "thirteen-chaR", "thirteen-chars"].map(serial_of);
+        assert_eq!(long[0], "farlane-thi-3adc6cba");
+        assert!(long[0] != long[1] && long[0] != long[2] && long[1] != long[2]);
+        assert!(long.iter().all(|serial| serial.len() == SERIAL_BYTES));
+    }
 }

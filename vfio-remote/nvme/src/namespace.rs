@@ -16,6 +16,8 @@ pub enum Storage {
         file: OwnedFd,
         /// Alignment in bytes that memory must have, a power of two; 1 with the page cache.
         memory_align: u64,
+        /// Whether the page cache of the host takes part.
+        is_cached: bool,
     },
     /// In a file whose file system keeps it in memory, see [`storage::Storage::in_memory`].
     Memory {
@@ -131,7 +133,12 @@ fn open(
     }
     let memory_align = align.map_or(1, |align| align.memory);
     let file = storage.file;
-    Ok((Storage::Ring { file, memory_align }, bytes))
+    let ring = Storage::Ring {
+        file,
+        memory_align,
+        is_cached: align.is_none(),
+    };
+    Ok((ring, bytes))
 }
 
 #[cfg(test)]

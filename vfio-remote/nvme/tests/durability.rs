@@ -1,16 +1,20 @@
 //! What the driver was told is durable survives a power loss of the disk below, whose write cache is volatile. Needs root and
-//! `/dev/fuse`.
+//! `/dev/fuse`, and for a block device over the disk loop devices.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
+#[allow(dead_code)]
+#[path = "../../../backends/blk/tests/common/loops.rs"]
+mod loops;
 
 use common::*;
-use farlane_nvme::{Doorbells, NamespaceConfig, NvmeSource};
+use farlane_nvme::{Cache, Doorbells, NamespaceConfig, NvmeConfig, NvmeSource};
 use farlane_nvme_driver::{Command, Driver, InProcess, Queue, Register, admin, io};
 use farlane_volatile_disk::{
     Caches, Checked, Device, LOAD_BYTES, Load, Operation, PowerLoss, Request, VolatileDisk,
 };
+use loops::Loop;
 
 const REQUESTS: usize = 400;
 /// Force Unit Access, of dword 12 (NVMe 1.4, 6.15).
@@ -306,6 +310,51 @@ fn a_flush_that_fails_is_an_error_for_the_driver_and_stays_one() {
         let mut rig = Rig::over(disks);
         assert_eq!(rig.status(Command::new(io::FLUSH, 1)), 0);
         assert_eq!(rig.left(0), 6);
+    }
+}
+
+#[test]
+fn of_a_durable_write_through_the_page_cache_the_flush_is_the_namespaces_and_the_write_its_own() {
+    for write_cache in [true, false] {
+        // Through the page cache as far as the controller knows.
+        let mut rig = Rig::new();
+        rig.write_cache(write_cache);
+        let flags = if write_cache { FUA } else { 0 };
+        let write = with(rig.blocks(io::WRITE, 1), flags);
+        rig.disks[0].fail(Operation::Write, libc::EIO);
+        assert_eq!(rig.status(write), WRITE_FAULT);
+        rig.disks[0].heal();
+        assert_eq!(rig.status(Command::new(io::FLUSH, 1)), 0);
+        rig.disks[0].fail(Operation::Flush, libc::EIO);
+        assert_eq!(rig.status(write), WRITE_FAULT);
+        rig.disks[0].heal();
+        for command in [Command::new(io::FLUSH, 1), write] {
+            assert_eq!(rig.status(command), WRITE_FAULT);
+        }
+        assert_eq!(rig.status(with(rig.blocks(io::WRITE, 2), flags)), 0);
+    }
+}
+
+#[test]
+fn a_durable_write_that_a_block_device_has_failed_fails_all_later_flushes() {
+    for cache in [Cache::Direct, Cache::Buffered] {
+        let disk = VolatileDisk::new(LOAD_BYTES, Caches::Shared).unwrap();
+        let device = Loop::attach(&disk.path());
+        let mut config = NvmeConfig::new("test", "FARLANE0001");
+        config.namespaces = vec![file(device.device())];
+        config.cache = cache;
+        let source = NvmeSource::open(config).unwrap();
+        let mut driver = start(&source);
+        let mut queue = driver.create_queue(1, 32).unwrap();
+        let buffer = driver.memory().allocate(PAGE).unwrap();
+        let write = Command::blocks(io::WRITE, 1, 8, 8).prp(buffer, 0);
+        let mut status = |command: Command| driver.execute(&mut queue, command).unwrap().code();
+        assert_eq!(status(with(write, FUA)), 0);
+        assert_eq!(status(Command::new(io::FLUSH, 1)), 0);
+        disk.fail(Operation::Write, libc::EIO);
+        assert_eq!(status(with(write, FUA)), WRITE_FAULT);
+        disk.heal();
+        assert_eq!(status(Command::new(io::FLUSH, 1)), WRITE_FAULT, "{cache:?}");
     }
 }
 

@@ -341,6 +341,17 @@ impl Ring {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Durable(pub bool);
 
+/// Whether an error of a durable write was one of the write itself. Memory is looked at, and around the page cache room is made,
+/// before anything is written; with the page cache room may be made when it is written back. All others may be those of a device's flush.
+#[must_use]
+pub fn is_of_the_write(errno: i32, around_cache: bool) -> bool {
+    match errno {
+        libc::EFAULT | libc::EFBIG => true,
+        libc::ENOSPC | libc::EDQUOT => around_cache,
+        _ => false,
+    }
+}
+
 fn is_temporary(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

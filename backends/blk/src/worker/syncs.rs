@@ -9,7 +9,7 @@ use super::engine::Engine;
 use super::requests::{Request, Work};
 use super::steps::Step;
 use crate::bits::Status;
-use farlane_file_io::ring::Durable;
+use farlane_file_io::ring::{self, Durable};
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -95,16 +95,11 @@ impl Engine {
     }
 }
 
-/// Whether an error of a durable write was one of the write itself. Memory is looked at, and around the page cache room is made,
-/// before anything is written; with the page cache room may be made when it is written back. All others may be those of a device's flush.
+/// Whether an error of a durable write was one of the write itself.
 fn is_of_the_write(errno: i32, around_cache: bool, tunnelled: bool) -> bool {
-    match errno {
-        libc::EFAULT | libc::EFBIG => true,
-        libc::ENOSPC | libc::EDQUOT => around_cache,
-        // There is no way between a disk and a device's memory.
-        libc::EREMOTEIO => tunnelled,
-        _ => false,
-    }
+    // There is no way between a disk and a device's memory.
+    let no_way = tunnelled && errno == libc::EREMOTEIO;
+    no_way || ring::is_of_the_write(errno, around_cache)
 }
 
 #[cfg(test)]

@@ -77,7 +77,6 @@ impl Controller {
                 let work = Work::Zero {
                     how: Zeroing::By(how),
                     durable: self.durable(force_unit_access),
-                    syncing: false,
                 };
                 self.begin(Request::new(owner, work, index, offset, length));
                 Ok(Started::Pending)

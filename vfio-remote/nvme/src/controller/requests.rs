@@ -43,7 +43,7 @@ pub enum Zeroing {
 pub enum Work {
     /// A read.
     Read,
-    /// A write.
+    /// A write, then perhaps a flush.
     Write(Durable),
     /// Data of the guest to be compared with the namespace's, which is read to here.
     Compare(Bounce),
@@ -54,14 +54,12 @@ pub enum Work {
         /// An error, if there has been one.
         status: Status,
     },
-    /// Zeroing, then perhaps a flush, which may be under way.
+    /// Zeroing, then perhaps a flush.
     Zero {
         /// How.
         how: Zeroing,
         /// Whether it is to be durable.
         durable: Durable,
-        /// Whether it is being made so.
-        syncing: bool,
     },
     /// Extents in bytes to be given back.
     Trim(VecDeque<(u64, u64)>),
@@ -95,6 +93,8 @@ pub struct Request {
     pub length: u64,
     /// Bytes of them that are done.
     pub done: u64,
+    /// Whether what was done is being made durable.
+    pub syncing: bool,
     /// What the kernel reads or writes.
     pub iovecs: Vec<libc::iovec>,
     /// Keeps that memory mapped, if it is the guest's.
@@ -115,6 +115,7 @@ impl Request {
             offset,
             length,
             done: 0,
+            syncing: false,
             iovecs: Vec::new(),
             view: None,
             data: Bounce::default(),

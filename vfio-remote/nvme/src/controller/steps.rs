@@ -144,7 +144,7 @@ impl Controller {
                 }
                 extents.pop_front();
             }
-            (Work::Zero { syncing: true, .. }, _) => {
+            _ if request.syncing => {
                 let status = self.synced(request.namespace, result);
                 self.finish(slot, request, status);
                 return;
@@ -169,6 +169,7 @@ impl Controller {
                 };
             }
             (_, Err(_)) => {
+                self.note_failed_sync(&request, -result);
                 let status = self.storage_failed(-result, write);
                 self.finish(slot, request, status);
                 return;
@@ -259,6 +260,11 @@ impl Controller {
             Work::Read => self.step_transfer(slot, request, None),
             Work::Write(durable) => {
                 let durable = *durable;
+                let syncs_after = durable.0 && self.is_cached(request.namespace);
+                if syncs_after && request.done >= request.length {
+                    return self.step_sync(slot, request);
+                }
+                let durable = Durable(durable.0 && !syncs_after);
                 self.step_transfer(slot, request, Some(durable))
             }
             Work::Compare(other) => {
@@ -327,26 +333,27 @@ impl Controller {
         }
     }
 
+    /// Makes durable what a request has done: its last step.
+    fn step_sync(&mut self, slot: usize, request: &mut Request) -> std::io::Result<Step> {
+        if !self.can_sync(request.namespace) {
+            return Ok(Step::Done(Status::WRITE_FAULT));
+        }
+        request.syncing = true;
+        let file = u32::try_from(request.namespace).unwrap_or(u32::MAX);
+        self.ring.sync(file, slot)?;
+        Ok(Step::Pending)
+    }
+
     fn step_zero(&mut self, slot: usize, request: &mut Request) -> std::io::Result<Step> {
         let file = u32::try_from(request.namespace).unwrap_or(u32::MAX);
-        let Work::Zero {
-            how,
-            durable,
-            syncing,
-        } = &mut request.work
-        else {
+        let Work::Zero { how, durable } = &request.work else {
             return Ok(Step::Done(Status::INTERNAL_ERROR));
         };
         if request.done >= request.length {
             if !durable.0 {
                 return Ok(Step::Done(Status::SUCCESS));
             }
-            if !self.can_sync(request.namespace) {
-                return Ok(Step::Done(Status::WRITE_FAULT));
-            }
-            *syncing = true;
-            self.ring.sync(file, slot)?;
-            return Ok(Step::Pending);
+            return self.step_sync(slot, request);
         }
         let offset = request.offset + request.done;
         let rest = request.length - request.done;

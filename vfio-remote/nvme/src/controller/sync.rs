@@ -4,6 +4,7 @@ use super::{Controller, State};
 use crate::bits::{ALL_NAMESPACES, Status};
 use crate::controller::requests::{Owner, Request, Work};
 use crate::namespace::{Namespace, Storage};
+use crate::ring::{Durable, is_of_the_write};
 use farlane_zero_copy::warn_limited;
 
 /// Whether the controller makes everything durable before its registers say that it is shut down.
@@ -66,6 +67,29 @@ impl Controller {
     pub(super) fn can_sync(&self, namespace: usize) -> bool {
         let namespace = self.identity.namespaces.get(namespace);
         namespace.is_some_and(Namespace::can_sync)
+    }
+
+    /// Whether the page cache of the host takes part in what a namespace holds: a durable write is a write and then a sync there.
+    /// Of an operation that does both nobody can say which has failed, and it would use up the error of an earlier write.
+    pub(super) fn is_cached(&self, namespace: usize) -> bool {
+        let namespace = self.identity.namespaces.get(namespace);
+        namespace.is_some_and(|namespace| {
+            let storage = &namespace.storage;
+            matches!(storage, Storage::Ring { is_cached, .. } if *is_cached)
+        })
+    }
+
+    /// A write has failed: if it was to be durable by itself, that may have been the device's flush.
+    pub(super) fn note_failed_sync(&self, request: &Request, errno: i32) {
+        let is_durable = matches!(request.work, Work::Write(Durable(true)));
+        let is_cached = self.is_cached(request.namespace);
+        if is_durable
+            && !is_cached
+            && !is_of_the_write(errno, true)
+            && let Some(namespace) = self.identity.namespaces.get(request.namespace)
+        {
+            namespace.sync_has_failed(errno);
+        }
     }
 
     /// A sync of a namespace has ended. Returns what that is for the command.
