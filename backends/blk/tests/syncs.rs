@@ -5,7 +5,7 @@
 mod common;
 
 use common::loops::Loop;
-use common::machine::FAR;
+use common::machine::{FAR, start_over};
 use common::stage::{FLUSH, IOERR, OK, READ, Stage, WRITE, write_through};
 use common::vmm::{DATA, Vm};
 use common::{Daemon, Driver};
@@ -22,6 +22,20 @@ fn cached() -> Stage {
     stage
 }
 
+/// The same, with two names.
+fn cached_with_two_names() -> Stage {
+    let mut stage = Stage::bare(Caches::Shared);
+    let folder = stage.folder.path();
+    let [disk, link, socket] = ["disk", "link", "socket"].map(|name| folder.join(name));
+    stage.disk.link(&link).unwrap();
+    let socket = socket.display();
+    let config = format!("socket={socket},cache=buffered,serial=two");
+    let [one, other] = [disk, link].map(|path| format!("dev={},disk=two", path.display()));
+    let words = ["--disk", &config, "--path", &one, "--path", &other];
+    stage.daemon = Some(Daemon::with(folder, &words));
+    stage
+}
+
 /// A block device over it, through the page cache.
 fn cached_device() -> Stage {
     let mut stage = Stage::bare(Caches::Shared);
@@ -31,6 +45,17 @@ fn cached_device() -> Stage {
     let device = stage.loops[0].device().display().to_string();
     let disk = format!("socket={socket},path={device},cache=buffered");
     stage.daemon = Some(Daemon::with(folder, &["--disk", &disk]));
+    stage
+}
+
+/// A block device over it with two names, one a node, around the page cache.
+fn device_with_two_names() -> Stage {
+    let mut stage = Stage::bare(Caches::Shared);
+    stage.loops = vec![Loop::attach(&stage.disk.path())];
+    let folder = stage.folder.path();
+    let (device, link) = (stage.loops[0].device().to_owned(), folder.join("link"));
+    std::os::unix::fs::symlink(&device, &link).unwrap();
+    stage.daemon = Some(start_over(folder, &[device, link], &["--split", "512"]));
     stage
 }
 
@@ -72,8 +97,10 @@ fn a_durable_write_that_cannot_be_written_back_fails_all_later_flushes() {
 
 #[test]
 fn of_a_durable_write_through_the_page_cache_the_flush_is_the_disks_and_the_write_its_own() {
-    for errno in [libc::EIO, libc::EREMOTEIO, libc::ENOSPC] {
-        let stage = cached();
+    let eio = libc::EIO;
+    let one = [eio, libc::EREMOTEIO, libc::ENOSPC].map(|errno| (cached as fn() -> Stage, errno));
+    for (stage, errno) in one.into_iter().chain([(cached_with_two_names as _, eio)]) {
+        let stage = stage();
         let mut vm = Vm::new();
         let mut frontend = stage.boot(&mut vm);
         write_through(&mut frontend);
@@ -92,17 +119,33 @@ fn of_a_durable_write_through_the_page_cache_the_flush_is_the_disks_and_the_writ
 }
 
 #[test]
+fn a_flush_through_the_page_cache_that_fails_is_not_done_again() {
+    for errno in [libc::EIO, libc::EAGAIN, libc::EINTR] {
+        let stage = cached();
+        let mut vm = Vm::new();
+        let _frontend = stage.boot(&mut vm);
+        assert_eq!(vm.does(WRITE, 0, DATA, 4096), OK);
+        let before = stage.disk.requests(Operation::Flush);
+        stage.disk.fail(Operation::Flush, errno);
+        assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR, "{errno}");
+        assert_eq!(stage.disk.requests(Operation::Flush), before + 1);
+        stage.disk.heal();
+        assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR, "{errno}");
+    }
+}
+
+#[test]
 fn an_error_of_a_durable_write_that_may_be_a_flushs_fails_all_later_flushes() {
     // Of another limb's transfers, too.
-    for (at, errno) in [(DATA, libc::EIO), (FAR, libc::EIO), (DATA, libc::EREMOTEIO)] {
-        let stage = Stage::two_names();
+    for at in [DATA, FAR] {
+        let stage = device_with_two_names();
         let mut vm = Vm::new();
         let mut frontend = stage.boot(&mut vm);
         write_through(&mut frontend);
-        stage.disk.fail(Operation::Write, errno);
+        stage.disk.fail(Operation::Write, libc::EIO);
         assert_eq!(vm.does(WRITE, 8, at, 4096), IOERR);
         stage.disk.heal();
-        assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR, "{at:#x}, {errno}");
+        assert_eq!(vm.does(FLUSH, 0, DATA, 512), IOERR, "{at:#x}");
     }
 }
 

@@ -143,8 +143,8 @@ impl Ranges {
         true
     }
 
-    /// Takes away the range that begins at `start`. As [`insert`](Self::insert).
-    pub fn remove(&self, start: usize) -> Option<u64> {
+    /// Takes away the range that begins at `start`; with `only`, if it has that value. As [`insert`](Self::insert).
+    pub fn remove(&self, start: usize, only: Option<u64>) -> Option<u64> {
         let count = self.count.load(Ordering::Relaxed);
         let entries = &self.entries[..count];
         let at = entries.partition_point(|entry| entry.start.load(Ordering::Relaxed) < start);
@@ -153,6 +153,9 @@ impl Ranges {
             return None;
         }
         let value = entry.value.load(Ordering::Relaxed);
+        if only.is_some_and(|only| only != value) {
+            return None;
+        }
         self.change(|| {
             for index in at + 1..count {
                 self.entries[index - 1].copy(&self.entries[index]);
@@ -213,7 +216,7 @@ mod tests {
             let (table, mut model) = (table(), BTreeMap::new());
             for (add, start, length) in steps {
                 if !add {
-                    prop_assert_eq!(table.remove(start), model.remove(&start).map(|_| start as u64));
+                    prop_assert_eq!(table.remove(start, None), model.remove(&start).map(|_| start as u64));
                     continue;
                 }
                 let end = start + length;
@@ -259,8 +262,8 @@ mod tests {
             while !done.load(Ordering::Relaxed) && round < 50_000_000 {
                 assert!(table.insert(400, 600, 9));
                 assert!(table.insert(3000 + round, 3001 + round, 1));
-                assert_eq!(table.remove(400), Some(9));
-                assert_eq!(table.remove(3000 + round), Some(1));
+                assert_eq!(table.remove(400, Some(9)), Some(9));
+                assert_eq!(table.remove(3000 + round, None), Some(1));
                 round += 1;
             }
         });

@@ -148,13 +148,15 @@ fn put(
             return Err(refused);
         };
         // What has gone meanwhile is not in the way.
-        if let Some(region) = find(other, 1) {
+        if let Some(name) = RANGES.find(other, 1)
+            && let Some(region) = SLOTS.enter(name)
+        {
             let gives_way = region.is_adopted;
             drop(region);
             if !gives_way {
                 return Err(refused);
             }
-            let _ = unregister(other);
+            let _ = take_away(other, Some(name));
         }
     }
 }
@@ -210,10 +212,15 @@ fn try_put(
 /// # Errors
 /// When nothing is.
 pub fn unregister(address: usize) -> Result<(), RegisterError> {
+    take_away(address, None)
+}
+
+/// As [`unregister`]. With `only`, the name of what was looked at: another thread may have put something else in its place.
+fn take_away(address: usize, only: Option<u64>) -> Result<(), RegisterError> {
     let quiet = Quiet::new();
     let name = {
         let _writer = WRITER.lock();
-        RANGES.remove(address)
+        RANGES.remove(address, only)
     };
     drop(quiet);
     let name = name.ok_or(RegisterError::Unknown(address))?;
@@ -244,7 +251,7 @@ pub fn unregister_overlapping(
         let Some(provider) = SLOTS.enter(name).map(|region| Arc::clone(&region.provider)) else {
             continue;
         };
-        if unregister(start).is_ok() {
+        if take_away(start, Some(name)).is_ok() {
             taken.push((start, end - start, provider));
         }
     }
@@ -363,6 +370,17 @@ mod tests {
         assert!(is_registered(at, 2 * UNIT));
         unregister(at).unwrap();
         assert!(!is_registered(at, 1) && unregister(at).is_err());
+    }
+
+    #[test]
+    fn what_was_looked_at_is_taken_away_and_not_what_has_come_in_its_place() {
+        let at = addresses(1);
+        adopt(at, UNIT, device()).unwrap();
+        let looked_at = RANGES.find(at, 1);
+        register_with(at, UNIT, device()).unwrap();
+        assert!(looked_at.is_some() && take_away(at, looked_at).is_err());
+        assert!(is_registered(at, UNIT));
+        assert!(take_away(at, RANGES.find(at, 1)).is_ok() && !is_registered(at, 1));
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub struct DiskPath {
     /// Writes that it has done, and how many of them are known to be durable.
     written: AtomicU64,
     synced: AtomicU64,
-    /// Those that are under way.
+    /// Those that are under way, of all paths that are one file or device: they are one open file.
     syncs: Syncs,
     counters: PathCounters,
     /// For the prober: it is to look, or to end.
@@ -152,7 +152,7 @@ impl DiskPath {
         self.synced.fetch_max(mark, Ordering::AcqRel);
     }
 
-    /// Its syncs that are under way.
+    /// Its syncs that are under way, and those of the paths that are the same file or device.
     #[must_use]
     pub fn syncs(&self) -> &Syncs {
         &self.syncs

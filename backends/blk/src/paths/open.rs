@@ -204,18 +204,21 @@ impl Paths {
         for open in opened {
             let name = name(&open.config, &all)?;
             let told = open.config.node.or(open.identity.node);
+            let place = open.storage.place;
+            let same = all.iter().find(|other| other.place == place);
+            let syncs = same.map_or_else(Syncs::default, |same| same.syncs.clone());
             all.push(DiskPath {
                 name,
                 node: told.unwrap_or(fallback),
                 device: open.config.device,
                 identity: open.identity,
-                place: open.storage.place,
+                place,
                 storage: RwLock::new(Arc::new(open.storage)),
                 generation: AtomicU32::new(0),
                 health: Changing::new(),
                 written: AtomicU64::new(FIRST_MARK),
                 synced: AtomicU64::new(0),
-                syncs: Syncs::default(),
+                syncs,
                 counters: PathCounters::default(),
                 attention: Mutex::new(false),
                 wakes: Condvar::new(),

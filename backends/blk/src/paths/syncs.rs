@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Those of a path, of all workers.
+/// Those of a path, of all workers; paths that are one open file have them in common.
 #[derive(Clone, Debug, Default)]
 pub struct Syncs(Arc<Mutex<State>>);
 

@@ -7,8 +7,10 @@ use crate::disk::Cache;
 use crate::surroundings::Surroundings;
 use farlane_daemon::limb::Limbs;
 use farlane_zero_copy::topology::{Described, Node, Topology};
+use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 const MANNER: Manner = Manner {
     read_only: false,
@@ -125,6 +127,20 @@ fn paths_that_are_one_file_are_synced_once_and_fail_together() {
     assert_eq!(mixed.to_sync(), [0, 1]);
     fail(&mixed, 1);
     assert_eq!(mixed.to_sync(), [0, 2]);
+}
+
+#[test]
+fn a_sync_waits_for_those_of_paths_that_are_the_same_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = paths(folder.path(), &[("a", 0), ("b", 1), ("a", 1)]);
+    let begin = |path: usize| paths.get(path).unwrap().syncs().begin();
+    let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+    let first = begin(0);
+    assert!(begin(1).end().are_over(&wake));
+    let beside = begin(2).end();
+    assert!(!beside.are_over(&wake));
+    drop(first);
+    assert!(beside.are_over(&wake));
 }
 
 #[test]

@@ -146,7 +146,7 @@ impl Engine {
             Ok(moved) => moved,
             Err(_) => match -result {
                 // As if it had not been begun.
-                libc::EAGAIN | libc::EINTR => {
+                libc::EAGAIN | libc::EINTR if !self.is_final(request) => {
                     request.syncing = false;
                     request.sync = None;
                     return self.step(slot, request);

@@ -19,9 +19,9 @@ impl Engine {
         Durable(!self.writeback.load(Ordering::Relaxed))
     }
 
-    /// Whether a durable write is a write and then a sync. Of several paths, another one may do the write again, but not the sync.
+    /// Whether a durable write is a write and then a sync. Where another path may do the write again, it could not do the sync.
     pub(super) fn syncs_after(&self, request: &Request) -> bool {
-        !self.paths.several() && (self.paths.are_cached() || request.is_tunnelled())
+        !self.paths.fails_over() && (self.paths.are_cached() || request.is_tunnelled())
     }
 
     /// Makes durable what a request has done: its last step.

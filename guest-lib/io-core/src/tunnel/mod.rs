@@ -23,6 +23,7 @@ use farlane_link::Pin;
 use phony::Lent;
 use rustix::io::Errno;
 use std::ops::Range;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -256,7 +257,7 @@ impl Part<'_> {
             if bytes != Err(Errno::AGAIN) {
                 break;
             }
-            self.make_way(if attempt == 0 { 0 } else { AROUND });
+            self.make_way(direct.number(), if attempt == 0 { 0 } else { AROUND });
         }
         let bytes = bytes?;
         // Through layers that have come meanwhile it may have gone elsewhere, too.
@@ -266,7 +267,7 @@ impl Part<'_> {
             if sectors.landed && same {
                 landed += sectors.range.len();
             } else {
-                self.write_again(&sectors.range)?;
+                self.write_again(direct.number(), &sectors.range)?;
             }
         }
         Ok(Moved { bytes, landed })
@@ -279,18 +280,20 @@ impl Part<'_> {
 
     /// Removes what keeps a write from being made at once: pages of the range in the page cache, or parts of larger ones that reach
     /// `around` bytes beyond it; a modification time that is due; and that the file system does not know yet that the file has no rights to be taken
-    /// away (ext4 forgets it with the inode, and then writes in turn).
-    fn make_way(&self, around: u64) {
-        let (fd, end) = (self.opened.fd, self.offset + self.length as u64);
+    /// away (ext4 forgets it with the inode, and then writes in turn). `own` is the library's descriptor: what could not be written back
+    /// the kernel tells once for each time that the file was opened, and through its own one the program is to be told.
+    fn make_way(&self, own: RawFd, around: u64) {
+        let end = self.offset + self.length as u64;
         let start = self.offset.saturating_sub(around);
         let length = end.saturating_add(around) - start;
-        let _ = sys::write_back(fd, start, length);
-        let _ = sys::advise(fd, start, length, libc::POSIX_FADV_DONTNEED);
-        sys::modify(fd, self.offset);
+        let _ = sys::write_back(own, start, length);
+        let _ = sys::advise(own, start, length, libc::POSIX_FADV_DONTNEED);
+        sys::modify(own, self.offset);
     }
 
     /// Envelopes of these sectors may be on the disk: puts the bytes in their place, there too, before anything else.
-    fn write_again(&self, range: &Range<usize>) -> Result<(), Errno> {
+    /// `own` is as in [`make_way`](Self::make_way).
+    fn write_again(&self, own: RawFd, range: &Range<usize>) -> Result<(), Errno> {
         self.opened.file.tunnel_off.store(true, Ordering::Relaxed);
         log::once(&format!(
             "A tunnelled write of file {} on device {}:{} went another way: no more of them for this file",
@@ -309,6 +312,6 @@ impl Part<'_> {
                 moved => done += moved,
             }
         }
-        sys::write_back(self.opened.fd, offset, range.len() as u64)
+        sys::write_back(own, offset, range.len() as u64)
     }
 }
