@@ -373,11 +373,16 @@ impl Paths {
         }
     }
 
-    /// The size of the disk, if all paths that are up agree in it.
+    /// The size of the disk, if all paths that are up agree in it. While others are not, it does not become smaller: what is seen then may be
+    /// the next one failing.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
+        let (up, others): (Vec<_>, Vec<_>) = self
+            .all
+            .iter()
+            .partition(|path| path.health() == Health::Up);
         let mut found = None;
-        for path in self.all.iter().filter(|path| path.health() == Health::Up) {
+        for path in up {
             let bytes = size(&path.storage().file).ok()?;
             if found.is_some_and(|found| found != bytes) {
                 return None;
@@ -386,6 +391,8 @@ impl Paths {
         }
         // A device that has been pulled has no blocks; a disk does not become empty by that.
         let found = found.filter(|bytes| *bytes > 0 || !self.several());
+        let before = self.bytes.load(Ordering::Relaxed);
+        let found = found.filter(|bytes| *bytes >= before || others.is_empty());
         if let Some(bytes) = found {
             self.bytes.store(bytes, Ordering::Relaxed);
         }
