@@ -5,7 +5,7 @@ use super::resolve::PeerPath;
 use super::session::SessionError;
 use crate::link::message::{PeerName, Place, Refusal, Request};
 use farlane_ntb::{NtbError, WindowSlice, WindowSpace};
-use farlane_pci::{DmaMapping, DmaTarget, RemoteMemory};
+use farlane_pci::{AccessError, DmaMapping, DmaTarget, RemoteMemory};
 use farlane_vfio_user::Client;
 use farlane_zero_copy::chain;
 use std::io;
@@ -149,8 +149,12 @@ impl Layout {
                 window: slice.window,
                 offset: slice.offset,
             };
-            let is_readable =
-                way.is_compared && peer.is_none() && self.let_read(stretch, (file, offset));
+            let is_readable = way.is_compared && peer.is_none();
+            if is_readable && let Err(e) = self.let_read(stretch, (file, offset)) {
+                free(windows, slice);
+                reasons.push(format!("{name}: it cannot be compared: {}", chain(&e)));
+                continue;
+            }
             let asked = ask(user, stretch, place, peer);
             if !matches!(asked, Ok(Ok(()))) {
                 free(windows, slice);
@@ -183,7 +187,11 @@ impl Layout {
     }
 
     /// Lets the lender read memory that it is to see through a window, to compare.
-    fn let_read(&self, stretch: &Stretch, (file, offset): (&Arc<OwnedFd>, u64)) -> bool {
+    fn let_read(
+        &self,
+        stretch: &Stretch,
+        (file, offset): (&Arc<OwnedFd>, u64),
+    ) -> Result<(), AccessError> {
         let mapping = DmaMapping {
             address: stretch.address,
             length: stretch.length,
@@ -193,7 +201,7 @@ impl Layout {
                 offset,
             },
         };
-        self.messages.map(&mapping).is_ok()
+        self.messages.map(&mapping)
     }
 
     /// By messages over the link, which this end answers with `target`.

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a borrower may take to answer.
+/// How long a borrower may take to answer a device.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Answers that may still come too late. Who owes more gives the link up with the next one.
 const MAX_LATE: usize = 1024;
@@ -115,15 +115,15 @@ impl LinkMemory {
         }
     }
 
-    /// Asks so many questions at once, then takes their answers. All of them come within the time that one may take: a borrower
-    /// that answers nothing does not hold the device for as many times that.
+    /// Asks so many questions at once, then takes their answers. All of them come until then: a borrower that
+    /// answers nothing does not hold the device for as many times as long.
     fn each(
         &self,
         count: usize,
+        until: Instant,
         message: impl Fn(u32, usize) -> ToBorrower,
         mut done: impl FnMut(usize, Vec<u8>) -> io::Result<()>,
     ) -> io::Result<()> {
-        let until = Instant::now() + PATIENCE;
         let mut asked = Vec::new();
         let mut result = Ok(());
         for number in 0..count {
@@ -158,6 +158,7 @@ impl LinkMemory {
         };
         self.each(
             length.div_ceil(MAX_DATA_BYTES),
+            Instant::now() + PATIENCE,
             |id, number| {
                 let range = part(number);
                 let skip = u64::try_from(range.start).unwrap_or(0);
@@ -182,8 +183,8 @@ impl LeaseMemory {
 }
 
 impl LeaseMemory {
-    /// Reads the words at these addresses.
-    pub fn words(&self, addresses: &[u64]) -> io::Result<Vec<Word>> {
+    /// Reads the words at these addresses, until then.
+    pub fn words(&self, addresses: &[u64], until: Instant) -> io::Result<Vec<Word>> {
         let mut words = vec![Word::default(); addresses.len()];
         let message = |id, number: usize| ToBorrower::MemoryRead {
             id,
@@ -191,11 +192,12 @@ impl LeaseMemory {
             address: addresses.get(number).copied().unwrap_or(0),
             length: u32::try_from(size_of::<Word>()).unwrap_or(0),
         };
-        self.link.each(addresses.len(), message, |number, bytes| {
+        let take = |number: usize, bytes| {
             let word = Word::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData)?;
             words[number] = word;
             Ok(())
-        })?;
+        };
+        self.link.each(addresses.len(), until, message, take)?;
         Ok(words)
     }
 }

@@ -15,7 +15,7 @@ mod worker;
 pub use device::Offer;
 
 use crate::link::message::DeviceStatus;
-use crate::link::{Acceptor, HANDSHAKE, LinkError, Receiver, Sender};
+use crate::link::{Acceptor, HANDSHAKE, LinkError, Peer, Receiver, Sender};
 use device::Device;
 use farlane_ntb::Ntb;
 use farlane_pci::Counter;
@@ -30,7 +30,7 @@ use thiserror::Error;
 
 /// Links at the same time.
 const MAX_LINKS: usize = 256;
-/// Connections that have not said who they are.
+/// Connections to one address, of one user of this host or of all others together, that have not said who they are.
 const MAX_HANDSHAKES: usize = 64;
 /// Shortest and longest term of a lease. For as long as a term a device may go on after its borrower has been cut off.
 pub(crate) const TERMS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
@@ -100,7 +100,6 @@ pub struct Lender {
     term: Duration,
     grace: Duration,
     links: Arc<AtomicUsize>,
-    handshakes: Arc<AtomicUsize>,
     watched: Once,
 }
 
@@ -152,7 +151,6 @@ impl Lender {
             term,
             grace,
             links: Arc::default(),
-            handshakes: Arc::default(),
             watched: Once::new(),
         }))
     }
@@ -175,6 +173,8 @@ impl Lender {
     /// Serves whoever connects. Each link has threads of its own.
     pub fn serve(self: &Arc<Self>, acceptor: &Acceptor) {
         self.watch();
+        // By user: one whose connections are silent keeps nobody else out. Those who may not connect are as one.
+        let mut handshakes: BTreeMap<Option<u32>, Arc<AtomicUsize>> = BTreeMap::new();
         loop {
             let incoming = match acceptor.accept() {
                 Ok(incoming) => incoming,
@@ -184,7 +184,11 @@ impl Lender {
                     continue;
                 }
             };
-            let handshake = Counted::enter(&self.handshakes, MAX_HANDSHAKES);
+            let user = incoming
+                .user()
+                .filter(|&user| Peer::User(user).is_own() || self.users.contains_key(&user));
+            let others = handshakes.entry(user).or_default();
+            let handshake = Counted::enter(others, MAX_HANDSHAKES);
             if handshake.is_none() {
                 log::warn!("{MAX_HANDSHAKES} connections are being made: one is refused");
                 continue;

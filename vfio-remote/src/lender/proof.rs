@@ -8,6 +8,8 @@ use farlane_pci::DmaSpace;
 use farlane_zero_copy::chain;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
+use std::time::{Duration, Instant};
+use thiserror::Error;
 
 /// Words that are compared of a range.
 const WORDS: usize = 128;
@@ -18,6 +20,9 @@ const PROOF: usize = 8;
 /// How often words that differ are read again: a VM that runs writes them meanwhile.
 const ROUNDS: usize = 8;
 const WORD_BYTES: u64 = 8;
+/// How long a borrower may take for all that is compared with one request: less than it may take for one answer, because its
+/// device is not given back meanwhile.
+pub(super) const PATIENCE: Duration = Duration::from_secs(4);
 
 /// A word of memory.
 pub(super) type Word = [u8; 8];
@@ -31,20 +36,49 @@ pub(super) enum Verdict {
     Empty,
 }
 
+/// What a comparison has failed for.
+#[derive(Debug, Error)]
+pub(super) enum Fault {
+    /// They are not the same memory.
+    #[error("{0}")]
+    Differs(String),
+    /// One of them has not been read: nothing is known.
+    #[error("{0}")]
+    NotRead(String),
+}
+
+/// Has a borrower read words, until then and while its lease is not ending.
+pub(super) fn asking(
+    until: Instant,
+    is_ending: impl Fn() -> bool,
+    read: impl Fn(&[u64], Instant) -> io::Result<Vec<Word>>,
+) -> impl Fn(&[u64]) -> io::Result<Vec<Word>> {
+    move |addresses| {
+        if is_ending() {
+            return Err(io::Error::other("its lease is ending"));
+        }
+        if until <= Instant::now() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        read(addresses, until)
+    }
+}
+
 /// Compares what lies at `length` bytes from `address` on in `window`, which is what the lender sees, with what `theirs` reads at
 /// such addresses, which is what the borrower does.
 ///
 /// # Errors
-/// They are not the same memory, or one cannot be read: why.
+/// See [`Fault`].
 pub(super) fn compare(
     window: &DmaSpace,
     (address, length): (u64, u64),
     mut theirs: impl FnMut(&[u64]) -> io::Result<Vec<Word>>,
-) -> Result<Verdict, String> {
+) -> Result<Verdict, Fault> {
     let see = |at: u64| {
         let mut word = Word::default();
-        window.read(at, &mut word).map_err(|e| chain(&e))?;
-        Ok::<_, String>(word)
+        let read = window.read(at, &mut word);
+        read.map_err(|e| Fault::NotRead(chain(&e)))?;
+        Ok::<_, Fault>(word)
     };
     let mut open = choose(address, length, see)?;
     let mut equal = 0;
@@ -52,9 +86,10 @@ pub(super) fn compare(
     let mut wrong = Vec::new();
     for _ in 0..ROUNDS {
         let before: Vec<Word> = open.iter().map(|&at| see(at)).collect::<Result<_, _>>()?;
-        let said = theirs(&open).map_err(|e| format!("its borrower does not read it: {e}"))?;
+        let not_read = |why| Fault::NotRead(format!("its borrower does not read it: {why}"));
+        let said = theirs(&open).map_err(|e| not_read(e.to_string()))?;
         if said.len() != open.len() {
-            return Err("its borrower does not read all of it".to_owned());
+            return Err(not_read("words are missing".to_owned()));
         }
         wrong.clear();
         let mut differ = Vec::new();
@@ -75,10 +110,10 @@ pub(super) fn compare(
         }
     }
     match wrong.first() {
-        Some(first) => Err(format!(
+        Some(first) => Err(Fault::Differs(format!(
             "{} words are not the VM's, the first one at {first:#x}",
             wrong.len()
-        )),
+        ))),
         None if equal >= PROOF => Ok(Verdict::Proved),
         None => Ok(Verdict::Empty),
     }
@@ -88,8 +123,8 @@ pub(super) fn compare(
 fn choose(
     address: u64,
     length: u64,
-    see: impl Fn(u64) -> Result<Word, String>,
-) -> Result<Vec<u64>, String> {
+    see: impl Fn(u64) -> Result<Word, Fault>,
+) -> Result<Vec<u64>, Fault> {
     let mut numbers = Numbers::new()?;
     let words = length / WORD_BYTES;
     let mut any = || {
@@ -112,11 +147,11 @@ fn choose(
 struct Numbers(u64);
 
 impl Numbers {
-    fn new() -> Result<Self, String> {
+    fn new() -> Result<Self, Fault> {
         let mut seed = [0; 8];
         match getrandom(&mut seed, GetRandomFlags::empty()) {
             Ok(n) if n == seed.len() => Ok(Self(u64::from_le_bytes(seed))),
-            _ => Err("there are no random numbers".to_owned()),
+            _ => Err(Fault::NotRead("there are no random numbers".to_owned())),
         }
     }
 
@@ -134,6 +169,7 @@ mod tests {
     use super::*;
     use farlane_pci::{DmaMapping, DmaTarget};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::cell::Cell;
     use std::os::fd::OwnedFd;
     use std::sync::Arc;
 
@@ -182,22 +218,26 @@ mod tests {
         }
     }
 
-    fn verdict(window: &Memory, theirs: &Memory) -> Result<Verdict, String> {
+    fn verdict(window: &Memory, theirs: &Memory) -> Result<Verdict, Fault> {
         let read = |addresses: &[u64]| Ok(theirs.read(addresses));
         compare(&window.space, (ADDRESS, LENGTH), read)
+    }
+
+    fn differs(verdict: &Result<Verdict, Fault>) -> bool {
+        matches!(verdict, Err(Fault::Differs(_)))
     }
 
     #[test]
     fn the_same_memory_is_proved_and_another_one_is_not() {
         let (one, other) = (Memory::new(), Memory::new());
         one.fill(1);
-        assert_eq!(verdict(&one, &one), Ok(Verdict::Proved));
+        assert_eq!(verdict(&one, &one).unwrap(), Verdict::Proved);
         other.fill(2);
-        verdict(&one, &other).unwrap_err();
+        assert!(differs(&verdict(&one, &other)));
         // Neither may be empty where the other one is not.
         let empty = Memory::new();
-        verdict(&one, &empty).unwrap_err();
-        verdict(&empty, &one).unwrap_err();
+        assert!(differs(&verdict(&one, &empty)));
+        assert!(differs(&verdict(&empty, &one)));
     }
 
     #[test]
@@ -207,15 +247,15 @@ mod tests {
         for page in (0..LENGTH).step_by(0x10000) {
             rustix::io::pwrite(&*one.file, &[0xa5; 0x1000], page).unwrap();
         }
-        assert_eq!(verdict(&one, &one), Ok(Verdict::Proved));
-        verdict(&one, &other).unwrap_err();
+        assert_eq!(verdict(&one, &one).unwrap(), Verdict::Proved);
+        assert!(differs(&verdict(&one, &other)));
     }
 
     #[test]
     fn memory_that_nobody_has_used_is_to_be_looked_at_again() {
         let (one, other) = (Memory::new(), Memory::new());
-        assert_eq!(verdict(&one, &one), Ok(Verdict::Empty));
-        assert_eq!(verdict(&one, &other), Ok(Verdict::Empty));
+        assert_eq!(verdict(&one, &one).unwrap(), Verdict::Empty);
+        assert_eq!(verdict(&one, &other).unwrap(), Verdict::Empty);
     }
 
     #[test]
@@ -236,7 +276,7 @@ mod tests {
             Ok(said)
         };
         let verdict = compare(&memory.space, (ADDRESS, LENGTH), read);
-        assert_eq!(verdict, Ok(Verdict::Proved));
+        assert_eq!(verdict.unwrap(), Verdict::Proved);
     }
 
     #[test]
@@ -252,16 +292,45 @@ mod tests {
             Ok(said)
         };
         let verdict = compare(&memory.space, (ADDRESS, LENGTH), read);
-        assert_eq!(verdict, Ok(Verdict::Empty));
+        assert_eq!(verdict.unwrap(), Verdict::Empty);
     }
 
     #[test]
-    fn a_borrower_that_does_not_read_its_memory_proves_nothing() {
+    fn a_borrower_that_does_not_read_its_memory_says_nothing_of_the_window() {
         let memory = Memory::new();
         memory.fill(1);
-        let silent = |_: &[u64]| Err(io::ErrorKind::TimedOut.into());
-        compare(&memory.space, (ADDRESS, LENGTH), silent).unwrap_err();
-        let fewer = |addresses: &[u64]| Ok(memory.read(&addresses[1..]));
-        compare(&memory.space, (ADDRESS, LENGTH), fewer).unwrap_err();
+        let not_read = |read: &dyn Fn(&[u64]) -> io::Result<Vec<Word>>| {
+            let verdict = compare(&memory.space, (ADDRESS, LENGTH), read);
+            matches!(verdict, Err(Fault::NotRead(_)))
+        };
+        assert!(not_read(&|_| Err(io::ErrorKind::TimedOut.into())));
+        assert!(not_read(&|addresses| Ok(memory.read(&addresses[1..]))));
+    }
+
+    #[test]
+    fn a_borrower_is_asked_no_more_when_its_time_is_over_or_its_lease_is() {
+        let memory = Memory::new();
+        memory.fill(1);
+        let asked = Cell::new(0);
+        // Whatever is said is wrong by the time it is compared: it would be asked for in all rounds.
+        let read = |addresses: &[u64], _: Instant| {
+            asked.set(asked.get() + 1);
+            memory.fill(asked.get() * 2);
+            let said = memory.read(addresses);
+            memory.fill(asked.get() * 2 + 1);
+            Ok(said)
+        };
+        let range = (ADDRESS, LENGTH);
+        let later = Instant::now() + Duration::from_secs(3600);
+        let verdict = compare(
+            &memory.space,
+            range,
+            asking(later, || asked.get() == 2, read),
+        );
+        assert!(matches!(verdict, Err(Fault::NotRead(_))));
+        assert_eq!(asked.get(), 2);
+        let verdict = compare(&memory.space, range, asking(Instant::now(), || false, read));
+        assert!(matches!(verdict, Err(Fault::NotRead(_))));
+        assert_eq!(asked.get(), 2);
     }
 }

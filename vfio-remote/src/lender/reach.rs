@@ -4,9 +4,9 @@ use super::device::{Device, Reach};
 use super::is_name;
 use super::memory::LeaseMemory;
 use super::peers::PeerUse;
-use super::proof::{self, Verdict};
+use super::proof::{self, Fault, Verdict, Word};
 use super::registers::device_error;
-use super::session::Ending;
+use super::session::{Control, Ending};
 use super::worker::{Answer, Held, Session, Worker};
 use crate::link::message::{
     Fence, MAX_LISTED_MAPPINGS, MAX_LISTED_PEERS, MappingStatus, PeerName, PeerStatus, Place,
@@ -15,7 +15,9 @@ use crate::link::message::{
 use farlane_pci::{DmaMapping, DmaSpace, DmaTarget, RemoteMemory};
 use farlane_zero_copy::chain;
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Ranges that one device reaches.
 const MAX_MAPPINGS: usize = 4096;
@@ -75,7 +77,9 @@ impl Worker {
     ) -> Answer {
         let link = Arc::clone(&self.control.memory);
         let memory = Arc::new(LeaseMemory::new(link, fence));
-        self.look_again(fence)?;
+        let control = Arc::clone(&self.control);
+        let words = words(&control, &memory, Instant::now() + proof::PATIENCE);
+        self.look_again(fence, &words)?;
         let lender = Arc::clone(&self.lender);
         let borrower = self.borrower.clone();
         let (session, held) = self.held(fence)?;
@@ -129,20 +133,23 @@ impl Worker {
                     Arc::clone(&memory) as _,
                 )
                 .map_err(|why| invalid(&why))?;
-                // To read another device's registers is not without effect.
                 if let Place::Window { bridge, .. } = place
                     && found.hops != Some(0)
-                    && peer.is_none()
                 {
                     if let Some(why) = held.refused.get(&bridge) {
                         return Err(Refusal::Window(why.clone()));
                     }
-                    let window = window_of(&found.target, address, length)?;
-                    let words = |addresses: &[u64]| memory.words(addresses);
-                    match proof::compare(&window, (address, length), words) {
-                        Ok(Verdict::Proved) => {}
-                        Ok(Verdict::Empty) => unproved = Some(Unproved { bridge, window }),
-                        Err(why) => return Err(self.refuse_window(bridge, why)),
+                    // To read another device's registers is not without effect.
+                    if peer.is_none() {
+                        let window = window_of(&found.target, address, length)?;
+                        match proof::compare(&window, (address, length), &words) {
+                            Ok(Verdict::Proved) => {}
+                            Ok(Verdict::Empty) => unproved = Some(Unproved { bridge, window }),
+                            Err(Fault::NotRead(why)) => return Err(invalid(&why)),
+                            Err(Fault::Differs(why)) => {
+                                return Err(self.refuse_window(bridge, why));
+                            }
+                        }
                     }
                 }
                 let (_, held) = self.held(fence)?;
@@ -174,10 +181,21 @@ impl Worker {
         Ok(Reply::Done)
     }
 
+    /// The device may become a bus master, as far as what it reaches is known.
+    pub(super) fn look_before_mastering(&mut self, fence: Fence) -> Result<(), Refusal> {
+        let control = Arc::clone(&self.control);
+        let memory = LeaseMemory::new(Arc::clone(&control.memory), fence);
+        let words = words(&control, &memory, Instant::now() + proof::PATIENCE);
+        self.look_again(fence, words)
+    }
+
     /// Looks again at some of what was empty behind windows when it was mapped. A device that has reached another memory than
-    /// its VM's since then is taken away.
-    pub(super) fn look_again(&mut self, fence: Fence) -> Result<(), Refusal> {
-        let memory = LeaseMemory::new(Arc::clone(&self.control.memory), fence);
+    /// its VM's since then is taken away. What is not read is to be looked at again.
+    fn look_again(
+        &mut self,
+        fence: Fence,
+        words: impl Fn(&[u64]) -> io::Result<Vec<Word>>,
+    ) -> Result<(), Refusal> {
         let held = self.held_mut(fence)?;
         let from = held.looked_at;
         let open = |(_, mapped): &(&u64, &mut Mapped)| mapped.unproved.is_some();
@@ -191,11 +209,13 @@ impl Worker {
             let Some(unproved) = &mapped.unproved else {
                 continue;
             };
-            let words = |addresses: &[u64]| memory.words(addresses);
-            match proof::compare(&unproved.window, (address, mapped.length), words) {
+            match proof::compare(&unproved.window, (address, mapped.length), &words) {
                 Ok(Verdict::Proved) => mapped.unproved = None,
                 Ok(Verdict::Empty) => {}
-                Err(why) => {
+                Err(Fault::NotRead(why)) => {
+                    log::debug!("{:#x} bytes at {address:#x}: {why}", mapped.length);
+                }
+                Err(Fault::Differs(why)) => {
                     refused = Some((unproved.bridge, why));
                     break;
                 }
@@ -245,6 +265,18 @@ impl Worker {
         }
         Ok(Reply::Done)
     }
+}
+
+/// Reads what is to be compared with one request, which is all done by `until`.
+fn words(
+    control: &Control,
+    memory: &LeaseMemory,
+    until: Instant,
+) -> impl Fn(&[u64]) -> io::Result<Vec<Word>> {
+    let is_ending = || control.ending().is_some();
+    proof::asking(until, is_ending, |addresses, until| {
+        memory.words(addresses, until)
+    })
 }
 
 /// What the lender sees through a window, at the addresses at which the device is to reach it.

@@ -194,7 +194,7 @@ impl Worker {
             }
             Request::SetBusMaster { fence, may } => {
                 if may {
-                    self.look_again(fence)?;
+                    self.look_before_mastering(fence)?;
                 }
                 let (_, held) = self.held(fence)?;
                 held.function.set_bus_master(may).map_err(device_error)?;

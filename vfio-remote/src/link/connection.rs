@@ -11,7 +11,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::{ClientConnection, ServerConnection};
 use serde::{Serialize, de::DeserializeOwned};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -504,6 +504,14 @@ impl Incoming {
     /// Until when the peer may take for all that comes before its first request.
     pub(crate) fn until(&self) -> Instant {
         self.until
+    }
+
+    /// As which user of this host the peer ran when it connected, over a UNIX socket.
+    pub(crate) fn user(&self) -> Option<u32> {
+        match &self.pending {
+            Pending::Unix(socket) => farlane_zero_copy::peer_user(socket.as_fd()).ok(),
+            Pending::Tcp(..) => None,
+        }
     }
 
     /// Does the handshake.

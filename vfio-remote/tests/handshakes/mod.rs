@@ -1,13 +1,13 @@
 //! Handshakes that do not end.
 
-use super::common::{lender, listener};
+use super::common::{lender, listener, unix_acceptor};
 use super::names::Authority;
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::link::{Acceptor, Connector, TlsIdentity};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// How soon the next byte of a handshake comes: long before anybody loses patience with this one.
@@ -92,4 +92,32 @@ fn a_lender_that_accepts_nobody_is_given_up() {
     let address = format!("unix:{}", path.display()).parse().unwrap();
     let connector = Connector::new(address, None).unwrap();
     within_patience(move || borrower::list(&connector, "a")).unwrap_err();
+}
+
+#[test]
+fn users_of_the_host_who_say_nothing_keep_nobody_else_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lender");
+    let lender = lender(&[]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp:{}", listener.local_addr().unwrap());
+    for acceptor in [unix_acceptor(&path), Acceptor::Tcp(listener, None)] {
+        let lender = Arc::clone(&lender);
+        std::thread::spawn(move || lender.serve(&acceptor));
+    }
+    let name = SocketAddrUnix::new(&path).unwrap();
+    let connect = || {
+        let kind = SocketType::SEQPACKET;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        rustix::net::connect(&socket, &name).unwrap();
+        socket
+    };
+    // As many as may say nothing, and one more, which is refused at once: so they are all there.
+    let _silent: Vec<_> = (0..64).map(|_| connect()).collect();
+    let refused = connect();
+    let said = within_patience(move || rustix::io::read(&refused, &mut [0; 1]));
+    assert_eq!(said.unwrap_or(0), 0);
+    let connector = Connector::new(address.parse().unwrap(), None).unwrap();
+    assert!(borrower::list(&connector, "a").is_ok());
 }

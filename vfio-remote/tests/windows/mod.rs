@@ -1,5 +1,6 @@
 //! Windows between hosts, which show what somebody has configured.
 
+use super::Raw;
 use super::common::{Copier, Hooks, lender_of, memfd, serve_configured};
 use super::names::Authority;
 use super::unreliable::is_refused;
@@ -7,8 +8,12 @@ use farlane_ntb::{IvshmemNtb, Ntb};
 use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_remote::borrower::{BorrowerConfig, InterruptView};
 use farlane_vfio_remote::lender::{BridgeOffer, Lender};
-use farlane_vfio_remote::link::{Acceptor, Connector};
+use farlane_vfio_remote::link::message::{
+    Fence, PeerName, Place, Refusal, Reply, Request, ToBorrower, ToLender,
+};
+use farlane_vfio_remote::link::{Acceptor, Connector, Received};
 use farlane_vfio_user::wire::Command;
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -29,7 +34,31 @@ fn window(file: &OwnedFd) -> Arc<dyn Ntb> {
     IvshmemNtb::open_file(Path::new(&path)).unwrap()
 }
 
-/// A lender that sees `shown` through its window, over TLS as if it were of another host; and a VM whose memory is `memory`.
+/// A lender that sees `shown` through its window, over TLS as if it were of another host: what it is, what its device is seen to
+/// do, and how its borrower comes to it.
+fn lend(shown: &OwnedFd) -> (Arc<Lender>, Arc<Hooks>, Connector) {
+    let copier = Copier::new(false);
+    let hooks = Arc::clone(&copier.hooks);
+    let bridge = BridgeOffer {
+        ntb: window(shown),
+        borrowers: vec![BORROWER.to_owned()],
+    };
+    let bridges = BTreeMap::from([("w".to_owned(), bridge)]);
+    let lender = lender_of("lender", [("plain", copier)], &[], bridges);
+    let authority = Authority::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tls:{}", listener.local_addr().unwrap());
+    let acceptor = Acceptor::Tcp(listener, Some(authority.identity("127.0.0.1")));
+    std::thread::spawn({
+        let lender = Arc::clone(&lender);
+        move || lender.serve(&acceptor)
+    });
+    let identity = Some(authority.identity(BORROWER));
+    let connector = Connector::new(address.parse().unwrap(), identity).unwrap();
+    (lender, hooks, connector)
+}
+
+/// The same, and a VM whose memory is `memory`.
 struct Rig {
     lender: Arc<Lender>,
     hooks: Arc<Hooks>,
@@ -48,27 +77,11 @@ fn fill(file: &OwnedFd, of: u32) {
 
 impl Rig {
     fn new(shown: &OwnedFd, memory: OwnedFd) -> Self {
-        let copier = Copier::new(false);
-        let hooks = Arc::clone(&copier.hooks);
-        let bridge = BridgeOffer {
-            ntb: window(shown),
-            borrowers: vec![BORROWER.to_owned()],
-        };
-        let bridges = BTreeMap::from([("w".to_owned(), bridge)]);
-        let lender = lender_of("lender", [("plain", copier)], &[], bridges);
-        let authority = Authority::new();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("tls:{}", listener.local_addr().unwrap());
-        let acceptor = Acceptor::Tcp(listener, Some(authority.identity("127.0.0.1")));
-        std::thread::spawn({
-            let lender = Arc::clone(&lender);
-            move || lender.serve(&acceptor)
-        });
-        let identity = Some(authority.identity(BORROWER));
+        let (lender, hooks, connector) = lend(shown);
         let config = BorrowerConfig {
             name: BORROWER.to_owned(),
             device: "plain".to_owned(),
-            connector: Connector::new(address.parse().unwrap(), identity).unwrap(),
+            connector,
             bridges: vec![("w".to_owned(), window(&memory))],
             interrupts: InterruptView::Msi,
             peers: None,
@@ -183,4 +196,80 @@ fn empty_memory_behind_the_right_window_stays() {
     rig.map(MORE, RAM).unwrap();
     assert_eq!(rig.ways(), ["w 0", "w 0"]);
     assert!(rig.is_there());
+}
+
+/// A borrower that answers with what it likes.
+struct Teller {
+    raw: Raw,
+    fence: Fence,
+}
+
+impl Teller {
+    fn new(connector: &Connector) -> Self {
+        let mut raw = Raw::connect(connector, BORROWER);
+        let fence = raw.take("plain");
+        Self { raw, fence }
+    }
+
+    /// Asks for memory behind the window, all words of which are said to be `said`.
+    fn map(
+        &mut self,
+        peer: Option<PeerName>,
+        said: Result<[u8; 8], i32>,
+    ) -> Result<Reply, Refusal> {
+        let id = 1000;
+        let request = Request::Map {
+            fence: self.fence,
+            address: RAM,
+            length: RAM,
+            writable: true,
+            place: Place::Window {
+                bridge: 0,
+                window: 0,
+                offset: 0,
+            },
+            peer,
+        };
+        let sender = &self.raw.sender;
+        sender
+            .send(&ToLender::Request { id, request }, &[])
+            .unwrap();
+        loop {
+            let received: Received<ToBorrower> = self.raw.receiver.receive(None).unwrap().unwrap();
+            match received.message {
+                ToBorrower::MemoryRead { id, .. } => {
+                    let result = said.map(|word| word.to_vec());
+                    sender.send(&ToLender::Memory { id, result }, &[]).unwrap();
+                }
+                ToBorrower::Reply { id: of, result } if of == id => return result,
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_window_that_was_wrong_is_wrong_for_what_is_said_to_be_of_another_device() {
+    let shown = memfd(2 * RAM);
+    fill(&shown, 1);
+    let (_lender, _hooks, connector) = lend(&shown);
+    let mut teller = Teller::new(&connector);
+    let refused = teller.map(None, Ok([0x5a; 8]));
+    assert!(matches!(refused, Err(Refusal::Window(_))), "{refused:?}");
+    let peer = PeerName {
+        lender: "other".to_owned(),
+        device: "gpu".to_owned(),
+    };
+    let refused = teller.map(Some(peer), Ok([0x5a; 8]));
+    assert!(matches!(refused, Err(Refusal::Window(_))), "{refused:?}");
+}
+
+#[test]
+fn memory_that_its_borrower_does_not_read_does_not_make_a_window_wrong() {
+    let shown = memfd(2 * RAM);
+    let (_lender, _hooks, connector) = lend(&shown);
+    let mut teller = Teller::new(&connector);
+    let refused = teller.map(None, Err(Errno::FAULT.raw_os_error()));
+    assert!(matches!(refused, Err(Refusal::Invalid(_))), "{refused:?}");
+    teller.map(None, Ok([0; 8])).unwrap();
 }
