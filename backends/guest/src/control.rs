@@ -309,7 +309,10 @@ impl Control {
                         if state.stops != stops {
                             // Paused in between: the request comes again when the queue goes on, all before it being answered.
                             let _ = self.ungrant(&mut state, context, place);
-                            vring.set_queue_next_avail(before);
+                            // Unless it has begun anew.
+                            if vring.queue_next_avail() == before.wrapping_add(1) {
+                                vring.set_queue_next_avail(before);
+                            }
                             return false;
                         }
                         mapped.map_err(|e| {
