@@ -188,6 +188,8 @@ pub struct Paths {
     blocks: Option<String>,
     /// Bytes that a path has to have.
     bytes: AtomicU64,
+    /// Fewer, which the paths that were up had when that was last looked at, and others were not up. Zero otherwise.
+    fewer: AtomicU64,
     ending: std::sync::atomic::AtomicBool,
     /// Whose memory transfers touch, where that is said to others who read the disk. Held while a path is replaced.
     user: Mutex<Option<u64>>,
@@ -373,8 +375,8 @@ impl Paths {
         }
     }
 
-    /// The size of the disk, if all paths that are up agree in it. While others are not, it does not become smaller: what is seen then may be
-    /// the next one failing.
+    /// The size of the disk, if all paths that are up agree in it. While others are not, it becomes smaller only when that is seen with two
+    /// looks in a row: it may be the next one failing.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         let (up, others): (Vec<_>, Vec<_>) = self
@@ -392,7 +394,9 @@ impl Paths {
         // A device that has been pulled has no blocks; a disk does not become empty by that.
         let found = found.filter(|bytes| *bytes > 0 || !self.several());
         let before = self.bytes.load(Ordering::Relaxed);
-        let found = found.filter(|bytes| *bytes >= before || others.is_empty());
+        let fewer = found.filter(|bytes| *bytes < before && !others.is_empty());
+        let seen = self.fewer.swap(fewer.unwrap_or(0), Ordering::Relaxed);
+        let found = found.filter(|bytes| fewer.is_none() || *bytes == seen);
         if let Some(bytes) = found {
             self.bytes.store(bytes, Ordering::Relaxed);
         }
