@@ -118,7 +118,7 @@ impl Controller {
         let Some(mut request) = self.requests.take(slot) else {
             return;
         };
-        if matches!(-result, libc::EINTR | libc::EAGAIN) {
+        if matches!(-result, libc::EINTR | libc::EAGAIN) && !self.is_final(&request) {
             self.advance(slot, request);
             return;
         }

@@ -79,6 +79,16 @@ impl Controller {
         })
     }
 
+    /// Whether what has ended is a sync through the page cache, which must not be done again: the kernel has forgotten by then what it could
+    /// not write back.
+    pub(super) fn is_final(&self, request: &Request) -> bool {
+        let synced = match &request.work {
+            Work::Flush { left, .. } => left.front().copied(),
+            _ => request.syncing.then_some(request.namespace),
+        };
+        synced.is_some_and(|namespace| self.is_cached(namespace))
+    }
+
     /// A write has failed: if it was to be durable by itself, that may have been the device's flush.
     pub(super) fn note_failed_sync(&self, request: &Request, errno: i32) {
         let is_durable = matches!(request.work, Work::Write(Durable(true)));
