@@ -41,7 +41,7 @@ mod source;
 pub mod still;
 mod uuid;
 
-use farlane_file_io::{bounce, idle, ring, timing, vectors};
+use farlane_file_io::{bounce, idle, ring, syncs, timing, vectors};
 
 pub use config::{
     Backing, BlockSize, Cache, Doorbells, Host, MAX_IO_QUEUES, MAX_NAMESPACES, NamespaceConfig,

@@ -1,6 +1,7 @@
 //! Namespaces: what holds their bytes, opened once and for all.
 
 use crate::config::{Backing, BlockSize, Cache, NamespaceConfig, NvmeError};
+use crate::syncs::Syncs;
 use farlane_file_io::storage;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -39,6 +40,8 @@ pub struct Namespace {
     pub blocks: u64,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// Syncs of its file that are under way.
+    pub syncs: Syncs,
     /// What holds its bytes, for who reads the log.
     what: String,
     /// A sync has failed.
@@ -66,6 +69,7 @@ impl Namespace {
             block_size: config.block_size,
             blocks,
             read_only,
+            syncs: Syncs::default(),
             what,
             sync_failed: AtomicBool::new(false),
         })

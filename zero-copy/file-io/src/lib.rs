@@ -3,6 +3,7 @@
 //!
 //! * [`storage`]: files that hold a disk's blocks, opened once and for all; [`lock`]: who else must not have them.
 //! * [`ring`]: a worker's `io_uring`, which is also where it waits.
+//! * [`syncs`]: which syncs of an open file are under way, and when one that has ended well can be believed.
 //! * [`vectors`]: transfers that are over when the call returns.
 //! * [`bounce`]: aligned copies, for memory that direct I/O cannot take.
 //! * [`idle`] and [`timing`]: how a worker waits for the next request.
@@ -12,6 +13,7 @@ pub mod idle;
 pub mod lock;
 pub mod ring;
 pub mod storage;
+pub mod syncs;
 pub mod timing;
 pub mod vectors;
 

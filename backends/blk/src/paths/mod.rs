@@ -3,25 +3,23 @@
 //! * [`open`]: finding them, and making sure that they lead to the same disk.
 //! * [`identity`]: what the kernel tells of block devices.
 //! * [`health`]: when a path has failed; [`prober`]: how that is found out, and how it comes back.
-//! * [`syncs`]: which of them are under way.
 
 pub mod health;
 pub mod identity;
 pub mod open;
 pub mod prober;
 pub mod ring;
-pub mod syncs;
 
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
 use farlane_file_io::storage::{Alignment, Place, Storage, size};
+use farlane_file_io::syncs::Syncs;
 use farlane_zero_copy::topology::Node;
 use health::{Changing, Health};
 use identity::Identity;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
-use syncs::Syncs;
 
 /// Most paths of a disk.
 pub const MAX_PATHS: usize = 16;

@@ -2,12 +2,12 @@
 
 use super::health::Changing;
 use super::identity::{Identity, discover};
-use super::syncs::Syncs;
 use super::{DiskPath, FIRST_MARK, MAX_PATHS, PathConfig, PathCounters, Paths};
 use crate::disk::Cache;
 use crate::surroundings::Surroundings;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_file_io::storage::{Alignment, Place, Storage, StorageError};
+use farlane_file_io::syncs::Syncs;
 use farlane_zero_copy::topology::Node;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};

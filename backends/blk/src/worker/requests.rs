@@ -2,10 +2,10 @@
 
 use crate::bits::Status;
 use crate::limb::steering::Lies;
-use crate::paths::syncs::{Beside, UnderWay};
 use crate::request::{Extent, Range};
 use farlane_file_io::bounce::Bounce;
 use farlane_file_io::ring::Fallocate;
+use farlane_file_io::syncs::{Beside, UnderWay};
 use farlane_vhost::vring::Rings;
 use farlane_zero_copy::tokens::Opened;
 use farlane_zero_copy::topology::Node;

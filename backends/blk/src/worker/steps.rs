@@ -5,10 +5,10 @@ use super::engine::Engine;
 use super::requests::{Clearing, Request, Work};
 use crate::bits::Status;
 use crate::counters::count;
-use crate::paths::syncs::UnderWay;
 use crate::request::{Extent, Range};
 use farlane_file_io::bounce::Bounce;
 use farlane_file_io::ring::{Durable, Fallocate};
+use farlane_file_io::syncs::UnderWay;
 use farlane_file_io::vectors::{skip, transfer_now};
 use std::io;
 

@@ -28,7 +28,7 @@ impl Engine {
     pub(super) fn step_sync(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
         if request.syncing
             && let Some(beside) = &request.beside
-            && !beside.are_over(&self.wake)
+            && !beside.are_over_or_wake(&self.wake)
         {
             self.unsettled.push_back(slot);
             return Ok(Step::Waiting);

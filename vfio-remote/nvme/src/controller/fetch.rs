@@ -41,7 +41,7 @@ impl Controller {
                 Done::Scattered { slot, result } => self.scattered(slot, result),
             }
         }
-        worked
+        worked | self.look_at_unsettled()
     }
 
     /// Takes new commands, of each queue in turn. Returns whether there were any.

@@ -29,6 +29,7 @@ use farlane_pci::DmaView;
 use farlane_zero_copy::{log_limited, warn_limited};
 use requests::Requests;
 use shadow::Shadow;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -71,6 +72,8 @@ pub struct Controller {
     /// Where the next turn begins.
     first: usize,
     requests: Requests,
+    /// Requests that wait for syncs of others to end.
+    unsettled: VecDeque<usize>,
     shadow: Option<Shadow>,
     features: Features,
     events: Events,
@@ -112,6 +115,7 @@ impl Controller {
             cqs: (0..queues).map(|_| None).collect(),
             first: 0,
             requests: Requests::default(),
+            unsettled: VecDeque::new(),
             shadow: None,
             features: identity.default_features(),
             events: Events::default(),

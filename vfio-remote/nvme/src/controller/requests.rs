@@ -6,6 +6,7 @@ use crate::cmds::AdminCommand;
 use crate::controller::completion::CommandId;
 use crate::data::DataPointer;
 use crate::ring::{Durable, Fallocate};
+use crate::syncs::{Beside, UnderWay};
 use farlane_pci::DmaView;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -74,6 +75,15 @@ pub enum Work {
     },
 }
 
+/// A sync of a namespace.
+#[derive(Debug)]
+pub enum SyncState {
+    /// It is under way; through the page cache, where others may be told of its errors.
+    UnderWay(Option<UnderWay>),
+    /// It has ended. These others have to end before it is known how.
+    Ended(Option<Beside>),
+}
+
 /// Something in flight.
 #[derive(Debug)]
 pub struct Request {
@@ -93,8 +103,8 @@ pub struct Request {
     pub length: u64,
     /// Bytes of them that are done.
     pub done: u64,
-    /// Whether what was done is being made durable.
-    pub syncing: bool,
+    /// The sync that makes what was done durable, once it has been begun.
+    pub sync: Option<SyncState>,
     /// What the kernel reads or writes.
     pub iovecs: Vec<libc::iovec>,
     /// Keeps that memory mapped, if it is the guest's.
@@ -115,10 +125,18 @@ impl Request {
             offset,
             length,
             done: 0,
-            syncing: false,
+            sync: None,
             iovecs: Vec::new(),
             view: None,
             data: Bounce::default(),
+        }
+    }
+
+    /// Index of the namespace that its sync is of, or the next one: none when all are flushed.
+    pub fn syncs(&self) -> Option<usize> {
+        match &self.work {
+            Work::Flush { left, .. } => left.front().copied(),
+            _ => Some(self.namespace),
         }
     }
 

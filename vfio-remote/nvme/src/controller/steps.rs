@@ -16,9 +16,11 @@ static ZEROES: [u8; 65536] = [0; 65536];
 const ZEROES_AT_ONCE: u64 = 16;
 
 /// What a step of a request leads to.
-enum Step {
+pub(super) enum Step {
     /// Something is under way.
     Pending,
+    /// It waits for others to end.
+    Waiting,
     /// The transfer with the namespace has ended.
     Done(Status),
 }
@@ -118,22 +120,18 @@ impl Controller {
         let Some(mut request) = self.requests.take(slot) else {
             return;
         };
-        if matches!(-result, libc::EINTR | libc::EAGAIN) && !self.is_final(&request) {
+        if request.sync.is_some() {
+            self.synced(&mut request, result);
+            self.advance(slot, request);
+            return;
+        }
+        if matches!(-result, libc::EINTR | libc::EAGAIN) {
             self.advance(slot, request);
             return;
         }
         let moved = u64::try_from(result);
         let write = matches!(request.work, Work::Write(_) | Work::Zero { .. });
         match (&mut request.work, moved) {
-            (Work::Flush { left, status }, _) => {
-                if let Some(namespace) = left.pop_front() {
-                    let synced = self.synced(namespace, result);
-                    // The others are flushed all the same.
-                    if !synced.is_success() {
-                        *status = synced;
-                    }
-                }
-            }
             (Work::Trim(extents), result) => {
                 // A hint: what cannot be given back stays (6.7).
                 if result.is_err() {
@@ -143,11 +141,6 @@ impl Controller {
                     );
                 }
                 extents.pop_front();
-            }
-            _ if request.syncing => {
-                let status = self.synced(request.namespace, result);
-                self.finish(slot, request, status);
-                return;
             }
             (
                 Work::Zero {
@@ -200,13 +193,13 @@ impl Controller {
     }
 
     /// Goes on with a request until it waits or has ended.
-    fn advance(&mut self, slot: usize, mut request: Request) {
+    pub(super) fn advance(&mut self, slot: usize, mut request: Request) {
         if self.is_over(&request) {
             self.finish(slot, request, Status::INTERNAL_ERROR);
             return;
         }
         match self.step(slot, &mut request) {
-            Ok(Step::Pending) => self.requests.put(slot, request),
+            Ok(Step::Pending | Step::Waiting) => self.requests.put(slot, request),
             Ok(Step::Done(status)) => self.moved_all(slot, request, status),
             Err(e) => {
                 warn_limited!(self.identity.limit, "The ring takes no operation: {e}");
@@ -236,18 +229,7 @@ impl Controller {
     fn step(&mut self, slot: usize, request: &mut Request) -> std::io::Result<Step> {
         let file = u32::try_from(request.namespace).unwrap_or(u32::MAX);
         match &mut request.work {
-            Work::Flush { left, status } => {
-                while let Some(&namespace) = left.front() {
-                    if self.can_sync(namespace) {
-                        let file = u32::try_from(namespace).unwrap_or(u32::MAX);
-                        self.ring.sync(file, slot)?;
-                        return Ok(Step::Pending);
-                    }
-                    *status = Status::WRITE_FAULT;
-                    left.pop_front();
-                }
-                Ok(Step::Done(*status))
-            }
+            Work::Flush { .. } => self.step_flush(slot, request),
             Work::Trim(extents) => {
                 let Some(&(offset, length)) = extents.front() else {
                     return Ok(Step::Done(Status::SUCCESS));
@@ -331,17 +313,6 @@ impl Controller {
                 Ok(Step::Pending)
             }
         }
-    }
-
-    /// Makes durable what a request has done: its last step.
-    fn step_sync(&mut self, slot: usize, request: &mut Request) -> std::io::Result<Step> {
-        if !self.can_sync(request.namespace) {
-            return Ok(Step::Done(Status::WRITE_FAULT));
-        }
-        request.syncing = true;
-        let file = u32::try_from(request.namespace).unwrap_or(u32::MAX);
-        self.ring.sync(file, slot)?;
-        Ok(Step::Pending)
     }
 
     fn step_zero(&mut self, slot: usize, request: &mut Request) -> std::io::Result<Step> {

@@ -2,10 +2,14 @@
 
 use super::{Controller, State};
 use crate::bits::{ALL_NAMESPACES, Status};
-use crate::controller::requests::{Owner, Request, Work};
+use crate::controller::requests::{Owner, Request, SyncState, Work};
+use crate::controller::steps::Step;
+use crate::counters::count;
 use crate::namespace::{Namespace, Storage};
 use crate::ring::{Durable, is_of_the_write};
+use crate::syncs::UnderWay;
 use farlane_zero_copy::warn_limited;
+use std::io;
 
 /// Whether the controller makes everything durable before its registers say that it is shut down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,16 +83,6 @@ impl Controller {
         })
     }
 
-    /// Whether what has ended is a sync through the page cache, which must not be done again: the kernel has forgotten by then what it could
-    /// not write back.
-    pub(super) fn is_final(&self, request: &Request) -> bool {
-        let synced = match &request.work {
-            Work::Flush { left, .. } => left.front().copied(),
-            _ => request.syncing.then_some(request.namespace),
-        };
-        synced.is_some_and(|namespace| self.is_cached(namespace))
-    }
-
     /// A write has failed: if it was to be durable by itself, that may have been the device's flush.
     pub(super) fn note_failed_sync(&self, request: &Request, errno: i32) {
         let is_durable = matches!(request.work, Work::Write(Durable(true)));
@@ -102,19 +96,181 @@ impl Controller {
         }
     }
 
-    /// A sync of a namespace has ended. Returns what that is for the command.
-    pub(super) fn synced(&self, namespace: usize, result: i32) -> Status {
+    /// Flushes namespaces one after the other.
+    pub(super) fn step_flush(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
+        while request.syncs().is_some() {
+            let step = self.step_sync(slot, request)?;
+            let (Step::Done(synced), Work::Flush { left, status }) = (&step, &mut request.work)
+            else {
+                return Ok(step);
+            };
+            left.pop_front();
+            // The others are flushed all the same.
+            if !synced.is_success() {
+                *status = *synced;
+            }
+        }
+        Ok(Step::Done(match &request.work {
+            Work::Flush { status, .. } => *status,
+            _ => Status::INTERNAL_ERROR,
+        }))
+    }
+
+    /// Makes durable what was written to a namespace.
+    pub(super) fn step_sync(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
+        let Some(namespace) = request.syncs() else {
+            return Ok(Step::Done(Status::INTERNAL_ERROR));
+        };
+        if let Some(SyncState::Ended(Some(beside))) = &request.sync
+            && !beside.are_over()
+        {
+            self.unsettled.push_back(slot);
+            return Ok(Step::Waiting);
+        }
+        let has_ended = request.sync.take().is_some();
+        // Of several under way that write-back has failed for, one is told of it.
+        if !self.can_sync(namespace) {
+            return Ok(Step::Done(Status::WRITE_FAULT));
+        }
+        if has_ended {
+            return Ok(Step::Done(Status::SUCCESS));
+        }
+        let all = &self.identity.namespaces;
+        let cached = all.get(namespace).filter(|_| self.is_cached(namespace));
+        let under_way = cached.map(|cached| cached.syncs.begin());
+        request.sync = Some(SyncState::UnderWay(under_way));
+        let file = u32::try_from(namespace).unwrap_or(u32::MAX);
+        self.ring.sync(file, slot)?;
+        Ok(Step::Pending)
+    }
+
+    /// The sync that a request was at has ended. It is not done again, whatever its error is: the kernel has forgotten by then what it
+    /// could not write back.
+    pub(super) fn synced(&self, request: &mut Request, result: i32) {
         if result < 0 {
-            if let Some(namespace) = self.identity.namespaces.get(namespace) {
+            let namespace = request.syncs();
+            if let Some(namespace) = namespace.and_then(|n| self.identity.namespaces.get(n)) {
                 namespace.sync_has_failed(-result);
             }
-            return self.storage_failed(libc::EIO, true);
+            count(&self.shared.counters.media_errors, 1);
         }
-        // Of two syncs under way that write-back has failed for, one is told of it.
-        if self.can_sync(namespace) {
-            Status::SUCCESS
-        } else {
-            Status::WRITE_FAULT
+        let beside = match request.sync.take() {
+            Some(SyncState::UnderWay(under_way)) => under_way.map(UnderWay::end),
+            _ => None,
+        };
+        // That it has failed is known already.
+        request.sync = Some(SyncState::Ended(beside.filter(|_| result >= 0)));
+    }
+
+    /// Looks at all requests that wait for syncs of others. Returns whether one does not any more.
+    pub(super) fn look_at_unsettled(&mut self) -> bool {
+        let waiting = self.unsettled.len();
+        for _ in 0..waiting {
+            if let Some(slot) = self.unsettled.pop_front()
+                && let Some(request) = self.requests.take(slot)
+            {
+                self.advance(slot, request);
+            }
         }
+        self.unsettled.len() < waiting
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Backing, Cache, Host, NamespaceConfig};
+    use crate::controller::CommandId;
+    use crate::counters::Counters;
+    use crate::doorbells::{self, DoorbellPage};
+    use crate::identify::Identity;
+    use crate::shared::Shared;
+    use crate::uuid::Names;
+    use farlane_zero_copy::log_limit::LogLimit;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+
+    const FLUSHES: [usize; 2] = [0, 1];
+
+    /// A controller with two flushes of its namespace under way, whose slots are those numbers. The kernel is not told of them.
+    fn flushing(is_cached: bool) -> Controller {
+        let config = NamespaceConfig::from(Backing::Null { bytes: 1 << 20 });
+        let mut namespace = Namespace::open(&config, Cache::Buffered).unwrap();
+        namespace.storage = Storage::Ring {
+            file: tempfile::tempfile().unwrap().into(),
+            memory_align: 1,
+            is_cached,
+        };
+        let identity = Arc::new(Identity {
+            names: Names {
+                host: Host::default(),
+                device: "test".into(),
+                serial: "FARLANE0001".into(),
+            },
+            namespaces: vec![namespace],
+            io_queues: 1,
+            limit: LogLimit::new(),
+        });
+        let page = DoorbellPage::new(&doorbells::new_file(0).unwrap(), 0).unwrap();
+        let shared = Shared::new(page, Arc::clone(&identity), Arc::new(Counters::default()));
+        let mut controller =
+            Controller::new(Arc::new(shared.unwrap()), identity, None, true).unwrap();
+        controller.state = State::Running;
+        for slot in FLUSHES {
+            let owner = Owner::Command(CommandId::admin(u16::try_from(slot).unwrap()));
+            let work = controller.flush_of(1);
+            controller.begin(Request::new(owner, work, 0, 0, 0));
+        }
+        controller
+    }
+
+    /// How many flushes have been answered well, and how many not.
+    fn answered(controller: &mut Controller) -> (u64, u64) {
+        controller.reap();
+        let counters = &controller.shared.counters;
+        let [flushes, errors] = [&counters.flushes, &counters.errors];
+        (
+            flushes.load(Ordering::Relaxed),
+            errors.load(Ordering::Relaxed),
+        )
+    }
+
+    #[test]
+    fn of_flushes_at_once_none_is_answered_well_of_which_another_has_been_told_the_error() {
+        for (told, untold) in [(0, 1), (1, 0)] {
+            let controller = &mut flushing(true);
+            controller.transferred(untold, 0);
+            assert_eq!(answered(controller), (0, 0));
+            controller.transferred(told, -libc::EIO);
+            assert_eq!(answered(controller), (0, 2));
+            assert!(controller.requests.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_flush_that_has_ended_well_is_answered_when_those_beside_it_have_ended() {
+        let controller = &mut flushing(true);
+        controller.transferred(1, 0);
+        assert_eq!(answered(controller), (0, 0));
+        controller.transferred(0, 0);
+        assert_eq!(answered(controller), (2, 0));
+        // Around the page cache each is told of its own errors.
+        let controller = &mut flushing(false);
+        controller.transferred(1, 0);
+        assert_eq!(answered(controller), (1, 0));
+        controller.transferred(0, -libc::EIO);
+        assert_eq!(answered(controller), (1, 1));
+    }
+
+    #[test]
+    fn a_flush_that_waits_for_others_ends_with_a_reset() {
+        let controller = &mut flushing(true);
+        controller.transferred(1, 0);
+        controller.begin_reset();
+        assert_eq!(answered(controller), (0, 0));
+        assert!(controller.unsettled.is_empty() && !controller.requests.is_empty());
+        // It is not answered any more, but the error is not forgotten.
+        controller.transferred(0, -libc::EIO);
+        assert!(controller.requests.is_empty() && !controller.can_sync(0));
     }
 }

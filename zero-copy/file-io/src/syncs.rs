@@ -1,15 +1,14 @@
-//! Syncs of a path that are under way.
+//! Syncs of an open file that are under way.
 //!
-//! What the kernel could not write back it tells one sync of, once for each time that the file was opened (lib/errseq.c), and all workers
-//! use the same open file. So a sync that ends well while others are under way means nothing before those have ended: one of them
-//! may have been told.
+//! What the kernel could not write back it tells one sync of, once for each time that the file was opened (lib/errseq.c). So a sync
+//! that ends well while others are under way means nothing before those have ended: one of them may have been told.
 
 use farlane_zero_copy::eventfd;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Those of a path, of all workers; paths that are one open file have them in common.
+/// Those of an open file, of all workers that use it.
 #[derive(Clone, Debug, Default)]
 pub struct Syncs(Arc<Mutex<State>>);
 
@@ -20,6 +19,13 @@ struct State {
     under_way: BTreeSet<u64>,
     /// Who waits for some to end.
     waiting: Vec<Arc<OwnedFd>>,
+}
+
+impl State {
+    /// Whether none is under way that has a number below this one.
+    fn has_none_before(&self, number: u64) -> bool {
+        self.under_way.first().is_none_or(|first| *first >= number)
+    }
 }
 
 /// A sync that is under way until this is dropped. What it has found out is known to all before.
@@ -79,14 +85,17 @@ impl Drop for UnderWay {
 }
 
 impl Beside {
+    /// Whether all of them have ended. Whoever asks is awake when one does: all are his own.
+    #[must_use]
+    pub fn are_over(&self) -> bool {
+        self.syncs.state().has_none_before(self.before)
+    }
+
     /// Whether all of them have ended. If not, the eventfd `wake` is signalled when it is time to ask again.
     #[must_use]
-    pub fn are_over(&self, wake: &Arc<OwnedFd>) -> bool {
+    pub fn are_over_or_wake(&self, wake: &Arc<OwnedFd>) -> bool {
         let mut state = self.syncs.state();
-        let are_over = state
-            .under_way
-            .first()
-            .is_none_or(|number| *number >= self.before);
+        let are_over = state.has_none_before(self.before);
         if !are_over && !state.waiting.iter().any(|other| Arc::ptr_eq(other, wake)) {
             state.waiting.push(Arc::clone(wake));
         }
@@ -112,14 +121,24 @@ mod tests {
         let (syncs, wake) = (Syncs::default(), wake());
         let [first, second, third] = [0, 1, 2].map(|_| syncs.begin());
         let beside = second.end();
-        assert!(!beside.are_over(&wake) && !is_signalled(&wake));
+        assert!(!beside.are_over_or_wake(&wake) && !is_signalled(&wake));
         let later = syncs.begin();
         drop(third);
-        assert!(is_signalled(&wake) && !beside.are_over(&wake));
+        assert!(is_signalled(&wake) && !beside.are_over_or_wake(&wake));
         drop(first);
-        assert!(is_signalled(&wake) && beside.are_over(&wake));
+        assert!(is_signalled(&wake) && beside.are_over_or_wake(&wake));
         drop(later);
         assert!(!is_signalled(&wake));
+    }
+
+    #[test]
+    fn who_is_awake_anyway_is_not_woken() {
+        let syncs = Syncs::default();
+        let [first, second] = [0, 1].map(|_| syncs.begin());
+        let beside = second.end();
+        assert!(!beside.are_over());
+        drop(first);
+        assert!(beside.are_over() && syncs.state().waiting.is_empty());
     }
 
     #[test]
@@ -138,7 +157,7 @@ mod tests {
                         let one = syncs.begin();
                         std::thread::yield_now();
                         let beside = one.end();
-                        while !beside.are_over(&wake) {
+                        while !beside.are_over_or_wake(&wake) {
                             let mut fds = [PollFd::new(&wake, PollFlags::IN)];
                             assert_eq!(poll(&mut fds, Some(&patience)), Ok(1));
                             is_signalled(&wake);
@@ -152,7 +171,7 @@ mod tests {
     #[test]
     fn one_by_itself_waits_for_none() {
         let (syncs, wake) = (Syncs::default(), wake());
-        assert!(syncs.begin().end().are_over(&wake));
+        assert!(syncs.begin().end().are_over_or_wake(&wake));
         assert!(!is_signalled(&wake));
     }
 }
