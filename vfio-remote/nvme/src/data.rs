@@ -62,10 +62,19 @@ pub enum DataPointer {
     Sgl([u8; DESCRIPTOR_BYTES]),
 }
 
+/// What a data pointer describes (NVMe 1.4, 4.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataBuffer {
+    /// Where the controller reads data, of a Write for example.
+    Source,
+    /// Where it writes data, of a Read for example.
+    Destination,
+}
+
 /// Some bytes of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where; nowhere if the bytes are to be discarded (a bit bucket).
+    /// Where; nowhere if the bytes are to be discarded (a bit bucket), of a destination.
     pub address: Option<u64>,
     /// Bytes, not zero.
     pub length: u64,
@@ -108,19 +117,20 @@ fn append(segments: &mut Vec<Segment>, address: Option<u64>, length: u64) {
 }
 
 impl DataPointer {
-    /// Appends the segments that hold `length` bytes of data to `segments`, which is empty.
+    /// Appends the segments of `buffer` that hold `length` bytes of data to `segments`, which is empty.
     ///
     /// # Errors
     /// See [`WalkError`]. Some segments may have been appended.
     pub fn walk<M: GuestMemory>(
         &self,
+        buffer: DataBuffer,
         length: u64,
         memory: &M,
         segments: &mut Vec<Segment>,
     ) -> Result<(), WalkError> {
         match *self {
             Self::Prp(first, second) => walk_prp(first, second, length, memory, segments),
-            Self::Sgl(descriptor) => walk_sgl(descriptor, length, memory, segments),
+            Self::Sgl(descriptor) => walk_sgl(descriptor, buffer, length, memory, segments),
         }
     }
 }
@@ -222,6 +232,7 @@ impl Descriptor {
 
 /// The list as far as it has been followed.
 struct Walk<'a> {
+    buffer: DataBuffer,
     rest: u64,
     followed: usize,
     segments: &'a mut Vec<Segment>,
@@ -237,6 +248,8 @@ impl Walk<'_> {
         let descriptor = Descriptor::parse(bytes)?;
         let length = u64::from(descriptor.length);
         match descriptor.kind {
+            // As if its length were zero (figure 115).
+            BIT_BUCKET if self.buffer == DataBuffer::Source => Ok(None),
             DATA_BLOCK | BIT_BUCKET => {
                 let address = (descriptor.kind == DATA_BLOCK).then_some(descriptor.address);
                 if address.is_some_and(|a| a.checked_add(length).is_none()) {
@@ -263,24 +276,26 @@ impl Walk<'_> {
 
 fn walk_sgl<M: GuestMemory>(
     first: [u8; DESCRIPTOR_BYTES],
+    buffer: DataBuffer,
     length: u64,
     memory: &M,
     segments: &mut Vec<Segment>,
 ) -> Result<(), WalkError> {
     let mut walk = Walk {
+        buffer,
         rest: length,
         followed: 0,
         segments,
     };
     let mut next = walk.take(&first, true)?;
-    let mut buffer = [0_u8; DESCRIPTOR_BYTES * 64];
+    let mut descriptors = [0_u8; DESCRIPTOR_BYTES * 64];
     while let Some(segment) = next.take() {
         let mut left = segment.length / 16;
         let mut at = segment.address;
         while left > 0 && walk.rest > 0 {
             let count = left.min(DESCRIPTORS_AT_ONCE);
             let bytes = usize::try_from(count * 16).unwrap_or(0);
-            let part = buffer.get_mut(..bytes).ok_or(Unreachable)?;
+            let part = descriptors.get_mut(..bytes).ok_or(Unreachable)?;
             memory.read(at, part)?;
             at = at.wrapping_add(u64::from(count) * 16);
             for descriptor in part.chunks_exact(DESCRIPTOR_BYTES) {

@@ -1,5 +1,6 @@
 //! The walkers against a model that knows the whole memory.
 
+use super::DataBuffer::{Destination, Source};
 use super::*;
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -90,7 +91,7 @@ proptest! {
         };
         let mut segments = Vec::new();
         let pointer = DataPointer::Prp(pages[0] + offset, second);
-        prop_assert_eq!(pointer.walk(length, &memory, &mut segments), Ok(()));
+        prop_assert_eq!(pointer.walk(Destination, length, &memory, &mut segments), Ok(()));
         let expected = (offset..offset + length).map(|i| {
             let page = pages[usize::try_from(i / PAGE).unwrap()];
             Some(page + i % PAGE)
@@ -103,6 +104,7 @@ proptest! {
         blocks in prop::collection::vec((any::<u32>(), 0_u32..9000, any::<bool>()), 1..40),
         cut in 1_usize..10,
         short in 0_u64..100,
+        buffer in prop::sample::select(vec![Destination, Source]),
     ) {
         let mut memory = Pages::default();
         let mut expected = Vec::new();
@@ -110,7 +112,9 @@ proptest! {
         for (address, length, bucket) in blocks {
             let address = u64::from(address);
             descriptors.push(descriptor(address, length, u8::from(bucket)));
-            expected.extend((0..u64::from(length)).map(|i| (!bucket).then_some(address + i)));
+            if buffer == Destination || !bucket {
+                expected.extend((0..u64::from(length)).map(|i| (!bucket).then_some(address + i)));
+            }
         }
         let total = u64::try_from(expected.len()).unwrap();
         let length = total.saturating_sub(short).max(1);
@@ -131,7 +135,7 @@ proptest! {
             memory.put(place(i), &bytes);
         }
         let mut segments = Vec::new();
-        let result = DataPointer::Sgl(pointer_to(0)).walk(length, &memory, &mut segments);
+        let result = DataPointer::Sgl(pointer_to(0)).walk(buffer, length, &memory, &mut segments);
         if total == 0 {
             prop_assert_eq!(result, Err(Status::INVALID_SGL_LENGTH.into()));
         } else {
@@ -165,7 +169,7 @@ proptest! {
             DataPointer::Prp(first & 0x7ffc, second & 0x7ff8)
         };
         let mut segments = Vec::new();
-        let result = pointer.walk(length, &memory, &mut segments);
+        let result = pointer.walk(Destination, length, &memory, &mut segments);
         let named: u64 = segments.iter().map(|s| s.length).sum();
         prop_assert!(named <= length);
         prop_assert!(result.is_err() || named == length);
@@ -180,13 +184,16 @@ fn a_list_that_is_its_own_next_list_ends() {
     memory.put(list, &list.to_le_bytes().repeat(512));
     let mut segments = Vec::new();
     let pointer = DataPointer::Prp(0x1000, list);
-    assert_eq!(pointer.walk(100 << 20, &memory, &mut segments), Ok(()));
+    assert_eq!(
+        pointer.walk(Destination, 100 << 20, &memory, &mut segments),
+        Ok(())
+    );
     // One that begins with its last entry has to go on at the beginning of a page.
     memory.put(0x6ff8, &0x6ff8_u64.to_le_bytes());
     let pointer = DataPointer::Prp(0x1000, 0x6ff8);
     segments.clear();
     assert_eq!(
-        pointer.walk(1 << 20, &memory, &mut segments),
+        pointer.walk(Destination, 1 << 20, &memory, &mut segments),
         Err(Status::INVALID_PRP_OFFSET.into())
     );
 }
@@ -199,7 +206,7 @@ fn a_segment_that_leads_to_itself_ends() {
     memory.put(0x8010, &own);
     let mut segments = Vec::new();
     assert_eq!(
-        DataPointer::Sgl(own).walk(4096, &memory, &mut segments),
+        DataPointer::Sgl(own).walk(Destination, 4096, &memory, &mut segments),
         Err(Status::INVALID_SGL_COUNT.into())
     );
 }
@@ -207,7 +214,8 @@ fn a_segment_that_leads_to_itself_ends() {
 #[test]
 fn malformed_pointers_have_the_status_that_the_specification_says() {
     let memory = Pages::default();
-    let walk = |pointer: DataPointer, length| pointer.walk(length, &memory, &mut Vec::new());
+    let walk =
+        |pointer: DataPointer, length| pointer.walk(Destination, length, &memory, &mut Vec::new());
     let prp = DataPointer::Prp;
     assert_eq!(walk(prp(2, 0), 1), Err(Status::INVALID_PRP_OFFSET.into()));
     assert_eq!(

@@ -3,7 +3,7 @@
 
 use crate::bits::{Cqe, Sqe, Status};
 use crate::bounce::Bounce;
-use crate::data::{DataPointer, Unreachable, WalkError, gather, scatter};
+use crate::data::{DataBuffer, DataPointer, Unreachable, WalkError, gather, scatter};
 use crate::shared::{Notice, Shared};
 use farlane_zero_copy::warn_limited;
 use std::sync::Arc;
@@ -204,11 +204,11 @@ fn status(error: WalkError) -> Status {
 
 fn perform(shared: &Shared, job: Job) -> Done {
     let memory = &*shared.dma;
-    let segments = |pointer: DataPointer, length: usize| {
+    let segments = |pointer: DataPointer, buffer: DataBuffer, length: usize| {
         let mut segments = Vec::new();
         let length = u64::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
         pointer
-            .walk(length, memory, &mut segments)
+            .walk(buffer, length, memory, &mut segments)
             .map_err(status)
             .map(|()| segments)
     };
@@ -260,7 +260,7 @@ fn perform(shared: &Shared, job: Job) -> Done {
             pointer,
             length,
         } => {
-            let data = segments(pointer, length).and_then(|segments| {
+            let data = segments(pointer, DataBuffer::Source, length).and_then(|segments| {
                 let mut data = Bounce::new(length);
                 gather(memory, &segments, &mut data)
                     .map(|()| data)
@@ -273,7 +273,8 @@ fn perform(shared: &Shared, job: Job) -> Done {
             pointer,
             data,
         } => {
-            let result = segments(pointer, data.len()).and_then(|segments| {
+            let segments = segments(pointer, DataBuffer::Destination, data.len());
+            let result = segments.and_then(|segments| {
                 scatter(memory, &segments, &data).map_err(|Unreachable| Status::DATA_TRANSFER_ERROR)
             });
             Done::Scattered { slot, result }

@@ -5,7 +5,7 @@
 use crate::bits::Sqe;
 use crate::cmds::{AdminCommand, IoCommand};
 use crate::controller::Controller;
-use crate::data::{DataPointer, GuestMemory, Unreachable};
+use crate::data::{DataBuffer, DataPointer, GuestMemory, Unreachable};
 use crate::function::NvmeFunction;
 use crate::{NvmeSource, source};
 use farlane_pci::{Function, SourceError};
@@ -61,24 +61,30 @@ pub fn parse(bytes: &[u8], pages: &[u8]) -> usize {
         return 0;
     };
     let memory = Repeated(pages);
+    use DataBuffer::{Destination, Source};
     let mut count = 0;
-    let mut walk = |pointer: DataPointer, length: u64| {
+    let mut walk = |pointer: DataPointer, buffer: DataBuffer, length: u64| {
         let mut segments = Vec::new();
-        let result = pointer.walk(length, &memory, &mut segments);
+        let result = pointer.walk(buffer, length, &memory, &mut segments);
         let named: u64 = segments.iter().map(|s| s.length).sum();
         assert!(named <= length && (result.is_err() || named == length));
         count += segments.len();
     };
     match IoCommand::parse(&sqe) {
-        Ok(
-            IoCommand::Read(transfer) | IoCommand::Write(transfer) | IoCommand::Compare(transfer),
-        ) => walk(transfer.data, transfer.blocks * 4096),
-        Ok(IoCommand::DatasetManagement { ranges, data, .. }) => walk(data, ranges * 16),
+        Ok(IoCommand::Read(transfer)) => {
+            walk(transfer.data, Destination, transfer.blocks * 4096);
+        }
+        Ok(IoCommand::Write(transfer) | IoCommand::Compare(transfer)) => {
+            walk(transfer.data, Source, transfer.blocks * 4096);
+        }
+        Ok(IoCommand::DatasetManagement { ranges, data, .. }) => walk(data, Source, ranges * 16),
         _ => (),
     }
     match AdminCommand::parse(&sqe) {
-        Ok(AdminCommand::LogPage { length, data, .. }) => walk(data, length.min(1 << 20)),
-        Ok(AdminCommand::Identify { data, .. }) => walk(data, 4096),
+        Ok(AdminCommand::LogPage { length, data, .. }) => {
+            walk(data, Destination, length.min(1 << 20));
+        }
+        Ok(AdminCommand::Identify { data, .. }) => walk(data, Destination, 4096),
         _ => (),
     }
     count

@@ -256,6 +256,13 @@ fn scatter_gather_lists_are_followed_and_buckets_filled_with_nothing() {
         let mut data = vec![0; 512];
         rig.driver.memory().read(buffer + 8192, &mut data).unwrap();
         assert!(data == pattern(6));
+        // Of data that the controller reads a bucket holds nothing.
+        for opcode in [io::WRITE, io::COMPARE] {
+            let command = Command::blocks(opcode, nsid, 9, 1).sgl(list, 48, 3);
+            assert_eq!(rig.io(command), 0);
+        }
+        let written = [&pattern(5)[..96], &pattern(6)[..416]].concat();
+        assert!(rig.read(nsid, 9, 1).unwrap() == written);
         // A list that is too short, one of an unknown type, and one that is not there.
         let command = Command::blocks(io::READ, nsid, 5, 4).sgl(list, 48, 3);
         assert_eq!(rig.io(command), 0x0f);

@@ -7,7 +7,7 @@ use crate::cmds::{AdminCommand, CreateCq, CreateSq};
 use crate::controller::completion::CommandId;
 use crate::controller::requests::{Owner, Request, Work};
 use crate::counters::count;
-use crate::data::{DataPointer, WalkError, scatter};
+use crate::data::{DataBuffer, DataPointer, WalkError, scatter};
 use crate::features::{Features, Value};
 use crate::identify::{Logs, MAX_TRANSFER_SHIFT};
 use crate::namespace::Namespace;
@@ -151,7 +151,7 @@ impl Controller {
         let mut segments = Vec::new();
         let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
         let written = pointer
-            .walk(length, &*view, &mut segments)
+            .walk(DataBuffer::Destination, length, &*view, &mut segments)
             .and_then(|()| scatter(&*view, &segments, &data).map_err(WalkError::from));
         match written {
             Ok(()) => Ok(Answer::Done(dw0)),

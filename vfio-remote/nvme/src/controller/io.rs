@@ -8,7 +8,7 @@ use crate::controller::completion::CommandId;
 use crate::controller::requests::{Owner, Request, Work, Zeroing};
 use crate::controller::transfer::{Located, Scratch};
 use crate::counters::count;
-use crate::data::{DataPointer, WalkError, gather};
+use crate::data::{DataBuffer, DataPointer, WalkError, gather};
 use crate::identify::MAX_TRANSFER_SHIFT;
 use crate::namespace::Storage;
 use crate::ring::{Durable, Fallocate};
@@ -143,9 +143,12 @@ impl Controller {
         let located = if direction == Direction::Compare {
             Located::Bounce
         } else {
-            let writable = direction == Direction::Read;
+            let buffer = match direction {
+                Direction::Read => DataBuffer::Destination,
+                Direction::Write | Direction::Compare => DataBuffer::Source,
+            };
             let align = namespace.memory_align();
-            self.locate(&mut scratch, &transfer.data, length, writable, align)
+            self.locate(&mut scratch, &transfer.data, buffer, length, align)
         };
         let result = match (located, &namespace.storage) {
             (Located::Refused(status), _) => Err(status),
@@ -279,6 +282,7 @@ impl Controller {
         let view = self.view();
         let mut segments = Vec::new();
         pointer.walk(
+            DataBuffer::Source,
             u64::try_from(length).unwrap_or(u64::MAX),
             &*view,
             &mut segments,

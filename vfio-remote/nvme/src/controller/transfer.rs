@@ -3,7 +3,7 @@
 use super::Controller;
 use crate::bits::Status;
 use crate::counters::count;
-use crate::data::{DataPointer, Segment, WalkError};
+use crate::data::{DataBuffer, DataPointer, Segment, WalkError};
 
 /// Most vectors of one system call (`IOV_MAX`).
 const MAX_VECTORS: usize = 1024;
@@ -27,24 +27,25 @@ pub struct Scratch {
 }
 
 impl Controller {
-    /// Locates `length` bytes of data; the vectors are in `scratch` and valid as long as the
+    /// Locates `length` bytes of data of `buffer`; the vectors are in `scratch` and valid as long as the
     /// current view.
     pub(super) fn locate(
         &mut self,
         scratch: &mut Scratch,
         pointer: &DataPointer,
+        buffer: DataBuffer,
         length: u64,
-        writable: bool,
         align: u64,
     ) -> Located {
         scratch.segments.clear();
         scratch.iovecs.clear();
         let view = self.view();
-        match pointer.walk(length, &*view, &mut scratch.segments) {
+        match pointer.walk(buffer, length, &*view, &mut scratch.segments) {
             Ok(()) => (),
             Err(WalkError::Status(status)) => return Located::Refused(status),
             Err(WalkError::Unreachable) => return Located::Bounce,
         }
+        let writable = buffer == DataBuffer::Destination;
         let mask = usize::try_from(align - 1).unwrap_or(usize::MAX);
         let (mut aligned, mut of_devices) = (true, 0);
         for segment in &scratch.segments {
