@@ -65,15 +65,18 @@ impl Description {
 mod tests {
     use crate::{ClassCode, ConfigSpace, Template};
 
-    #[test]
-    fn msi_besides_msix_is_not_seen() {
+    fn template() -> Template {
         let class = ClassCode {
             base: 1,
             sub: 8,
             interface: 2,
         };
-        let described = Template::new(1, 2, 3, class)
-            .memory_bar(0, 0x4000, false)
+        Template::new(1, 2, 3, class).memory_bar(0, 0x4000, false)
+    }
+
+    #[test]
+    fn msi_besides_msix_is_not_seen() {
+        let described = template()
             .msi(8)
             .msix(4, 0, 0x2000, 0x3000)
             .describe("test".into());
@@ -99,13 +102,7 @@ mod tests {
 
     #[test]
     fn msix_vectors_become_msi_vectors() {
-        let class = ClassCode {
-            base: 1,
-            sub: 8,
-            interface: 2,
-        };
-        let described = Template::new(1, 2, 3, class)
-            .memory_bar(0, 0x4000, false)
+        let described = template()
             .msix(17, 0, 0x2000, 0x3000)
             .describe("test".into());
         let seen = described.with_msi().unwrap();
