@@ -522,6 +522,13 @@ fn errors_of_the_disk_are_those_of_their_commands_and_no_others() {
             io::WRITE_ZEROES,
             WRITE_FAULT,
         ),
+        // It would have to be done again, without end.
+        (
+            Operation::Allocate,
+            libc::EAGAIN,
+            io::WRITE_ZEROES,
+            WRITE_FAULT,
+        ),
     ] {
         rig.disks[0].fail(operation, errno);
         let command = rig.blocks(opcode, 1);

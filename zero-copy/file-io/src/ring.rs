@@ -13,6 +13,9 @@ const COMPLETIONS: u32 = 4096;
 /// How long memory of closed rings is waited for, and how often it is asked for.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
+/// How often in a row an operation may be said not to have been begun. What the kernel means by that is over in some of them: more
+/// are those of a file that never says anything else.
+const MAX_REPEATS: u16 = 100;
 /// Marks completions of kicks: this and those above.
 const KICKS: u64 = u64::MAX - 7;
 /// `BLOCK_URING_CMD_DISCARD` of linux/blkdev.h, `_IO(0x12, 0)`.
@@ -337,6 +340,24 @@ impl Ring {
     }
 }
 
+/// Operations of a request that have ended as if they had not been begun (`EAGAIN`, `EINTR`), in a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Repeats(u16);
+
+impl Repeats {
+    /// Whether an operation that has ended with `result` is to be done again. A sync is not: through the page cache the kernel has
+    /// forgotten by then what it could not write back.
+    #[must_use]
+    pub fn again(&mut self, result: i32, is_sync: bool) -> bool {
+        if is_sync || !matches!(-result, libc::EAGAIN | libc::EINTR) {
+            self.0 = 0;
+            return false;
+        }
+        self.0 = self.0.saturating_add(1);
+        self.0 <= MAX_REPEATS
+    }
+}
+
 /// Whether a write is to be durable when it is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Durable(pub bool);
@@ -357,4 +378,28 @@ fn is_temporary(error: &io::Error) -> bool {
         error.raw_os_error(),
         Some(libc::EINTR | libc::EBUSY | libc::EAGAIN)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_not_been_begun_is_done_again_but_not_without_end() {
+        let mut repeats = Repeats::default();
+        for errno in [libc::EAGAIN, libc::EINTR] {
+            assert!((0..MAX_REPEATS).all(|_| repeats.again(-errno, false)));
+            assert!(!repeats.again(-errno, false) && !repeats.again(-errno, false));
+            // Something has been moved in between.
+            assert!(!repeats.again(512, false) && repeats.again(-errno, false));
+            assert!(!repeats.again(-libc::EIO, false));
+        }
+    }
+
+    #[test]
+    fn a_sync_is_done_once() {
+        for errno in [libc::EAGAIN, libc::EINTR, libc::EIO] {
+            assert!(!Repeats::default().again(-errno, true));
+        }
+    }
 }

@@ -4,7 +4,7 @@ use crate::bits::Status;
 use crate::limb::steering::Lies;
 use crate::request::{Extent, Range};
 use farlane_file_io::bounce::Bounce;
-use farlane_file_io::ring::Fallocate;
+use farlane_file_io::ring::{Fallocate, Repeats};
 use farlane_file_io::syncs::{Beside, UnderWay};
 use farlane_vhost::vring::Rings;
 use farlane_zero_copy::tokens::Opened;
@@ -133,6 +133,8 @@ pub struct Request {
     pub is_durable: bool,
     /// How many syncs of the disk had failed when it began: of a durable write.
     pub failed_syncs: u64,
+    /// Its operations that had to be done again.
+    pub repeats: Repeats,
     /// All is done but making it durable.
     pub syncing: bool,
     /// While that is under way, where others may be told of its errors.
@@ -177,6 +179,7 @@ impl Request {
             clearing: None,
             is_durable: false,
             failed_syncs: 0,
+            repeats: Repeats::default(),
             syncing: false,
             sync: None,
             beside: None,

@@ -142,17 +142,11 @@ impl Engine {
         request: &mut Request,
         result: i32,
     ) -> io::Result<Step> {
-        let moved = match u64::try_from(result) {
-            Ok(moved) => moved,
-            Err(_) => match -result {
-                // As if it had not been begun.
-                libc::EAGAIN | libc::EINTR if !self.is_final(request) => {
-                    request.syncing = false;
-                    request.sync = None;
-                    return self.step(slot, request);
-                }
-                errno => return self.refused(slot, request, errno),
-            },
+        if request.repeats.again(result, request.syncing) {
+            return self.step(slot, request);
+        }
+        let Ok(moved) = u64::try_from(result) else {
+            return self.refused(slot, request, -result);
         };
         let has_data = matches!(request.work, Work::Read(_) | Work::Write(_));
         let writes = !matches!(request.work, Work::Read(_) | Work::Flush) && !request.syncing;
@@ -207,7 +201,7 @@ impl Engine {
     }
 
     fn refused(&mut self, slot: usize, request: &mut Request, errno: i32) -> io::Result<Step> {
-        if self.can_redo(errno) && !self.is_final(request) {
+        if self.can_redo(errno) {
             return self.redo(slot, request, errno);
         }
         if self.is_of_a_sync(request, errno) {

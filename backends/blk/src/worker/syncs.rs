@@ -82,11 +82,6 @@ impl Engine {
         worked
     }
 
-    /// Whether a step that has failed must not be done again: the kernel has forgotten by then what it could not write back.
-    pub(super) fn is_final(&self, request: &Request) -> bool {
-        request.syncing && self.paths.are_cached()
-    }
-
     /// Whether an error of a request's step is one of making durable what was written.
     pub(super) fn is_of_a_sync(&self, request: &Request, errno: i32) -> bool {
         let around_cache = !self.paths.are_cached();

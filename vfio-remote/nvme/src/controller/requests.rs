@@ -5,7 +5,7 @@ use crate::bounce::Bounce;
 use crate::cmds::AdminCommand;
 use crate::controller::completion::CommandId;
 use crate::data::DataPointer;
-use crate::ring::{Durable, Fallocate};
+use crate::ring::{Durable, Fallocate, Repeats};
 use crate::syncs::{Beside, UnderWay};
 use farlane_pci::DmaView;
 use std::collections::VecDeque;
@@ -103,6 +103,8 @@ pub struct Request {
     pub length: u64,
     /// Bytes of them that are done.
     pub done: u64,
+    /// Its operations that had to be done again.
+    pub repeats: Repeats,
     /// The sync that makes what was done durable, once it has been begun.
     pub sync: Option<SyncState>,
     /// What the kernel reads or writes.
@@ -125,6 +127,7 @@ impl Request {
             offset,
             length,
             done: 0,
+            repeats: Repeats::default(),
             sync: None,
             iovecs: Vec::new(),
             view: None,

@@ -120,12 +120,13 @@ impl Controller {
         let Some(mut request) = self.requests.take(slot) else {
             return;
         };
-        if request.sync.is_some() {
-            self.synced(&mut request, result);
+        let is_sync = request.sync.is_some();
+        if request.repeats.again(result, is_sync) {
             self.advance(slot, request);
             return;
         }
-        if matches!(-result, libc::EINTR | libc::EAGAIN) {
+        if is_sync {
+            self.synced(&mut request, result);
             self.advance(slot, request);
             return;
         }

@@ -144,8 +144,7 @@ impl Controller {
         Ok(Step::Pending)
     }
 
-    /// The sync that a request was at has ended. It is not done again, whatever its error is: the kernel has forgotten by then what it
-    /// could not write back.
+    /// The sync that a request was at has ended.
     pub(super) fn synced(&self, request: &mut Request, result: i32) {
         if result < 0 {
             let namespace = request.syncs();
