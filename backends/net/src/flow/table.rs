@@ -305,7 +305,7 @@ impl FlowTable {
         if established {
             self.wish(key, flow, at.now);
         } else {
-            self.take_back(key, flow, at.now);
+            self.take_back(key, flow);
         }
         match step {
             Step::Deliver => Route::Deliver,

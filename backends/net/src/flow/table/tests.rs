@@ -323,6 +323,56 @@ fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() 
     assert_eq!(asked(&table, 2), [(key(first), Some(1))]);
 }
 
+/// The port fails for longer than frames are under way; the flow's come from queue 1 all the time, and go to queue 2.
+fn fails_and_recovers(table: &FlowTable, flow: u32, since: u64) {
+    let mut now = since;
+    while now < since + 2_000_000 {
+        assert_eq!(refused(table, now), 1);
+        now += 200_000;
+        table.transmitted(2, &sent(flow), now);
+        table.transmitted(2, &sent(flow), now);
+        comes(table, 1, flow, now);
+    }
+    for _ in 0..10 {
+        table.transmitted(2, &sent(flow), now);
+        comes(table, 1, flow, now);
+    }
+    assert_eq!(asked(table, now), [(key(flow), None)]);
+    comes(table, 1, flow, now);
+    assert_eq!(asked(table, now), [], "it has not followed");
+    for _ in 0..3 {
+        comes(table, 0, flow, now);
+    }
+    assert_eq!(asked(table, now), [(key(flow), Some(2))]);
+}
+
+#[test]
+fn a_flow_is_not_steered_again_before_its_rule_is_taken_back_however_late() {
+    let settings = Settings {
+        capacity: 4 * SHARDS,
+        ..Settings::usual(4, Placement::Arrival)
+    };
+    let table = FlowTable::with_hash(settings, KeyedHash::fixed());
+    let [first, others @ ..] = neighbours(&table);
+    for flow in [first].into_iter().chain(others) {
+        hand_over(&table, flow, 0);
+    }
+    assert_eq!(asked(&table, 0).len(), 4);
+    // It is the one that has made room.
+    comes(&table, 1, first, 0);
+    comes(&table, 1, first, 0);
+    fails_and_recovers(&table, first, 0);
+}
+
+#[test]
+fn a_flow_that_was_forgotten_is_not_steered_before_its_rule_is_taken_back() {
+    let table = table(1024, Placement::Arrival);
+    hand_over(&table, 1, 0);
+    assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
+    forget_all(&table);
+    fails_and_recovers(&table, 1, LATE);
+}
+
 #[test]
 fn whoever_asks_the_port_is_not_kept_by_those_who_wish_for_more() {
     let table = table(1 << 14, Placement::Arrival);
