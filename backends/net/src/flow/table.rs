@@ -303,7 +303,7 @@ impl FlowTable {
         let consumed = |queue: u16| self.consumed(queue, active);
         let step = take(&mut flow.course, &self.settings.patience, &consumed);
         if established {
-            self.wish(key, flow, at.now);
+            self.wish(key, flow, active, at.now);
         } else {
             self.take_back(key, flow);
         }

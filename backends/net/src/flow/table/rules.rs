@@ -90,14 +90,18 @@ impl FlowTable {
     }
 
     /// Asks the port for what would spare handing over frames of an established flow.
-    pub(super) fn wish(&self, key: &FlowKey, flow: &mut Flow, now_us: u64) {
+    pub(super) fn wish(&self, key: &FlowKey, flow: &mut Flow, active: u16, now_us: u64) {
         if !flow.course.is_moving()
             && let (Some(home), Some(sequencer)) = (flow.course.home(), flow.course.sequencer())
             && home != sequencer
             && home != flow.rule
             && home < self.port_queues.load(Ordering::Acquire)
             // What was asked for before has been seen: a flow changes its queue once at a time.
-            && (flow.rule == sequencer || flow.rule == NONE && flow.has_left(sequencer, now_us))
+            && match flow.rule {
+                NONE => flow.has_left(sequencer, now_us),
+                // The port cannot follow a rule for a queue that is not in use any more.
+                rule => rule == sequencer || rule >= active,
+            }
             && self
                 .wishes
                 .set(*key, home, (flow.rule != NONE).then_some(flow.rule), now_us)

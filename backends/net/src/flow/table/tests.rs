@@ -374,6 +374,29 @@ fn a_flow_that_was_forgotten_is_not_steered_before_its_rule_is_taken_back() {
 }
 
 #[test]
+fn a_flow_is_steered_again_that_was_steered_to_a_queue_that_is_not_used_any_more() {
+    let table = table(1024, Placement::Arrival);
+    let send = |count| (0..count).for_each(|_| table.transmitted(3, &sent(1), 0));
+    send(2);
+    for _ in 0..3 {
+        comes(&table, 0, 1, 0);
+    }
+    assert_eq!(asked(&table, 0), [(key(1), Some(3))]);
+    table.set_consumed(3, 1);
+    comes(&table, 3, 1, 0);
+    comes(&table, 3, 1, 0);
+    send(1);
+    // Then the port spreads its flows over two queues; this one is for the other of them.
+    table.set_queues(2);
+    comes(&table, 0, 1, 0);
+    comes(&table, 0, 1, 0);
+    assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
+    comes(&table, 1, 1, 0);
+    comes(&table, 1, 1, 0);
+    assert_eq!(asked(&table, 0), []);
+}
+
+#[test]
 fn whoever_asks_the_port_is_not_kept_by_those_who_wish_for_more() {
     let table = table(1 << 14, Placement::Arrival);
     hand_over(&table, 0, 0);
