@@ -1,7 +1,6 @@
 //! An interface as its front-end sees it.
 
 use crate::bits::{HEADER_BYTES, feature};
-use crate::counters::count;
 use crate::flow::{self, FlowTable};
 use crate::guest::Guest;
 use crate::interface::{Interface, Watcher};
@@ -13,6 +12,7 @@ use farlane_vhost::session::{Device, Setup};
 use farlane_zero_copy::placement::{Placement, Watch};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use vhost::vhost_user::{Error, Result};
 use zerocopy::IntoBytes as _;
@@ -92,7 +92,11 @@ impl NetDevice {
     /// Too many open files.
     pub fn new(interface: Arc<Interface>, channel: &Arc<Channel>) -> io::Result<Self> {
         interface.look();
-        count(&interface.counters.connections, 1);
+        let connections = &interface.counters.connections;
+        if connections.fetch_add(1, Ordering::Relaxed) > 0 {
+            // What waits came for the VM before. That of a backend that was killed is still there.
+            interface.port.discard();
+        }
         let count = interface.pairs();
         let pairs = (0..count).map(|index| Pair::new(index).map(Arc::new));
         let table = (count > 1).then(|| {

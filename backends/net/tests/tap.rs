@@ -162,6 +162,25 @@ fn one_vm_comes_after_the_other() {
 }
 
 #[test]
+fn a_vm_gets_no_frame_that_came_for_the_one_before() {
+    let backend = Backend::start(1, &[]);
+    let socket = host_socket();
+    let mut nic = backend.connect(1, feature::PLAIN);
+    echo(&mut nic, &socket, 0, b"first");
+    drop(nic);
+    // Nobody takes a frame any more.
+    wait_until(|| !backend.threads().contains(&"pair 0".to_owned()));
+    for _ in 0..100 {
+        socket.send_to(b"before", (GUEST.ip, GUEST.port)).unwrap();
+    }
+    let mut nic = backend.connect(1, feature::PLAIN);
+    nic.send(0, &datagram(b"out")).unwrap();
+    let (_, from) = socket.recv_from(&mut [0; 100]).unwrap();
+    socket.send_to(b"after", from).unwrap();
+    assert_eq!(next_datagram(&mut nic).2, b"after");
+}
+
+#[test]
 fn a_flow_comes_to_where_the_guest_sends_it_from_in_order() {
     let backend = Backend::start(2, &[]);
     let socket = host_socket();

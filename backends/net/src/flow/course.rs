@@ -84,11 +84,20 @@ pub struct Course {
 pub struct Moment {
     /// Who it is.
     pub worker: u16,
-    /// Position that the frame ends at in its own queue, if it is put there next. Of a frame that may have to wait for buffers it is
-    /// not known before.
-    pub next: Option<u64>,
+    /// Where the frame is in its own queue, if it is put there next. Of a frame that may have to wait for buffers it is not known
+    /// before.
+    pub next: Option<Span>,
     /// Microseconds.
     pub now: u64,
+}
+
+/// The used buffers of a receive queue that a frame takes, counted from its beginning, without wrapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Position that the frame before it ends at.
+    pub begin: u64,
+    /// Position that it ends at.
+    pub end: u64,
 }
 
 impl Course {
@@ -185,7 +194,7 @@ impl Course {
             self.sequencer = at.worker;
             if self.home == NOBODY {
                 self.home = at.worker;
-                self.position = at.next.unwrap_or(0).saturating_sub(1);
+                self.position = at.next.map_or(0, |next| next.begin);
             }
         }
         if at.worker != self.sequencer {
@@ -287,7 +296,7 @@ impl Course {
         if self.home == at.worker
             && let Some(next) = at.next
         {
-            self.position = self.position.max(next);
+            self.position = self.position.max(next.end);
             return Step::Deliver;
         }
         self.pending = self.pending.saturating_add(1);

@@ -17,6 +17,7 @@ pub mod table;
 pub mod votes;
 mod wishes;
 
+pub use course::Span;
 pub use key::FlowKey;
 pub use parse::{PARSE_BYTES, Parsed, Signal, parse};
 pub use table::{FlowTable, Placement, Route, Settings, Task, Ticket};

@@ -8,7 +8,7 @@ mod rules;
 pub mod settings;
 pub mod task;
 
-use super::course::{Course, Dropped, Moment, Patience, Step};
+use super::course::{Course, Dropped, Moment, Patience, Span, Step};
 use super::hash::{KeyedHash, Scaling};
 use super::key::FlowKey;
 use super::parse::{Parsed, Signal};
@@ -112,8 +112,8 @@ impl FlowTable {
         self.set_scaling(None);
     }
 
-    /// A frame that a worker has read from its port queue. `next`: the position in its receive queue that the frame would end at.
-    pub fn received(&self, worker: u16, frame: &Parsed, next: u64, now_us: u64) -> Route {
+    /// A frame that a worker has read from its port queue. `next`: where in its receive queue the frame would be.
+    pub fn received(&self, worker: u16, frame: &Parsed, next: Span, now_us: u64) -> Route {
         let active = self.active.load(Ordering::Acquire);
         let Some(key) = frame.flow else {
             return self.stray(worker, 0, active);
@@ -121,10 +121,11 @@ impl FlowTable {
         let hash = self.hash.flow(&key);
         let (number, within) = split(hash);
         let mut part = self.shard(number);
+        // A queue that is not in use has no positions.
+        let nowhere = Span { begin: 0, end: 0 };
         let at = Moment {
             worker,
-            // A queue that is not in use has no positions.
-            next: Some(if worker < active { next } else { 0 }),
+            next: Some(if worker < active { next } else { nowhere }),
             now: now_us,
         };
         let slot = match part.flows.find(&key, within) {
@@ -302,9 +303,9 @@ impl FlowTable {
         let consumed = |queue: u16| self.consumed(queue, active);
         let step = take(&mut flow.course, &self.settings.patience, &consumed);
         if established {
-            self.wish(key, flow, at.now);
+            self.wish(key, flow, active, at.now);
         } else {
-            self.take_back(key, flow, at.now);
+            self.take_back(key, flow);
         }
         match step {
             Step::Deliver => Route::Deliver,

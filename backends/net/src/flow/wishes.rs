@@ -26,17 +26,17 @@ pub(super) struct Wish {
 pub(super) enum Rule {
     /// Frames come from queue `to`; before they came from queue `from`, if from a certain one.
     Set { to: u16, from: Option<u16> },
-    /// Frames may come from any queue.
-    TakeBack,
+    /// Frames may come from any queue; before they came from queue `from`.
+    TakeBack { from: u16 },
 }
 
-/// Wishes that wait, in order.
+/// Wishes that wait, in order: one that the port is asked for does until the port has answered.
 #[derive(Debug, Default)]
 pub(super) struct Wishes {
     queue: Mutex<VecDeque<Wish>>,
     /// How many, for a look without the lock.
     waiting: AtomicUsize,
-    /// Held by the worker that asks the port: of two wishes for one flow the later one is to count.
+    /// Held by the worker that asks the port: of two wishes for one flow the later one is to count. Taken before any other lock.
     turn: Mutex<()>,
     /// The port is not asked before this time.
     resumes_us: AtomicU64,
@@ -54,16 +54,17 @@ impl Wishes {
         result
     }
 
-    /// Frames of a flow are to come from queue `to`. `false`: this cannot be asked for now.
+    /// Frames of a flow are to come from queue `to`. `false`: this cannot be asked for now. While something else waits for the flow it
+    /// cannot: the port would change the flow's queue twice.
     pub fn set(&self, flow: FlowKey, to: u16, from: Option<u16>, now_us: u64) -> bool {
         now_us >= self.resumes_us.load(Ordering::Acquire)
             && self.change(|wishes| {
-                let has_room = wishes.len() < MOST / 2;
-                if has_room {
+                let can = wishes.len() < MOST / 2 && wishes.iter().all(|wish| wish.flow != flow);
+                if can {
                     let rule = Rule::Set { to, from };
                     wishes.push_back(Wish { flow, rule });
                 }
-                has_room
+                can
             })
     }
 
@@ -72,10 +73,10 @@ impl Wishes {
         self.waiting.load(Ordering::Acquire) < MOST
     }
 
-    /// Frames of a flow may come from any queue again. Where there was [room](Self::has_room) a moment ago: there are as many too many
-    /// at most as there are workers.
-    pub fn take_back(&self, flow: FlowKey) {
-        let rule = Rule::TakeBack;
+    /// Frames of a flow may come from any queue again, which came from queue `from`. Where there was [room](Self::has_room) a moment ago:
+    /// there are as many too many at most as there are workers.
+    pub fn take_back(&self, flow: FlowKey, from: u16) {
+        let rule = Rule::TakeBack { from };
         self.change(|wishes| wishes.push_back(Wish { flow, rule }));
     }
 
@@ -91,14 +92,14 @@ impl Wishes {
             && now_us >= self.resumes_us.load(Ordering::Acquire)
     }
 
-    /// The oldest.
-    pub fn take(&self) -> Option<Wish> {
-        self.change(VecDeque::pop_front)
+    /// The oldest. For who has the [turn](Self::turn).
+    pub fn first(&self) -> Option<Wish> {
+        self.lock().front().copied()
     }
 
-    /// The oldest again: the port could not.
-    pub fn put_back(&self, wish: Wish) {
-        self.change(|wishes| wishes.push_front(wish));
+    /// The port has answered the oldest, which waits no longer. For who has the [turn](Self::turn).
+    pub fn answered(&self) {
+        self.change(VecDeque::pop_front);
     }
 
     /// The port has refused: it is left alone for a while.
@@ -107,8 +108,9 @@ impl Wishes {
             .store(now_us.saturating_add(PAUSE_US), Ordering::Release);
     }
 
-    /// Forgets all.
+    /// Forgets all, when nobody asks the port.
     pub fn clear(&self) {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.change(VecDeque::clear);
         self.resumes_us.store(0, Ordering::Release);
     }

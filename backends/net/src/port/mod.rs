@@ -53,12 +53,14 @@ pub trait Port: Send + Sync {
         None
     }
 
-    /// Opens a queue, for one thread at a time. Frames that came before are thrown away. When it is dropped, no frame comes its
-    /// way any more.
+    /// Opens a queue, for one thread at a time. Frames that came before may wait in it.
     ///
     /// # Errors
     /// What the system says.
     fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>>;
+
+    /// Frames that wait are thrown away: they came for another VM. Nobody has a queue open.
+    fn discard(&self) {}
 
     /// Frames come from the first so many queues from now on.
     fn spread(&self, _queues: u16) {}

@@ -41,7 +41,7 @@ const PERSISTENT: i32 = 0x0800;
 const DETACH: i32 = 0x0400;
 /// Most queues of a tap (`MAX_TAP_QUEUES`).
 pub const MAX_QUEUES: u16 = 256;
-/// Frames that are thrown away, at most, when a queue is opened: more than a tap keeps.
+/// Frames of a queue that are thrown away, at most: more than a tap keeps.
 const STALE: usize = 4096;
 
 /// Why there is no tap.
@@ -372,13 +372,23 @@ impl Port for Tap {
         if in_use.swap(true, Ordering::AcqRel) {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
-        let queue = TapQueue {
+        Ok(Box::new(TapQueue {
             fd: Arc::clone(fd),
             in_use: Arc::clone(in_use),
             receives,
-        };
-        queue.discard();
-        Ok(Box::new(queue))
+        }))
+    }
+
+    fn discard(&self) {
+        // Where there is no room for its header a frame is thrown away, too, but with an error, as if there were none.
+        let mut header = [0; HEADER_BYTES];
+        for queue in self.queues.iter().take(self.receive_queues().into()) {
+            for _ in 0..STALE {
+                if rustix::io::read(&**queue, &mut header).is_err() {
+                    break;
+                }
+            }
+        }
     }
 
     fn receive_queues(&self) -> u16 {
@@ -444,18 +454,6 @@ struct TapQueue {
     in_use: Arc<AtomicBool>,
     /// Or it only sends.
     receives: bool,
-}
-
-impl TapQueue {
-    /// Throws away what has waited for somebody else.
-    fn discard(&self) {
-        let mut byte = [0; 1];
-        for _ in 0..STALE {
-            if !self.receives || rustix::io::read(&*self.fd, &mut byte).is_err() {
-                return;
-            }
-        }
-    }
 }
 
 impl Drop for TapQueue {

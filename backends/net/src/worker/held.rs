@@ -88,7 +88,7 @@ impl Held {
 mod tests {
     use super::*;
     use crate::bits::FrameHeader;
-    use crate::flow::{FlowKey, FlowTable, Parsed, Placement, Route, Settings, Signal, Task};
+    use crate::flow::{FlowKey, FlowTable, Parsed, Placement, Route, Settings, Signal, Span, Task};
     use std::net::Ipv4Addr;
     use zerocopy::FromZeros as _;
 
@@ -111,7 +111,7 @@ mod tests {
             transport: None,
         };
         table.transmitted(1, &parsed, 0);
-        match table.received(0, &parsed, 1, 0) {
+        match table.received(0, &parsed, Span { begin: 0, end: 1 }, 0) {
             Route::Forward {
                 task: Task::Deliver(ticket),
                 ..

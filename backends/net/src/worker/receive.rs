@@ -12,7 +12,7 @@ use super::sequence::Sequence;
 use super::{AT_ONCE, Broken, Engine, Places, Terms, note, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::counters::count;
-use crate::flow::{PARSE_BYTES, Route, Task, parse};
+use crate::flow::{PARSE_BYTES, Route, Span, Task, parse};
 use crate::header::{MAX_FRAME, received};
 use crate::interface::Interface;
 use crate::port::Offloads;
@@ -523,7 +523,9 @@ impl Engine {
                     let (buffers, end) = (&mut receive.buffers, &mut receive.end);
                     buffers.find(end, total, several, &self.places)?;
                     let buffers = receive.buffers.count_for(total).max(1);
-                    let next = self.pair.position() + u64::from(buffers);
+                    let begin = self.pair.position();
+                    let end = begin + u64::from(buffers);
+                    let next = Span { begin, end };
                     table.received(self.pair.index, &parsed, next, self.now_us)
                 }
             }

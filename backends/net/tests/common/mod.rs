@@ -155,6 +155,16 @@ impl Backend {
         })
     }
 
+    /// What its threads are called. One that ends meanwhile may be left out.
+    pub fn threads(&self) -> Vec<String> {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let names = threads.filter_map(|thread| {
+            let name = std::fs::read_to_string(thread.ok()?.path().join("comm")).ok()?;
+            Some(name.trim_end().to_owned())
+        });
+        names.collect()
+    }
+
     /// The process.
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use farlane_blk::limb::steering::{cut, single_node};
 use farlane_compare::{Bar, Comparison, observe};
 use farlane_net::flow::table::{FlowTable, Placement as Unknown, Route, Settings, Task};
-use farlane_net::flow::{Parsed, parse};
+use farlane_net::flow::{Parsed, Span, parse};
 use farlane_net_driver::frame::{End, Tcp, tcp, udp};
 use farlane_vhost::segment::Segment;
 use farlane_zero_copy::AddressSpace;
@@ -177,9 +177,11 @@ fn flows(keep: &mut impl FnMut(&str, Result<Comparison>) -> Result<()>) -> Resul
     let mut step = |at: u32, position: &mut [u64; 2]| {
         let (parsed, queue) = pick(&received, at);
         let next = &mut position[usize::from(queue)];
+        let begin = *next;
         *next += 1;
         now += 1;
-        match table.received(queue, &parsed, *next, now) {
+        let end = *next;
+        match table.received(queue, &parsed, Span { begin, end }, now) {
             Route::Deliver => {}
             Route::Forward {
                 task: Task::Deliver(ticket),

@@ -5,7 +5,7 @@ use crate::{Input, format_all_logs};
 use farlane_net::bits::{FrameHeader, HEADER_BYTES};
 use farlane_net::flow::hash::KeyedHash;
 use farlane_net::flow::table::Ticket;
-use farlane_net::flow::{FlowTable, Parsed, Placement, Route, Settings, Task, parse};
+use farlane_net::flow::{FlowTable, Parsed, Placement, Route, Settings, Span, Task, parse};
 use farlane_net::offload::{Outgoing, prepare};
 use zerocopy::FromBytes as _;
 
@@ -110,7 +110,11 @@ pub fn run(data: &[u8]) {
         match step % 10 {
             0..=2 => {
                 let frame = frame(&mut input, &mut kept);
-                hands.take(worker, table.received(worker, &look(&frame), next, now));
+                let span = Span {
+                    begin: next.saturating_sub(u64::from(step)),
+                    end: next,
+                };
+                hands.take(worker, table.received(worker, &look(&frame), span, now));
             }
             3 | 4 => {
                 let frame = frame(&mut input, &mut kept);

@@ -6,8 +6,15 @@ const PATIENCE: Patience = Patience {
     held: 3,
 };
 
-fn at(worker: u16, next: u64, now: u64) -> Moment {
-    let next = Some(next);
+/// A frame of one buffer, by where it ends.
+fn at(worker: u16, end: u64, now: u64) -> Moment {
+    wide(worker, 1, end, now)
+}
+
+/// A frame of so many buffers.
+fn wide(worker: u16, buffers: u64, end: u64, now: u64) -> Moment {
+    let begin = end.saturating_sub(buffers);
+    let next = Some(Span { begin, end });
     Moment { worker, next, now }
 }
 
@@ -51,6 +58,19 @@ fn frames_before_it_was_known_are_waited_for() {
         course.retried(aside(0, 100), None, &PATIENCE, consumed(5)),
         Step::Forward(2)
     );
+}
+
+#[test]
+fn a_first_frame_does_not_wait_for_its_own_buffers() {
+    let mut course = Course::known(2);
+    let mut now = 0;
+    // It would take five buffers; the driver has all before them.
+    let first = course.received(wide(0, 5, 10, now), None, &PATIENCE, consumed(5));
+    assert_eq!(first, Step::Hold(0));
+    while course.retried(aside(0, now), None, &PATIENCE, consumed(5)) == Step::Hold(0) {
+        now += 1;
+    }
+    assert_eq!((now, course.home()), (PATIENCE.settle_us, Some(2)));
 }
 
 #[test]

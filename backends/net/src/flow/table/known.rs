@@ -41,7 +41,7 @@ pub(super) struct Flow {
     needed: u8,
     /// The port's queue that was last asked for: the port has it, or the wish waits.
     pub(super) rule: u16,
-    /// The queue that frames came from when the rule was taken back, and when that was.
+    /// The queue of a rule that the port follows no longer, and since when.
     left: u16,
     left_us: u64,
 }
@@ -85,9 +85,8 @@ impl Flow {
         self.needed = ESTABLISHED_AGAIN;
     }
 
-    /// Its rule is taken back: frames come from another queue than `left`, from now on or soon.
+    /// The port follows its rule no longer: frames come from another queue than `left`, from now on or soon.
     pub(super) fn leaves(&mut self, left: u16, now_us: u64) {
-        self.rule = NONE;
         self.left = left;
         self.left_us = now_us;
     }
@@ -238,7 +237,7 @@ impl FlowTable {
     fn forget(&self, key: &FlowKey, flow: &Flow) {
         self.count_forgotten();
         if flow.rule != NONE {
-            self.wishes.take_back(*key);
+            self.wishes.take_back(*key, flow.rule);
         }
     }
 

@@ -37,56 +37,71 @@ impl FlowTable {
         };
         let mut result = Ok(());
         for _ in 0..WISHES_AT_ONCE {
-            let Some(wish) = self.wishes.take() else {
+            let Some(wish) = self.wishes.first() else {
                 break;
             };
             let queue = match wish.rule {
                 Rule::Set { to, .. } => Some(to),
-                Rule::TakeBack => None,
+                Rule::TakeBack { .. } => None,
             };
-            let error = match steer(&wish.flow, queue) {
-                Ok(true) => continue,
-                Ok(false) => {
-                    self.port_cannot_steer();
-                    continue;
+            match (steer(&wish.flow, queue), wish.rule) {
+                (Ok(true), Rule::Set { .. }) => {}
+                (Ok(true), Rule::TakeBack { from }) => self.taken_back(&wish.flow, from, now_us),
+                (Ok(false), _) => self.port_cannot_steer(),
+                (Err(error), Rule::Set { to, from }) => {
+                    self.wishes.pause(now_us);
+                    self.refused(&wish.flow, to, from);
+                    result = result.and(Err(error));
                 }
-                Err(error) => error,
-            };
-            self.wishes.pause(now_us);
-            match wish.rule {
-                Rule::Set { to, from } => self.refused(&wish.flow, to, from),
-                Rule::TakeBack => {
-                    // The flow may be forgotten: nobody else will say so again.
-                    self.wishes.put_back(wish);
+                (Err(error), Rule::TakeBack { .. }) => {
+                    self.wishes.pause(now_us);
+                    // It waits on: the flow may be forgotten, and nobody else will say so again.
                     return Err(error);
                 }
             }
-            result = result.and(Err(error));
+            self.wishes.answered();
         }
         result.map(|()| self.wishes.are_due(now_us))
     }
 
     /// The port has not taken the rule of a flow, and keeps the one before.
     fn refused(&self, key: &FlowKey, to: u16, from: Option<u16>) {
+        self.change(key, |flow| {
+            if flow.rule == to {
+                flow.rule = from.unwrap_or(NONE);
+            }
+        });
+    }
+
+    /// The port follows the rule of a flow no longer. The flow may have been forgotten, and be known again.
+    fn taken_back(&self, key: &FlowKey, from: u16, now_us: u64) {
+        self.change(key, |flow| flow.leaves(from, now_us));
+    }
+
+    /// Changes what is kept of a flow, if it is known.
+    fn change(&self, key: &FlowKey, change: impl FnOnce(&mut Flow)) {
         let (number, within) = split(self.hash.flow(key));
         let mut part = self.shard(number);
         if let Some(slot) = part.flows.find(key, within)
             && let Some((_, flow)) = part.flows.peek(slot)
-            && flow.rule == to
         {
-            flow.rule = from.unwrap_or(NONE);
+            change(flow);
         }
     }
 
     /// Asks the port for what would spare handing over frames of an established flow.
-    pub(super) fn wish(&self, key: &FlowKey, flow: &mut Flow, now_us: u64) {
+    pub(super) fn wish(&self, key: &FlowKey, flow: &mut Flow, active: u16, now_us: u64) {
         if !flow.course.is_moving()
             && let (Some(home), Some(sequencer)) = (flow.course.home(), flow.course.sequencer())
             && home != sequencer
             && home != flow.rule
             && home < self.port_queues.load(Ordering::Acquire)
             // What was asked for before has been seen: a flow changes its queue once at a time.
-            && (flow.rule == sequencer || flow.rule == NONE && flow.has_left(sequencer, now_us))
+            && match flow.rule {
+                NONE => flow.has_left(sequencer, now_us),
+                // The port cannot follow a rule for a queue that is not in use any more.
+                rule => rule == sequencer || rule >= active,
+            }
             && self
                 .wishes
                 .set(*key, home, (flow.rule != NONE).then_some(flow.rule), now_us)
@@ -97,11 +112,11 @@ impl FlowTable {
 
     /// Takes back the rule of a flow that is established no more: long before it can be forgotten its frames come as those of strangers
     /// do. Not before the rule has been seen to be followed, either.
-    pub(super) fn take_back(&self, key: &FlowKey, flow: &mut Flow, now_us: u64) {
+    pub(super) fn take_back(&self, key: &FlowKey, flow: &mut Flow) {
         if flow.rule != NONE && flow.course.sequencer() == Some(flow.rule) && self.wishes.has_room()
         {
-            self.wishes.take_back(*key);
-            flow.leaves(flow.rule, now_us);
+            self.wishes.take_back(*key, flow.rule);
+            flow.rule = NONE;
         }
     }
 }

@@ -48,12 +48,21 @@ fn table(capacity: usize, placement: Placement) -> FlowTable {
     })
 }
 
+/// A frame of one buffer, by where it ends.
+pub(super) fn one(end: u64) -> Span {
+    let begin = end.saturating_sub(1);
+    Span { begin, end }
+}
+
 /// A flow of which both directions were seen several times, on a queue.
 fn establish(table: &FlowTable, flow: u32, queue: u16, now: u64) {
     for _ in 0..3 {
         table.transmitted(queue, &sent(flow), now);
         table.set_consumed(queue, u64::MAX / 2);
-        assert_eq!(table.received(queue, &data(flow), 1, now), Route::Deliver);
+        assert_eq!(
+            table.received(queue, &data(flow), one(1), now),
+            Route::Deliver
+        );
     }
 }
 
@@ -72,7 +81,7 @@ fn is_put_into_own(table: &FlowTable, route: Route, position: u64) {
 fn an_unknown_flow_stays_where_it_arrives() {
     let table = table(1024, Placement::Arrival);
     for worker in 0..4 {
-        assert_eq!(table.received(worker, &data(1), 1, 0), Route::Deliver);
+        assert_eq!(table.received(worker, &data(1), one(1), 0), Route::Deliver);
     }
     assert_eq!(table.census().flows, 0, "what only arrives takes no room");
 }
@@ -87,13 +96,13 @@ fn an_unknown_flow_is_placed_by_hash_when_the_port_does_not_spread() {
             Route::Forward { to, .. } => to,
             Route::Hold { .. } => panic!("nothing to wait for"),
         };
-        let first = to(table.received(0, &data(flow), 1, 0));
-        assert_eq!(to(table.received(0, &data(flow), 2, 0)), first);
+        let first = to(table.received(0, &data(flow), one(1), 0));
+        assert_eq!(to(table.received(0, &data(flow), one(2), 0)), first);
         seen[usize::from(first)] += 1;
     }
     assert!(seen.iter().all(|count| *count > 20), "{seen:?}");
     table.set_queues(1);
-    assert_eq!(table.received(0, &data(1000), 3, 0), Route::Deliver);
+    assert_eq!(table.received(0, &data(1000), one(3), 0), Route::Deliver);
 }
 
 #[test]
@@ -103,7 +112,7 @@ fn a_flow_follows_the_queue_on_which_the_guest_sends() {
     let Route::Forward {
         to: 2,
         task: Task::Deliver(ticket),
-    } = table.received(0, &segment(key(1), Signal::Data, 7, 1), 1, 0)
+    } = table.received(0, &segment(key(1), Signal::Data, 7, 1), one(1), 0)
     else {
         panic!("not forwarded");
     };
@@ -111,7 +120,7 @@ fn a_flow_follows_the_queue_on_which_the_guest_sends() {
     // Two with data move it on; the frame before is not consumed yet.
     table.transmitted(3, &sent(1), 10_000);
     table.transmitted(3, &sent(1), 10_001);
-    let Route::Hold { ticket, on: 2 } = table.received(0, &data(1), 2, 10_002) else {
+    let Route::Hold { ticket, on: 2 } = table.received(0, &data(1), one(2), 10_002) else {
         panic!("not held");
     };
     assert!(matches!(table.retry(0, ticket, 10_003), Route::Hold { .. }));
@@ -133,7 +142,7 @@ fn a_flow_goes_on_when_the_queue_of_its_order_is_not_used_any_more() {
     table.set_queues(1);
     // What comes next is read by another worker: first it moves, then it goes to the only queue that there is.
     let mut now = 20;
-    let mut route = table.received(0, &data(1), 2, now);
+    let mut route = table.received(0, &data(1), one(2), now);
     while let Route::Hold { ticket, on } = route {
         assert_eq!(on, 3);
         now += 1_000;
@@ -141,7 +150,7 @@ fn a_flow_goes_on_when_the_queue_of_its_order_is_not_used_any_more() {
         route = table.retry(0, ticket, now);
     }
     is_put_into_own(&table, route, 2);
-    assert_eq!(table.received(0, &data(1), 3, now), Route::Deliver);
+    assert_eq!(table.received(0, &data(1), one(3), now), Route::Deliver);
 }
 
 #[test]
@@ -149,15 +158,18 @@ fn a_flow_that_cannot_drain_stays_and_nothing_is_kept_for_ever() {
     let table = table(1024, Placement::Arrival);
     establish(&table, 1, 0, 0);
     let next = u64::MAX - 1;
-    assert_eq!(table.received(0, &data(1), next, 1), Route::Deliver);
+    assert_eq!(table.received(0, &data(1), one(next), 1), Route::Deliver);
     table.transmitted(1, &sent(1), 10_000);
     table.transmitted(1, &sent(1), 10_001);
-    let Route::Hold { ticket, on: 0 } = table.received(0, &data(1), next, 10_002) else {
+    let Route::Hold { ticket, on: 0 } = table.received(0, &data(1), one(next), 10_002) else {
         panic!("not held");
     };
     assert!(matches!(table.retry(0, ticket, 15_000), Route::Hold { .. }));
     is_put_into_own(&table, table.retry(0, ticket, 40_000), next);
-    assert_eq!(table.received(0, &data(1), next, 40_001), Route::Deliver);
+    assert_eq!(
+        table.received(0, &data(1), one(next), 40_001),
+        Route::Deliver
+    );
 }
 
 /// A flow that the guest sends on queue 1, of which frames come to worker 0, and are handed over.
@@ -168,7 +180,7 @@ fn hand_over(table: &FlowTable, flow: u32, now: u64) {
         let Route::Forward {
             task: Task::Deliver(ticket),
             ..
-        } = table.received(0, &data(flow), next, now)
+        } = table.received(0, &data(flow), one(next), now)
         else {
             panic!("not forwarded");
         };
@@ -260,7 +272,7 @@ fn neighbours(table: &FlowTable) -> [u32; 4] {
 
 /// A frame of a flow is read by a worker, and put wherever it belongs; nothing has to drain.
 fn comes(table: &FlowTable, worker: u16, flow: u32, now: u64) {
-    let mut route = table.received(worker, &data(flow), 1, now);
+    let mut route = table.received(worker, &data(flow), one(1), now);
     loop {
         route = match route {
             Route::Deliver => return,
@@ -309,6 +321,79 @@ fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() 
         comes(&table, 0, first, 2);
     }
     assert_eq!(asked(&table, 2), [(key(first), Some(1))]);
+}
+
+/// The port fails for longer than frames are under way; the flow's come from queue 1 all the time, and go to queue 2.
+fn fails_and_recovers(table: &FlowTable, flow: u32, since: u64) {
+    let mut now = since;
+    while now < since + 2_000_000 {
+        assert_eq!(refused(table, now), 1);
+        now += 200_000;
+        table.transmitted(2, &sent(flow), now);
+        table.transmitted(2, &sent(flow), now);
+        comes(table, 1, flow, now);
+    }
+    for _ in 0..10 {
+        table.transmitted(2, &sent(flow), now);
+        comes(table, 1, flow, now);
+    }
+    assert_eq!(asked(table, now), [(key(flow), None)]);
+    comes(table, 1, flow, now);
+    assert_eq!(asked(table, now), [], "it has not followed");
+    for _ in 0..3 {
+        comes(table, 0, flow, now);
+    }
+    assert_eq!(asked(table, now), [(key(flow), Some(2))]);
+}
+
+#[test]
+fn a_flow_is_not_steered_again_before_its_rule_is_taken_back_however_late() {
+    let settings = Settings {
+        capacity: 4 * SHARDS,
+        ..Settings::usual(4, Placement::Arrival)
+    };
+    let table = FlowTable::with_hash(settings, KeyedHash::fixed());
+    let [first, others @ ..] = neighbours(&table);
+    for flow in [first].into_iter().chain(others) {
+        hand_over(&table, flow, 0);
+    }
+    assert_eq!(asked(&table, 0).len(), 4);
+    // It is the one that has made room.
+    comes(&table, 1, first, 0);
+    comes(&table, 1, first, 0);
+    fails_and_recovers(&table, first, 0);
+}
+
+#[test]
+fn a_flow_that_was_forgotten_is_not_steered_before_its_rule_is_taken_back() {
+    let table = table(1024, Placement::Arrival);
+    hand_over(&table, 1, 0);
+    assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
+    forget_all(&table);
+    fails_and_recovers(&table, 1, LATE);
+}
+
+#[test]
+fn a_flow_is_steered_again_that_was_steered_to_a_queue_that_is_not_used_any_more() {
+    let table = table(1024, Placement::Arrival);
+    let send = |count| (0..count).for_each(|_| table.transmitted(3, &sent(1), 0));
+    send(2);
+    for _ in 0..3 {
+        comes(&table, 0, 1, 0);
+    }
+    assert_eq!(asked(&table, 0), [(key(1), Some(3))]);
+    table.set_consumed(3, 1);
+    comes(&table, 3, 1, 0);
+    comes(&table, 3, 1, 0);
+    send(1);
+    // Then the port spreads its flows over two queues; this one is for the other of them.
+    table.set_queues(2);
+    comes(&table, 0, 1, 0);
+    comes(&table, 0, 1, 0);
+    assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
+    comes(&table, 1, 1, 0);
+    comes(&table, 1, 1, 0);
+    assert_eq!(asked(&table, 0), []);
 }
 
 #[test]
@@ -380,7 +465,7 @@ fn a_million_flows_neither_grow_the_table_nor_push_out_established_ones() {
     }
     for flow in 1000..1_001_000 {
         // The guest answers each: a refusal, as to a scan.
-        table.received(0, &data(flow), 1, 1);
+        table.received(0, &data(flow), one(1), 1);
         table.transmitted(2, &sent(flow), 1);
     }
     let census = table.census();
@@ -388,9 +473,9 @@ fn a_million_flows_neither_grow_the_table_nor_push_out_established_ones() {
     assert_eq!(census.established, 500);
     assert_eq!(census.refused, 0);
     for flow in 0..500 {
-        assert_eq!(table.received(1, &data(flow), 1, 2), Route::Deliver);
+        assert_eq!(table.received(1, &data(flow), one(1), 2), Route::Deliver);
         assert!(matches!(
-            table.received(0, &data(flow), 1, 2),
+            table.received(0, &data(flow), one(1), 2),
             Route::Forward { to: 1, .. }
         ));
     }
@@ -403,7 +488,7 @@ fn a_connection_that_is_not_made_is_not_established() {
         for now in 0..8 {
             let answer = segment(key(flow).reversed(), answer, 1, 1);
             table.transmitted(1, &answer, now);
-            table.received(1, &segment(key(flow), comes, 1, 1), 1, now);
+            table.received(1, &segment(key(flow), comes, 1, 1), one(1), now);
         }
         table.census().established
     };
@@ -426,12 +511,12 @@ fn one_source_with_many_connections_pushes_out_its_own() {
         let mut flow = key(0x00ff_ffff);
         flow.source_port = port;
         for _ in 0..3 {
-            table.received(2, &segment(flow, Signal::Data, 1, 1), 1, 1);
+            table.received(2, &segment(flow, Signal::Data, 1, 1), one(1), 1);
             table.transmitted(2, &segment(flow.reversed(), Signal::Data, 1, 1), 1);
         }
     }
     let kept = (0..500)
-        .filter(|flow| table.received(0, &data(*flow), 1, 2) != Route::Deliver)
+        .filter(|flow| table.received(0, &data(*flow), one(1), 2) != Route::Deliver)
         .count();
     // A source that shares its group with the greedy one may be taken for it.
     assert!(kept >= 480, "{kept}");
@@ -448,13 +533,13 @@ fn a_driver_that_spreads_by_itself_is_obeyed() {
     }));
     table.transmitted(1, &sent(1), 0);
     assert!(matches!(
-        table.received(0, &data(1), 1, 0),
+        table.received(0, &data(1), one(1), 0),
         Route::Forward { to: 3, .. }
     ));
     table.transmitted(1, &sent(1), 10_000);
     table.transmitted(1, &sent(1), 10_000);
     assert!(matches!(
-        table.received(0, &data(1), 1, 10_000),
+        table.received(0, &data(1), one(1), 10_000),
         Route::Forward { to: 3, .. }
     ));
 }
@@ -477,7 +562,7 @@ fn both_families_and_all_protocols_have_a_place() {
     table.transmitted(2, &frame, 0);
     frame.flow = Some(flow);
     assert!(matches!(
-        table.received(0, &frame, 1, 0),
+        table.received(0, &frame, one(1), 0),
         Route::Forward { to: 2, .. }
     ));
 }

@@ -212,7 +212,9 @@ impl World {
             }
             Part::Port => match self.worker(worker).port.pop_front() {
                 Some(frame) => {
-                    let next = self.worker(worker).used + frame.buffers();
+                    let begin = self.worker(worker).used;
+                    let end = begin + frame.buffers();
+                    let next = Span { begin, end };
                     let route = {
                         let parsed = frame.parsed(self.key(frame.flow));
                         self.table.received(worker, &parsed, next, self.now)
