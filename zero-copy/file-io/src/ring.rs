@@ -363,10 +363,12 @@ impl Repeats {
 pub struct Durable(pub bool);
 
 /// Whether an error of a durable write was one of the write itself. Memory is looked at, and around the page cache room is made,
-/// before anything is written; with the page cache room may be made when it is written back. All others may be those of a device's flush.
+/// before anything is written; with the page cache room may be made when it is written back. Whether a disk reaches the memory of another
+/// device (`from_device`) is found out before, too. All others may be those of a device's flush.
 #[must_use]
-pub fn is_of_the_write(errno: i32, around_cache: bool) -> bool {
+pub fn is_of_the_write(errno: i32, around_cache: bool, from_device: bool) -> bool {
     match errno {
+        libc::EREMOTEIO => from_device,
         libc::EFAULT | libc::EFBIG => true,
         libc::ENOSPC | libc::EDQUOT => around_cache,
         _ => false,
@@ -383,6 +385,18 @@ fn is_temporary(error: &io::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_that_a_flush_can_have_are_not_the_writes() {
+        for errno in [libc::EIO, libc::ENOMEM, libc::EINVAL, libc::EOPNOTSUPP] {
+            assert!(!is_of_the_write(errno, true, true), "{errno}");
+        }
+        assert!(is_of_the_write(libc::EFAULT, false, false));
+        assert!(is_of_the_write(libc::ENOSPC, true, false));
+        assert!(!is_of_the_write(libc::ENOSPC, false, false));
+        assert!(is_of_the_write(libc::EREMOTEIO, true, true));
+        assert!(!is_of_the_write(libc::EREMOTEIO, true, false));
+    }
 
     #[test]
     fn what_has_not_been_begun_is_done_again_but_not_without_end() {

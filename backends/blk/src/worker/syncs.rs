@@ -9,7 +9,7 @@ use super::engine::Engine;
 use super::requests::{Request, Work};
 use super::steps::Step;
 use crate::bits::Status;
-use farlane_file_io::ring::{self, Durable};
+use farlane_file_io::ring::{Durable, is_of_the_write};
 use std::io;
 use std::sync::atomic::Ordering;
 
@@ -87,29 +87,5 @@ impl Engine {
         let around_cache = !self.paths.are_cached();
         let tunnelled = request.is_tunnelled();
         request.syncing || (request.is_durable && !is_of_the_write(errno, around_cache, tunnelled))
-    }
-}
-
-/// Whether an error of a durable write was one of the write itself.
-fn is_of_the_write(errno: i32, around_cache: bool, tunnelled: bool) -> bool {
-    // There is no way between a disk and a device's memory.
-    let no_way = tunnelled && errno == libc::EREMOTEIO;
-    no_way || ring::is_of_the_write(errno, around_cache)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_that_a_flush_can_have_are_not_the_writes() {
-        for errno in [libc::EIO, libc::ENOMEM, libc::EINVAL, libc::EOPNOTSUPP] {
-            assert!(!is_of_the_write(errno, true, true), "{errno}");
-        }
-        assert!(is_of_the_write(libc::EFAULT, false, false));
-        assert!(is_of_the_write(libc::ENOSPC, true, false));
-        assert!(!is_of_the_write(libc::ENOSPC, false, false));
-        assert!(is_of_the_write(libc::EREMOTEIO, true, true));
-        assert!(!is_of_the_write(libc::EREMOTEIO, true, false));
     }
 }

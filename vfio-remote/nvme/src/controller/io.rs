@@ -152,15 +152,16 @@ impl Controller {
         };
         let result = match (located, &namespace.storage) {
             (Located::Refused(status), _) => Err(status),
-            (Located::Mapped, Storage::Ring { .. }) => {
+            (Located::Mapped { from_device }, Storage::Ring { .. }) => {
                 let mut request = Request::new(owner, work, index, offset, length);
                 let vectors = self.requests.vectors();
                 request.iovecs = std::mem::replace(&mut scratch.iovecs, vectors);
+                request.from_device = from_device;
                 request.view = Some(self.view());
                 self.begin(request);
                 Ok(Started::Pending)
             }
-            (Located::Mapped, storage) => {
+            (Located::Mapped { .. }, storage) => {
                 self.transfer_inline(storage, work, &mut scratch, offset, length)
             }
             (Located::Bounce, _) => {

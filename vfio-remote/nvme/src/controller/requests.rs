@@ -109,6 +109,8 @@ pub struct Request {
     pub sync: Option<SyncState>,
     /// What the kernel reads or writes.
     pub iovecs: Vec<libc::iovec>,
+    /// Some of that memory is another device's.
+    pub from_device: bool,
     /// Keeps that memory mapped, if it is the guest's.
     pub view: Option<Rc<DmaView>>,
     /// That memory, if it is not.
@@ -130,6 +132,7 @@ impl Request {
             repeats: Repeats::default(),
             sync: None,
             iovecs: Vec::new(),
+            from_device: false,
             view: None,
             data: Bounce::default(),
         }

@@ -89,7 +89,7 @@ impl Controller {
         let is_cached = self.is_cached(request.namespace);
         if is_durable
             && !is_cached
-            && !is_of_the_write(errno, true)
+            && !is_of_the_write(errno, true, request.from_device)
             && let Some(namespace) = self.identity.namespaces.get(request.namespace)
         {
             namespace.sync_has_failed(errno);
@@ -259,6 +259,19 @@ mod tests {
         assert_eq!(answered(controller), (1, 0));
         controller.transferred(0, -libc::EIO);
         assert_eq!(answered(controller), (1, 1));
+    }
+
+    #[test]
+    fn memory_of_another_device_that_the_disk_does_not_reach_is_no_failed_flush() {
+        for (from_device, can_sync) in [(true, true), (false, false)] {
+            let controller = &mut flushing(false);
+            let owner = Owner::Command(CommandId::admin(2));
+            let work = Work::Write(Durable(true));
+            let mut request = Request::new(owner, work, 0, 0, 512);
+            request.from_device = from_device;
+            controller.note_failed_sync(&request, libc::EREMOTEIO);
+            assert_eq!(controller.can_sync(0), can_sync);
+        }
     }
 
     #[test]

@@ -12,7 +12,10 @@ const MAX_VECTORS: usize = 1024;
 #[derive(Debug)]
 pub enum Located {
     /// In mapped memory, as the vectors say.
-    Mapped,
+    Mapped {
+        /// Some of it is another device's.
+        from_device: bool,
+    },
     /// It has to be copied.
     Bounce,
     /// Nowhere.
@@ -69,7 +72,9 @@ impl Controller {
             if of_devices > 0 {
                 count(&self.shared.counters.peer_bytes, of_devices);
             }
-            Located::Mapped
+            Located::Mapped {
+                from_device: of_devices > 0,
+            }
         } else {
             Located::Bounce
         }
