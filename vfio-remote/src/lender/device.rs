@@ -177,6 +177,9 @@ impl Device {
             let why = "another lender does not let go of it".to_owned();
             quarantine.get_or_insert(why);
         }
+        for sublease in &subleases {
+            sublease.shut();
+        }
         reset();
         // Under the lock, so that a reason that comes later finds a device on offer.
         let mut state = self.state();

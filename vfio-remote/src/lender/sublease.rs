@@ -47,6 +47,8 @@ pub(crate) struct Sublease {
     is_here: bool,
     state: Mutex<State>,
     changed: Condvar,
+    /// Whether the device can be read for it. Held while it is: whoever does has the device's function meanwhile.
+    readable: Mutex<bool>,
 }
 
 impl Sublease {
@@ -78,6 +80,15 @@ impl Sublease {
         self.changed.notify_all();
     }
 
+    /// The device is read for it no more. Nobody else has its function for that when this returns.
+    pub fn shut(&self) {
+        *self.readable() = false;
+    }
+
+    fn readable(&self) -> MutexGuard<'_, bool> {
+        self.readable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Tells the other lender to let go.
     pub fn ask_back(&self) {
         self.state().ending = true;
@@ -93,8 +104,17 @@ impl Sublease {
 
     /// Whether its device certainly reaches this one no more.
     fn is_over(&self, state: &State) -> bool {
-        let is_silent = state.renewed.elapsed() >= silence(self.term);
-        state.released || (is_silent && (state.gone || !self.is_here))
+        state.released || (self.is_silent(state) && (state.gone || !self.is_here))
+    }
+
+    fn is_silent(&self, state: &State) -> bool {
+        state.renewed.elapsed() >= silence(self.term)
+    }
+
+    /// Whether nothing is to be done about it any more, whenever the device's lease ends.
+    fn is_done(&self) -> bool {
+        let state = self.state();
+        state.released || (self.is_silent(&state) && state.gone)
     }
 
     /// Waits until the other lender has let go, for as long as it can take. False if it may still hold on.
@@ -130,9 +150,7 @@ impl Device {
         let Some(fence) = lent.map(|lent| lent.fence) else {
             return Ok(None);
         };
-        state
-            .subleases
-            .retain(|other| !other.is_over(&other.state()));
+        state.subleases.retain(|other| !other.is_done());
         if state.subleases.len() >= MAX_SUBLEASES {
             return Err(Refusal::Invalid(format!("{name} has too many subleases")));
         }
@@ -148,19 +166,31 @@ impl Device {
                 gone: false,
             }),
             changed: Condvar::new(),
+            readable: Mutex::new(true),
         });
         state.subleases.push(Arc::clone(&sublease));
         Ok(Some(sublease))
     }
 
     /// Words of the device's memory, under a sublease.
-    pub fn words(&self, fence: Fence, region: Region, offsets: &[u64]) -> Result<Vec<u8>, Refusal> {
+    pub fn words(
+        &self,
+        sublease: &Sublease,
+        region: Region,
+        offsets: &[u64],
+    ) -> Result<Vec<u8>, Refusal> {
+        let fence = sublease.fence;
         let name = &self.offer.name;
         if offsets.len() > MAX_WORDS || offsets.iter().any(|at| !at.is_multiple_of(WORD_BYTES)) {
             return Err(Refusal::Invalid(format!(
                 "{} words of {name}",
                 offsets.len()
             )));
+        }
+        // Until nobody has the function here any more.
+        let may = sublease.readable();
+        if !*may {
+            return Err(Refusal::Ended(fence));
         }
         let readable = {
             let state = self.state();

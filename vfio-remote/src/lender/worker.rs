@@ -167,8 +167,8 @@ impl Worker {
                 region,
                 offsets,
             } => {
-                let (device, _) = self.sublease(fence)?;
-                Ok(Reply::Data(device.words(fence, region, &offsets)?))
+                let (device, sublease) = self.sublease(fence)?;
+                Ok(Reply::Data(device.words(sublease, region, &offsets)?))
             }
             Request::Return { fence } if self.sublease.is_some() => {
                 self.sublease(fence)?.1.release();
