@@ -61,7 +61,10 @@ impl Layout {
             Backing::Peer(id) => match self.targets.get(&id) {
                 Some(target) => {
                     let found = self.resolve(stretch, target, user, &mut reasons)?;
-                    found.map(|(placed, path)| (placed, Some(path)))
+                    found.map(|(placed, path)| {
+                        let is_reached = !matches!(placed, Placed::Nowhere(_));
+                        (placed, is_reached.then_some(path))
+                    })
                 }
                 None => None,
             },

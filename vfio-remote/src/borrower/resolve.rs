@@ -63,7 +63,9 @@ impl Layout {
             Some(placed) => Some((placed, PeerPath::SameLender)),
             None => self.other_lender(stretch, target, &peer, user, reasons)?,
         };
-        if let Some((_, path)) = &found {
+        if let Some((placed, path)) = &found
+            && !matches!(placed, Placed::Nowhere(_))
+        {
             log::info!(
                 "{} reaches {}/{} ({:#x} bytes at {:#x}): {path}",
                 self.name,
