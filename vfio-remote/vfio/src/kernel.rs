@@ -2,13 +2,14 @@
 
 use crate::IommuLimits;
 use crate::OpenError;
+use crate::descriptor::duplicate_above_all;
 use crate::sysfs::BoundFunction;
 use farlane_pci::{InterruptKind, Region};
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_RESET, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE,
     VFIO_IRQ_SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK,
@@ -101,6 +102,8 @@ pub(crate) trait Kernel: Send + Sync + Debug {
 
 /// A function in VFIO's hands.
 pub(crate) struct VfioKernel {
+    /// The device's file again, which is released before all others when the process is killed. None once it is closed.
+    first: Mutex<Option<OwnedFd>>,
     // Before the container: it is the container's user.
     device: VfioDevice,
     container: Arc<VfioContainer>,
@@ -160,6 +163,10 @@ impl VfioKernel {
         if !can_reset(&device).map_err(OpenError::failed(format!("examine {address}")))? {
             return Err(OpenError::NoReset(address.into()));
         }
+        let first = duplicate_above_all(borrow(&device));
+        let first = first.inspect_err(|e| {
+            log::warn!("{address}: a killed lender may be heard of before it has stopped: {e}");
+        });
         let regions = (0..=VFIO_PCI_CONFIG_REGION_INDEX)
             .map(|index| {
                 let flags = device.get_region_flags(index);
@@ -179,6 +186,7 @@ impl VfioKernel {
         Ok(Self {
             device,
             container,
+            first: Mutex::new(first.ok()),
             regions,
             limits,
         })
@@ -355,6 +363,12 @@ impl Kernel for VfioKernel {
     }
 
     fn close(&self) -> io::Result<()> {
+        let first = self
+            .first
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(first);
         // Its number stays: the device's descriptor is closed by it, once, when this is dropped.
         let nothing = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let (from, to) = (nothing.as_raw_fd(), self.device.as_raw_fd());

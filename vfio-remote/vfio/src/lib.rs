@@ -9,6 +9,7 @@
 //! * [`IommuLimits`]: what can be mapped for it.
 
 mod config;
+mod descriptor;
 mod error;
 mod function;
 mod interrupts;
