@@ -1,6 +1,7 @@
 //! An interface as its front-end sees it.
 
 use crate::bits::{HEADER_BYTES, feature};
+use crate::counters::count;
 use crate::flow::{self, FlowTable};
 use crate::guest::Guest;
 use crate::interface::{Interface, Watcher};
@@ -12,7 +13,6 @@ use farlane_vhost::session::{Device, Setup};
 use farlane_zero_copy::placement::{Placement, Watch};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use vhost::vhost_user::{Error, Result};
 use zerocopy::IntoBytes as _;
@@ -92,11 +92,7 @@ impl NetDevice {
     /// Too many open files.
     pub fn new(interface: Arc<Interface>, channel: &Arc<Channel>) -> io::Result<Self> {
         interface.look();
-        let connections = &interface.counters.connections;
-        if connections.fetch_add(1, Ordering::Relaxed) > 0 {
-            // What waits came for the VM before. That of a backend that was killed is still there.
-            interface.port.discard();
-        }
+        count(&interface.counters.connections, 1);
         let count = interface.pairs();
         let pairs = (0..count).map(|index| Pair::new(index).map(Arc::new));
         let table = (count > 1).then(|| {
@@ -256,6 +252,13 @@ impl Device for NetDevice {
                 used.worker.insert(worker)
             }
         };
+        if side == Side::Receive && queue.next_available == 0 {
+            // It begins anew: what waits came for another driver. One that was paused, or whose backend was killed, gets it.
+            count(
+                &interface.counters.rx_dropped,
+                interface.port.discard(pair.index),
+            );
+        }
         worker.begin(side, queue, terms);
         used.serves[usize::from(index % 2)] = true;
         self.pairs_changed();
@@ -281,6 +284,12 @@ impl Device for NetDevice {
             worker.leave();
         }
         self.pairs_changed();
+        // The driver uses fewer pairs. Where the first stops as well, the VM may only pause.
+        let is_given_up = self.used.first().is_some_and(|first| first.serves[0]);
+        if side_of(index) == Side::Receive && is_given_up {
+            let port = &self.interface.port;
+            count(&self.interface.counters.rx_dropped, port.discard(index / 2));
+        }
         next
     }
 }

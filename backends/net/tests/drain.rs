@@ -1,4 +1,4 @@
-//! A flow that is to go to another queue pair, and frames that the driver has not taken from the one before.
+//! A flow that is to go to another queue pair, and frames that the driver has not taken from the one before, or never takes.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -12,6 +12,7 @@ pub use common::PATIENCE;
 use common::{GUEST, HOST};
 use farlane_net_driver::frame::udp;
 use feed::Feed;
+use std::sync::atomic::Ordering;
 use vmm::{DATA, SIZE, Vm, WRITE, descriptors, used};
 
 /// Receive and transmit queues of both pairs.
@@ -75,4 +76,22 @@ fn it_waits_for_the_last_buffer_of_a_frame_that_another_worker_has_read() {
     vm.wait_used(RX[0], 1);
     feed.put(1, udp(&HOST, &GUEST, &[7; 4900]));
     stays(&feed, &mut vm, 6);
+}
+
+#[test]
+fn frames_that_wait_for_a_pair_that_the_driver_gives_up_are_dropped_and_counted() {
+    let feed = Feed::start(2);
+    // It has no buffers.
+    let vm = Vm::boot(&feed.socket());
+    for (queue, count) in [(0, 3), (1, 7)] {
+        for _ in 0..count {
+            feed.put(queue, udp(&HOST, &GUEST, b"waits"));
+        }
+    }
+    let dropped = || feed.interface.counters.rx_dropped.load(Ordering::Relaxed);
+    vm.must_stop(RX[1]);
+    assert_eq!(dropped(), 7);
+    // It pauses.
+    vm.must_stop(RX[0]);
+    assert_eq!(dropped(), 7);
 }

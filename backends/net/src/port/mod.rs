@@ -59,8 +59,11 @@ pub trait Port: Send + Sync {
     /// What the system says.
     fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>>;
 
-    /// Frames that wait are thrown away: they came for another VM. Nobody has a queue open.
-    fn discard(&self) {}
+    /// Frames that wait in a queue, from which nobody receives, are thrown away, where [opening](Self::open) it does not do that. Returns how
+    /// many.
+    fn discard(&self, _queue: u16) -> u64 {
+        0
+    }
 
     /// Frames come from the first so many queues from now on.
     fn spread(&self, _queues: u16) {}

@@ -42,7 +42,7 @@ const DETACH: i32 = 0x0400;
 /// Most queues of a tap (`MAX_TAP_QUEUES`).
 pub const MAX_QUEUES: u16 = 256;
 /// Frames of a queue that are thrown away, at most: more than a tap keeps.
-const STALE: usize = 4096;
+const STALE: u64 = 4096;
 
 /// Why there is no tap.
 #[derive(Debug, Error)]
@@ -379,16 +379,18 @@ impl Port for Tap {
         }))
     }
 
-    fn discard(&self) {
+    fn discard(&self, queue: u16) -> u64 {
+        let queue = Some(queue).filter(|queue| *queue < self.receive_queues());
+        let Some(fd) = queue.and_then(|queue| self.queues.get(usize::from(queue))) else {
+            return 0;
+        };
         // Where there is no room for its header a frame is thrown away, too, but with an error, as if there were none.
         let mut header = [0; HEADER_BYTES];
-        for queue in self.queues.iter().take(self.receive_queues().into()) {
-            for _ in 0..STALE {
-                if rustix::io::read(&**queue, &mut header).is_err() {
-                    break;
-                }
-            }
+        let mut count = 0;
+        while count < STALE && rustix::io::read(&**fd, &mut header).is_ok() {
+            count += 1;
         }
+        count
     }
 
     fn receive_queues(&self) -> u16 {

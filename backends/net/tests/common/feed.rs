@@ -77,6 +77,11 @@ impl Port for FeedPort {
         Ok(Box::new(FeedQueue(Arc::clone(&self.0[usize::from(queue)]))))
     }
 
+    fn discard(&self, queue: u16) -> u64 {
+        let mut frames = self.0[usize::from(queue)].frames.lock().unwrap();
+        frames.drain(..).count().try_into().unwrap()
+    }
+
     fn steer(&self, _flow: &FlowKey, _queue: Option<u16>) -> io::Result<bool> {
         Ok(true)
     }
