@@ -1,11 +1,14 @@
 //! What lies beneath a file system: the disks, and every layer between.
 //!
 //! Layers change under a file system in use: a volume becomes a mirror while it is moved, an array gets another level. The kernel
-//! tells of most changes of devices (`/sys/kernel/uevent_seqnum` counts them); of an array's level it does not.
+//! tells of most changes of devices (`/sys/kernel/uevent_seqnum` counts them), but not of an array's level, and of a volume that lies
+//! on other devices only after requests have gone there: what a volume is to lie on are its slaves from before that
+//! (drivers/md/dm-ioctl.c: `table_load`, `do_resume`).
 
 use crate::lock::Lock;
 use farlane_link::guard::{Guarded, Kind};
 use rustix::fs::{Mode, OFlags};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -24,8 +27,26 @@ pub struct Stack {
     pub serials: Option<Vec<String>>,
     /// The system's read-ahead window for it in bytes; zero where there is none.
     pub window_bytes: u64,
-    /// Files that say of what kind a layer is, and what they say.
-    kinds: Vec<(PathBuf, String)>,
+    /// What is looked at each time.
+    signs: Vec<Sign>,
+}
+
+/// What is in sysfs of a layer and may change before the kernel tells of a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Sign {
+    /// A file that says of what kind the layer is, and what it says.
+    Kind(PathBuf, String),
+    /// A device that others are beneath, and their names.
+    Slaves(PathBuf, Vec<OsString>),
+}
+
+impl Sign {
+    fn is_still_so(&self) -> bool {
+        match self {
+            Self::Kind(file, said) => text(file).as_ref() == Some(said),
+            Self::Slaves(device, known) => slave_names(device).is_ok_and(|names| names == *known),
+        }
+    }
 }
 
 /// What lies beneath a file system now.
@@ -112,8 +133,8 @@ impl Watched {
             let seen = self.seen.lock();
             (seen.changes, Arc::clone(&seen.beneath))
         };
-        let same = |(file, said): &(PathBuf, String)| text(file).as_ref() == Some(said);
-        if changes.is_some() && changes == before && known.stack.kinds.iter().all(same) {
+        let signs = &known.stack.signs;
+        if changes.is_some() && changes == before && signs.iter().all(Sign::is_still_so) {
             return known;
         }
         let found = self.look();
@@ -136,7 +157,7 @@ impl Stack {
         let known = device
             .as_ref()
             .is_some_and(|device| leaves(device, MAX_DEPTH, &mut found));
-        let Found { serials, kinds } = found;
+        let Found { serials, signs } = found;
         let windows = [
             device
                 .as_ref()
@@ -153,7 +174,7 @@ impl Stack {
         Self {
             serials: (known && !serials.is_empty()).then_some(serials),
             window_bytes: window_kib.unwrap_or(0).saturating_mul(1024),
-            kinds,
+            signs,
         }
     }
 }
@@ -162,7 +183,7 @@ impl Stack {
 #[derive(Debug, Default)]
 struct Found {
     serials: Vec<String>,
-    kinds: Vec<(PathBuf, String)>,
+    signs: Vec<Sign>,
 }
 
 /// Adds the disks beneath `device`; false when something is not known.
@@ -176,7 +197,13 @@ fn leaves(device: &Path, depth: usize, found: &mut Found) -> bool {
         };
         return leaves(disk, depth - 1, found);
     }
-    let Ok(slaves) = slaves(device) else {
+    let Ok(names) = slave_names(device) else {
+        return false;
+    };
+    let slaves = names
+        .iter()
+        .map(|name| std::fs::canonicalize(device.join("slaves").join(name)));
+    let Ok(slaves) = slaves.collect::<std::io::Result<Vec<_>>>() else {
         return false;
     };
     if device.join("dm").exists() {
@@ -185,6 +212,7 @@ fn leaves(device: &Path, depth: usize, found: &mut Found) -> bool {
                 .is_some_and(|rest| rest.len() == LVM_UUID)
         });
         let on_mapper = slaves.iter().any(|slave| slave.join("dm").exists());
+        found.signs.push(Sign::Slaves(device.to_owned(), names));
         if !is_volume || on_mapper || slaves.is_empty() {
             return false;
         }
@@ -194,7 +222,7 @@ fn leaves(device: &Path, depth: usize, found: &mut Found) -> bool {
             return false;
         };
         let is_known = matches!(level.as_str(), "raid0" | "linear");
-        found.kinds.push((file, level));
+        found.signs.push(Sign::Kind(file, level));
         if !is_known || slaves.is_empty() {
             return false;
         }
@@ -221,15 +249,16 @@ fn leaf(device: &Path, found: &mut Found) -> bool {
     }
 }
 
-fn slaves(device: &Path) -> std::io::Result<Vec<PathBuf>> {
+/// The names of the devices beneath one.
+fn slave_names(device: &Path) -> std::io::Result<Vec<OsString>> {
     let folder = match std::fs::read_dir(device.join("slaves")) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
     };
-    let slaves = folder.map(|entry| std::fs::canonicalize(entry?.path()));
-    let mut slaves: Vec<_> = slaves.collect::<Result<_, _>>()?;
-    slaves.sort();
-    Ok(slaves)
+    let names = folder.map(|entry| Ok(entry?.file_name()));
+    let mut names: Vec<_> = names.collect::<std::io::Result<_>>()?;
+    names.sort();
+    Ok(names)
 }
 
 fn text(path: &Path) -> Option<String> {
@@ -382,6 +411,25 @@ mod tests {
         // An array gets another level, of which the kernel does not tell.
         fs::write(sys.block("md0").join("md/level"), "raid1\n").unwrap();
         assert_eq!(serials(&watched.now()), None);
+    }
+
+    #[test]
+    fn a_volume_that_is_to_lie_on_other_devices_is_another_one_before_the_kernel_tells() {
+        let sys = Sys::new();
+        fs::write(sys.0.path().join("kernel/uevent_seqnum"), "7\n").unwrap();
+        sys.virtio("1:0", "vda", "one");
+        sys.virtio("1:1", "vdb", "two");
+        sys.device("1:2", "dm-0", &[("dm/uuid", &volume())], &["vda"]);
+        sys.device("1:3", "dm-1", &[("dm/uuid", "CRYPT-x\n")], &["vdb"]);
+        let watched = Watched::new(sys.0.path(), 1, 2);
+        let serials = || watched.now().stack.serials.clone();
+        assert_eq!(serials(), Some(vec!["one".into()]));
+        let link = sys.block("dm-0").join("slaves/vdb");
+        symlink(sys.block("vdb"), &link).unwrap();
+        assert_eq!(serials(), Some(vec!["one".into(), "two".into()]));
+        fs::remove_file(link).unwrap();
+        symlink(sys.block("dm-1"), sys.block("dm-0").join("slaves/dm-1")).unwrap();
+        assert_eq!(serials(), None);
     }
 
     #[test]

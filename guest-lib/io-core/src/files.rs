@@ -49,6 +49,12 @@ impl Attributes {
     const VERITY: u64 = 0x0010_0000;
     const DAX: u64 = 0x0020_0000;
 
+    /// Whether the file lies in persistent memory that the processor reads and writes: then no request goes to a disk, and there is
+    /// nothing to be gained by direct I/O.
+    fn is_dax(self) -> bool {
+        self.set & Self::DAX != 0
+    }
+
     /// Whether direct I/O hands the pages of a request to the disk as they are, and the disk's bytes to them: on ext4 and xfs, of
     /// which it is known. Others may keep checksums or copies, or lie on more devices than the one that `stat` names (btrfs, f2fs,
     /// bcachefs). Encryption works on the pages of a request, in place where the disk does not do it (block/blk-crypto-fallback.c);
@@ -193,7 +199,9 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
         set: statx.stx_attributes.bits(),
         known: statx.stx_attributes_mask.bits(),
     });
-    let passes_pages = attributes.unwrap_or_default().pass_pages(magic) && !is_elsewhere(fd, magic);
+    let attributes = attributes.unwrap_or_default();
+    let aligns = aligns.filter(|_| !attributes.is_dax());
+    let passes_pages = attributes.pass_pages(magic) && !is_elsewhere(fd, magic);
     let mut files = FILES.lock();
     let disk = Arc::clone(files.disks.entry(id.device).or_insert(disk));
     let file = files.files.entry(id).or_insert_with(|| {

@@ -135,6 +135,7 @@ impl Slots {
         Some(Held {
             slots: self,
             slot,
+            name,
             region,
         })
     }
@@ -177,7 +178,15 @@ impl Default for Slots {
 pub struct Held<'a> {
     slots: &'a Slots,
     slot: &'a Slot,
+    name: u64,
     region: &'a Region,
+}
+
+impl Held<'_> {
+    /// Its name.
+    pub(crate) fn name(&self) -> u64 {
+        self.name
+    }
 }
 
 impl Deref for Held<'_> {

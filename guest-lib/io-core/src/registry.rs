@@ -285,6 +285,18 @@ pub fn find(address: usize, length: usize) -> Option<Held<'static>> {
     SLOTS.enter(RANGES.find(address, length)?)
 }
 
+/// A region that was found for `length` bytes at `address`, if they are its memory still. Nobody tells when an allocation is gone that
+/// was adopted, and the addresses may be something else by now: then it is taken away.
+pub(crate) fn still_there(region: Held<'_>, address: usize, length: usize) -> Option<Held<'_>> {
+    if region.provider.holds(address, length) {
+        return Some(region);
+    }
+    let (start, name) = (region.start, region.name());
+    drop(region);
+    let _ = take_away(start, Some(name));
+    None
+}
+
 /// Before a fork.
 pub(crate) fn hold() {
     WRITER.take();

@@ -7,6 +7,7 @@ use crate::decide::{Reach, plan_read, plan_write, reach};
 use crate::files::{self, Opened};
 use crate::fork::Inside;
 use crate::position::{self, Part, Whole};
+use crate::provider::Provider as _;
 use crate::readahead;
 use crate::region::Region;
 use crate::trace::{Account, Began};
@@ -122,13 +123,8 @@ fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
     {
         return Some(result);
     }
-    let inside = Inside::enter()?;
-    if !region.provider.holds(call.address, call.length) {
-        let start = region.start;
-        drop((region, inside));
-        let _ = registry::unregister(start);
-        return None;
-    }
+    let _inside = Inside::enter()?;
+    let region = registry::still_there(region, call.address, call.length)?;
     let opened = files::open(call.fd)?;
     if !may(&opened, direction) {
         return None;
@@ -420,12 +416,9 @@ pub fn adopt(address: usize, length: usize) -> bool {
     let Some(cuda) = provider::Cuda::if_loaded() else {
         return false;
     };
-    if config::mode() == Mode::Off || !cuda.is_device(address) {
+    if config::mode() == Mode::Off || !cuda.holds(address, length) {
         return false;
     }
-    let Some((start, bytes)) = cuda.allocation(address) else {
-        return false;
-    };
-    let inside = address >= start && length <= bytes.saturating_sub(address - start);
-    inside && registry::adopt(start, bytes, cuda).is_ok()
+    let allocation = cuda.allocation(address);
+    allocation.is_some_and(|(start, bytes)| registry::adopt(start, bytes, cuda).is_ok())
 }

@@ -41,6 +41,15 @@ pub fn serve(call: &VectorCall<'_>, direction: Direction) -> Option<Result<usize
     let total = lengths.clone().try_fold(0_usize, usize::checked_add)?;
     isize::try_from(total).ok()?;
     let _inside = Inside::enter()?;
+    for buffer in call.buffers {
+        let (address, length) = (buffer.iov_base.addr(), buffer.iov_len);
+        if let Some(region) = registry::find(address, length) {
+            drop(registry::still_there(region, address, length));
+        }
+    }
+    if !call.buffers.iter().any(ours) {
+        return None;
+    }
     let opened = files::open(call.fd)?;
     if !route::may(&opened, direction) {
         return None;

@@ -2,7 +2,8 @@
 /*
  * A CUDA driver with two devices and two allocations of device memory, at addresses that neither the processor nor the kernel can use. The
  * functions are those of cuda.h that the I/O library calls. The first allocation is of a context of the program on device 0, and copies without
- * it fail, as they do in the driver. The second one is of no context, as stream-ordered memory is, and lies on device 1.
+ * it fail, as they do in the driver. The second one is of no context, as stream-ordered memory is, and lies on device 1. Each can also be
+ * mapped at the begin of a reservation of addresses, of which pointer attributes tell then.
  */
 #include <stdint.h>
 #include <string.h>
@@ -22,6 +23,7 @@ struct allocation {
 	char content[SIZE];
 	struct context *context;
 	int device;
+	int reserved; /* bytes of addresses that it is mapped in, if it is */
 };
 
 static struct context own[2] = { { 0 }, { 1 } }; /* made by the program */
@@ -40,6 +42,16 @@ void *fake_allocate(int which)
 	char *address = mmap(0, 2 * SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	allocations[which].address = address;
+	allocations[which].reserved = 0;
+	return address;
+}
+
+/* As after cuMemAddressReserve of twice as much, and cuMemMap at its begin. */
+void *fake_map(int which)
+{
+	char *address = fake_allocate(which);
+
+	allocations[which].reserved = 2 * SIZE;
 	return address;
 }
 
@@ -87,10 +99,21 @@ static struct allocation *find(uint64_t at, size_t bytes)
 	return 0;
 }
 
+static int length(const struct allocation *of)
+{
+	return of->reserved ? of->reserved : SIZE;
+}
+
 int cuPointerGetAttribute(void *data, int attribute, uint64_t at)
 {
-	struct allocation *found = find(at, 1);
+	struct allocation *found = 0;
 
+	for (int which = 0; which < 2; which++) {
+		struct allocation *other = &allocations[which];
+
+		if (other->address && at - (uintptr_t)other->address < (uint64_t)length(other))
+			found = other;
+	}
 	if (!found)
 		return INVALID_VALUE;
 	switch (attribute) {
@@ -107,7 +130,10 @@ int cuPointerGetAttribute(void *data, int attribute, uint64_t at)
 		*(uint64_t *)data = (uintptr_t)found->address;
 		return SUCCESS;
 	case 12:
-		*(size_t *)data = SIZE;
+		*(size_t *)data = length(found);
+		return SUCCESS;
+	case 13:
+		*(int *)data = find(at, 1) != 0;
 		return SUCCESS;
 	}
 	return INVALID_VALUE;

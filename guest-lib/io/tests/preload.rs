@@ -169,6 +169,11 @@ fn memory_of_a_cuda_driver_is_recognised_and_copied() {
 }
 
 #[test]
+fn memory_of_a_cuda_driver_is_what_is_mapped_and_not_what_is_reserved() {
+    assert_eq!(cuda_story("cuda_mappings"), "105096 0 0 4\n");
+}
+
+#[test]
 fn memory_of_no_cuda_context_is_copied_in_every_thread() {
     assert_eq!(cuda_story("cuda_contexts"), "165000 0 0 6\n");
 }

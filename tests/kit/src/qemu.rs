@@ -168,11 +168,12 @@ impl Qemu {
             .arg("-initrd")
             .arg(boot.initrd);
         let images = place_images(boot.images)?;
+        let images_end = images
+            .last()
+            .map_or(FIRST_IMAGE, |last| last.address + last.length);
+        let persistent = u64::from(config.persistent_mib) << 20;
         ensure!(
-            images
-                .last()
-                .is_none_or(|last| last.address + last.length
-                    <= u64::from(config.memory_mib - LEFT_MIB) << 20),
+            images_end + persistent <= u64::from(config.memory_mib - LEFT_MIB) << 20,
             "{} MiB are too few for the root of guest {}",
             config.memory_mib,
             config.name
@@ -182,6 +183,9 @@ impl Qemu {
         }
         let mut kernel_words = kernel_command_line(config);
         kernel_words.push_str(&image_words(&images));
+        if persistent > 0 {
+            kernel_words.push_str(&persistent_word(persistent, images_end));
+        }
         command.args(["-append", &kernel_words]);
         command.args([
             "-chardev",
@@ -353,9 +357,14 @@ fn image_words(images: &[Image<'_>]) -> String {
         address, length, ..
     } in images
     {
-        words.push_str(&format!(" memmap={length:#x}!{address:#x}"));
+        words.push_str(&persistent_word(*length, *address));
     }
     words
+}
+
+/// What tells the kernel that a part of its memory is persistent.
+fn persistent_word(length: u64, address: u64) -> String {
+    format!(" memmap={length:#x}!{address:#x}")
 }
 
 fn kernel_command_line(config: &VmConfig<'_>) -> String {

@@ -20,6 +20,8 @@ pub struct VmConfig<'a> {
     pub name: String,
     /// How much memory it has.
     pub memory_mib: u32,
+    /// How much of it is persistent memory of its own; what its root lies in is not counted.
+    pub persistent_mib: u32,
     /// Where its memory comes from: a shared memfd where nothing else is said, as vhost-user backends need it.
     pub ram: Ram,
     /// How many processors it has.
@@ -79,6 +81,7 @@ impl<'a> VmConfig<'a> {
         Self {
             name: name.into(),
             memory_mib: 1024,
+            persistent_mib: 0,
             ram: Ram::default(),
             cpus: 1,
             numa: None,
@@ -150,6 +153,15 @@ impl<'a> VmConfig<'a> {
             file: file.into(),
             nodes: nodes.to_vec(),
         });
+        self
+    }
+
+    /// With so much more memory, which is persistent and empty: `/dev/pmemN`, N being how many file systems its root is made of
+    /// (`farlane.roots` on the kernel's command line). Files there can be mapped as they are (DAX).
+    #[must_use]
+    pub fn persistent(mut self, size_mib: u32) -> Self {
+        self.memory_mib += size_mib;
+        self.persistent_mib += size_mib;
         self
     }
 

@@ -3,6 +3,8 @@
 /// The disk that has room for any file system (mkfs.xfs wants 300 MiB), and a small one.
 pub const LARGE_MIB: u32 = 384;
 pub const SMALL_MIB: u32 = 64;
+/// Persistent memory, with room for any file system too.
+pub const PERSISTENT_MIB: u32 = 320;
 
 /// A file system whose files can be read and written.
 #[derive(Debug, Clone, Copy)]
@@ -12,7 +14,7 @@ pub struct Stack {
     /// Whether bytes of its files may go between disk and device memory: the pages of a request for direct I/O are those that
     /// the disk gets, unchanged, and once.
     pub tunnels: bool,
-    /// Makes it of `$large` and `$small`, which are disks with anything on them, and mounts it. Its files are made in `/mnt/d`.
+    /// Makes it of `$large` and `$small`, which are disks, or `$persistent`, with anything on them, and mounts it. Its files are made in `/mnt/d`.
     pub make: &'static str,
     /// After a file has been made, which is `$file`; it cannot be written then.
     pub seal: Option<&'static str>,
@@ -49,6 +51,17 @@ pub const STACKS: &[Stack] = &[
             "umount /mnt && xfs_repair -n $large",
         )
     },
+    // Read and written by the processor, in the persistent memory itself.
+    plain(
+        "ext4, DAX",
+        "mkfs.ext4 -q -F -b 4096 $persistent && mount -t ext4 -o dax=always $persistent /mnt && is_dax",
+        "umount /mnt && fsck.ext4 -f -n $persistent",
+    ),
+    plain(
+        "xfs, DAX",
+        "mkfs.xfs -q -f -m reflink=0 $persistent && mount -t xfs -o dax=always $persistent /mnt && is_dax",
+        "umount /mnt && xfs_repair -n $persistent",
+    ),
     plain(
         "btrfs",
         "modprobe btrfs && mkfs.btrfs -q -f $large && mount -t btrfs $large /mnt",
@@ -143,6 +156,8 @@ pub const BEFORE: &str = "modprobe nfsd && modprobe nfsv4 && mount -t nfsd nfsd 
 
 /// What they have in common, as functions of the shell.
 pub const FUNCTIONS: &str = "export DM_DISABLE_UDEV=1
+    persistent=/dev/pmem$(sed 's/.*farlane.roots=\\([0-9]*\\).*/\\1/' /proc/cmdline)
+    is_dax() { grep -q '^[^ ]* /mnt .*dax=always' /proc/mounts; }
     encrypt() {
         mkdir /mnt/d && head -c 64 /dev/urandom >/tmp/key &&
         id=$(xfs_io -c add_enckey /mnt </tmp/key | sed 's/.* //') && xfs_io -c \"set_encpolicy -v 2 $id\" /mnt/d

@@ -3,7 +3,7 @@
 //! * `self-test`: video memory through the BAR, copies, search, checksum, gather.
 //! * `is-zero`, `fill`: what is in video memory.
 //! * `search`: searches until it is stopped.
-//! * `make`, `read`, `write`, `rewrite`, `read-matrix`, `write-matrix`: files and video memory, by plain calls of the C library, which
+//! * `make`, `make-pieces`, `read`, `write`, `rewrite`, `rewrite-pieces`, `keep-on`, `read-matrix`, `write-matrix`: files and video memory, by plain calls of the C library, which
 //!   another library may have replaced.
 //!
 //! Prints a line of JSON; fails with a message at the first byte that is not what it should be.
@@ -11,6 +11,7 @@
 mod contents;
 mod files;
 mod matrix;
+mod pieces;
 mod self_test;
 mod transfer;
 
@@ -52,6 +53,14 @@ enum Command {
         #[arg(long)]
         bytes: u64,
     },
+    /// Makes a file of known contents with holes, and with pieces that are only allocated
+    MakePieces {
+        file: PathBuf,
+        #[arg(long)]
+        seed: u64,
+        #[arg(long)]
+        bytes: usize,
+    },
     /// Compares a file with known contents
     Check {
         file: PathBuf,
@@ -69,6 +78,25 @@ enum Command {
         /// What the contents that are written are made of
         #[arg(long)]
         to: u64,
+    },
+    /// The same of a whole file that was made with `make-pieces`
+    RewritePieces {
+        #[command(flatten)]
+        transfer: transfer::Transfer,
+        /// What the contents that are written are made of
+        #[arg(long)]
+        to: u64,
+    },
+    /// Rewrites a range to and fro; prints how often
+    KeepOn {
+        #[command(flatten)]
+        transfer: transfer::Transfer,
+        /// What the contents that are written are made of
+        #[arg(long)]
+        to: u64,
+        /// Ends when there is this file; the contents are then what they were
+        #[arg(long)]
+        end: PathBuf,
     },
     /// Reads with all sizes, alignments and calls, by several threads
     ReadMatrix(matrix::Matrix),
@@ -97,10 +125,13 @@ fn main() -> Result<()> {
         Command::Fill => fill(&gpu()?)?,
         Command::Search => return search(&gpu()?),
         Command::Make { file, seed, bytes } => files::make(file, *seed, *bytes)?,
+        Command::MakePieces { file, seed, bytes } => pieces::make(file, *seed, *bytes)?,
         Command::Check { file, seed } => files::check(file, *seed)?,
         Command::Read(transfer) => transfer.read(&gpu()?)?,
         Command::Write(transfer) => transfer.write(&gpu()?)?,
         Command::Rewrite { transfer, to } => transfer.rewrite(&gpu()?, *to)?,
+        Command::RewritePieces { transfer, to } => pieces::rewrite(transfer, &gpu()?, *to)?,
+        Command::KeepOn { transfer, to, end } => transfer.keep_on(&gpu()?, *to, end)?,
         Command::ReadMatrix(matrix) => matrix.read(&gpu()?)?,
         Command::WriteMatrix(matrix) => matrix.write(&gpu()?)?,
     };

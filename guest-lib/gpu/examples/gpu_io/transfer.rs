@@ -7,7 +7,7 @@ use farlane_gpu::{Buffer, Gpu};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Bytes beside a target that must not change.
 pub const GUARD: usize = 4096;
@@ -135,6 +135,19 @@ pub fn read_checked(
     range: std::ops::Range<usize>,
     call: Call,
 ) -> Result<()> {
+    let of_file = contents::make(seed, offset, range.len());
+    read_compared(buffer, file, &of_file, offset, range, call)
+}
+
+/// The same of a file that has the bytes `of_file` from `offset` on, as far as it reaches.
+pub fn read_compared(
+    buffer: &mut Buffer,
+    file: &File,
+    of_file: &[u8],
+    offset: u64,
+    range: std::ops::Range<usize>,
+    call: Call,
+) -> Result<()> {
     let what = || {
         format!(
             "{call:?} of {:#x} bytes at {offset:#x} to byte {:#x} of a page",
@@ -144,14 +157,17 @@ pub fn read_checked(
     };
     let whole = range.start - GUARD..range.end + GUARD;
     // What must be overwritten, and what must not.
-    let mut should = contents::make(!seed, offset, whole.len());
+    let mut should: Vec<u8> = vec![0x5a; whole.len()];
+    for (is, of_file) in should[GUARD..].iter_mut().zip(of_file) {
+        *is = !of_file;
+    }
     buffer.as_mut_slice()[whole.clone()].copy_from_slice(&should);
     let end = file.metadata()?.len();
     let there = usize::try_from(end.saturating_sub(offset))?.min(range.len());
     let target = &mut buffer.as_mut_slice()[range.clone()];
     let read = transfer(Way::Read, call, file, target, offset)?;
     ensure!(read == there, "{}: {read:#x} bytes, not {there:#x}", what());
-    contents::fill(seed, offset, &mut should[GUARD..GUARD + there]);
+    should[GUARD..GUARD + there].copy_from_slice(&of_file[..there]);
     // From the other side: what the device sees.
     if buffer.checksum(whole.clone())? == crc32c::crc32c(&should)
         && buffer.as_slice()[whole.clone()] == should[..]
@@ -250,8 +266,28 @@ impl Transfer {
         self.report("rewrite")
     }
 
+    /// Rewrites again and again, to and fro, until there is a file `end`, and then until the contents are again what they were; says
+    /// how often it has.
+    pub fn keep_on(&self, gpu: &Gpu, to: u64, end: &Path) -> Result<Report> {
+        let (file, mut buffer, range) = self.open(gpu, true)?;
+        let (at, call) = (self.offset, self.call);
+        let mut rounds = 0_u64;
+        while rounds == 0 || !end.exists() {
+            for (old, new) in [(self.seed, to), (to, self.seed)] {
+                read_checked(&mut buffer, &file, old, at, range.clone(), call)?;
+                write_checked(&mut buffer, &file, new, at, range.clone(), call)?;
+            }
+            rounds += 1;
+            println!("{rounds}");
+        }
+        Ok(Report {
+            checks: rounds,
+            ..self.report("keep-on")?
+        })
+    }
+
     /// The file, a buffer, and the place in it.
-    fn open(&self, gpu: &Gpu, writes: bool) -> Result<(File, Buffer, std::ops::Range<usize>)> {
+    pub fn open(&self, gpu: &Gpu, writes: bool) -> Result<(File, Buffer, std::ops::Range<usize>)> {
         ensure!(self.misalign < GUARD, "That is more than a page");
         let file = File::options().read(true).write(writes).open(&self.file);
         let file = file.with_context(|| format!("Cannot open {}", self.file.display()))?;

@@ -21,6 +21,8 @@ const POINTER_DEVICE: c_int = 9;
 /// `CU_POINTER_ATTRIBUTE_RANGE_START_ADDR` and `CU_POINTER_ATTRIBUTE_RANGE_SIZE`.
 const POINTER_START: c_int = 11;
 const POINTER_SIZE: c_int = 12;
+/// `CU_POINTER_ATTRIBUTE_MAPPED`.
+const POINTER_MAPPED: c_int = 13;
 /// `CU_MEMORYTYPE_DEVICE`.
 const MEMORY_DEVICE: c_uint = 2;
 
@@ -134,15 +136,17 @@ impl Cuda {
         (status == 0).then_some(value)
     }
 
-    /// Whether `address` is memory of a device.
+    /// Whether `address` is memory of a device, and not only reserved for some.
     #[must_use]
     pub fn is_device(&self, address: usize) -> bool {
         let kind: Option<c_uint> = self.attribute(address, POINTER_MEMORY_TYPE, 0);
-        kind == Some(MEMORY_DEVICE)
+        // A boolean, of a size that cuda.h does not tell; old drivers do not know it.
+        let is_mapped: Option<u64> = self.attribute(address, POINTER_MAPPED, 0);
+        kind == Some(MEMORY_DEVICE) && is_mapped != Some(0)
     }
 
-    /// The allocation that `address` lies in: first byte and length. Unlike `cuMemGetAddressRange`, pointer attributes are told in
-    /// every thread, whatever context it has.
+    /// The allocation that `address` lies in, or the reservation of addresses (`cuMemAddressReserve`), of which not all need be mapped:
+    /// first byte and length. Unlike `cuMemGetAddressRange`, pointer attributes are told in every thread, whatever context it has.
     #[must_use]
     pub fn allocation(&self, address: usize) -> Option<(usize, usize)> {
         let start: u64 = self.attribute(address, POINTER_START, 0)?;
@@ -236,7 +240,8 @@ impl Provider for Cuda {
         self.is_device(address)
             && self
                 .allocation(address)
-                .is_some_and(|(start, bytes)| last - start < bytes)
+                .is_some_and(|(start, bytes)| last.checked_sub(start).is_some_and(|at| at < bytes))
+            && self.is_device(last)
     }
 
     unsafe fn copy_in(&self, address: usize, from: &[u8]) -> Result<(), Errno> {

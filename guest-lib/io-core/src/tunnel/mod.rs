@@ -22,6 +22,7 @@ use farlane_abi::PAGE_BYTES;
 use farlane_link::Pin;
 use phony::Lent;
 use rustix::io::Errno;
+use slots::Armed;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -29,8 +30,11 @@ use std::sync::atomic::Ordering;
 
 pub(crate) use client::{forget, hold, release};
 
-/// How often a write is tried again after pages of its range have been dropped from the page cache.
-const TRIES: usize = 4;
+/// How often a write is tried: each time what it could have waited for has been done before. That includes the file's modification
+/// time, which is due again with the next tick of the kernel's clock: on a machine with other things to do some ticks are missed.
+const TRIES: usize = 12;
+/// In how many of them pages of its range are dropped from the page cache first.
+const DROPS: usize = 4;
 /// How far around a range pages are dropped where its own pages could not be: they may be parts of larger ones.
 const AROUND: u64 = 2 << 20;
 
@@ -254,10 +258,24 @@ impl Part<'_> {
                     libc::RWF_NOWAIT,
                 )
             };
-            if bytes != Err(Errno::AGAIN) {
+            // What has moved has used its token up: another attempt would be refused by the disk.
+            if bytes != Err(Errno::AGAIN) || self.has_landed(&armed) {
                 break;
             }
-            self.make_way(direct.number(), if attempt == 0 { 0 } else { AROUND });
+            match attempt {
+                0 => self.make_way(direct.number(), 0),
+                _ if attempt < DROPS => self.make_way(direct.number(), AROUND),
+                _ => sys::modify(direct.number(), offset),
+            }
+        }
+        if bytes.is_err() && self.has_landed(&armed) {
+            // Up to something that cannot be written at once, such as a hole. What was only allocated before stays so
+            // (fs/ext4/file.c: `ext4_dio_write_end_io`), though the bytes are there: all of it is written again.
+            self.write_out(direct.number(), &(0..self.length))?;
+            return Ok(Moved {
+                bytes: self.length,
+                landed: 0,
+            });
         }
         let bytes = bytes?;
         // Through layers that have come meanwhile it may have gone elsewhere, too.
@@ -271,6 +289,10 @@ impl Part<'_> {
             }
         }
         Ok(Moved { bytes, landed })
+    }
+
+    fn has_landed(&self, armed: &Armed<'_>) -> bool {
+        armed.runs(self.length).iter().any(|run| run.landed)
     }
 
     /// Whether beneath the file lies what lay there when the tunnel was chosen.
@@ -301,6 +323,11 @@ impl Part<'_> {
             rustix::fs::major(self.opened.file.id.device),
             rustix::fs::minor(self.opened.file.id.device),
         ));
+        self.write_out(own, range)
+    }
+
+    /// Writes a part the plain way, to the disk. `own` is as in [`make_way`](Self::make_way).
+    fn write_out(&self, own: RawFd, range: &Range<usize>) -> Result<(), Errno> {
         let (address, offset) = (self.address + range.start, self.offset + range.start as u64);
         let mut done = 0;
         while done < range.len() {

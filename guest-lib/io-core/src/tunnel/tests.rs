@@ -432,3 +432,28 @@ fn what_was_written_through_layers_that_have_changed_is_written_again() {
     std::os::unix::fs::FileExt::read_exact_at(&rig.file, &mut found, 0).unwrap();
     assert!(found == content);
 }
+
+#[test]
+fn a_write_that_ends_before_a_hole_is_not_sent_again_with_tokens_that_are_used_up() {
+    let (backend, tunnel) = tunnel(Backend::default());
+    let rig = Rig::new(&vec![0; 8 * PAGE]);
+    rig.file.set_len(0).unwrap();
+    rig.file.set_len(8 * PAGE as u64).unwrap();
+    rig.file.sync_all().unwrap();
+    let content: Vec<u8> = (0..8 * PAGE)
+        .map(|index| (index / 11 % 251).try_into().unwrap())
+        .collect();
+    // SAFETY: one thread.
+    unsafe { rig.memory.write_bytes(0, &content) };
+    // A part has moved when the file system comes to what it would have to allocate.
+    (0..3).for_each(|slot| backend.land(slot, 1, 0xff));
+    let moved = rig.part(&tunnel, |part, lent| part.write(lent).unwrap());
+    assert_eq!(moved.bytes, 8 * PAGE);
+    if moved.landed > 0 {
+        println!("This file system writes to holes at once.");
+        return;
+    }
+    let mut found = vec![0; 8 * PAGE];
+    std::os::unix::fs::FileExt::read_exact_at(&rig.file, &mut found, 0).unwrap();
+    assert!(found == content);
+}

@@ -9,6 +9,8 @@ use std::os::fd::AsRawFd as _;
 /// What the driver of the tests has besides the functions of a driver: each takes the number of an allocation or a device.
 struct Driver {
     allocate: unsafe extern "C" fn(c_int) -> *mut u8,
+    /// In a reservation of addresses that is twice as long.
+    map: unsafe extern "C" fn(c_int) -> *mut u8,
     /// So many bytes behind where one has lain.
     allocate_behind: unsafe extern "C" fn(c_int, *mut u8, c_int) -> *mut u8,
     free: unsafe extern "C" fn(c_int),
@@ -33,6 +35,7 @@ impl Driver {
             type Number = unsafe extern "C" fn(c_int) -> c_int;
             Ok(Self {
                 allocate: std::mem::transmute::<*mut c_void, Address>(find(c"fake_allocate")),
+                map: std::mem::transmute::<*mut c_void, Address>(find(c"fake_map")),
                 allocate_behind: std::mem::transmute::<*mut c_void, Behind>(find(
                     c"fake_allocate_behind",
                 )),
@@ -72,6 +75,51 @@ pub fn of_no_context(file: &File, content: &[u8]) -> Result<()> {
         ensure!((driver.make_current)(NONE, before) == 1);
         ensure!((driver.retained)(0) == 0);
         (driver.free)(1);
+    }
+    Ok(())
+}
+
+/// Memory that is mapped in a reservation of addresses, and addresses that are memory of the program after an allocation.
+pub fn mapped(file: &File, content: &[u8]) -> Result<()> {
+    const MAPPED: usize = 1 << 20;
+    let driver = Driver::load()?;
+    let fd = file.as_raw_fd();
+    // SAFETY: device pointers go to calls only; the program's memory is mapped and large enough.
+    unsafe {
+        let (at, device) = ((driver.map)(1), (driver.content)(1));
+        ensure!(libc::pread(fd, at.cast(), 50_000, 11) == 50_000);
+        ensure!(bytes(device, 0, 50_000) == &content[11..50_011]);
+        // Past the end of what is mapped: nothing is moved, nor the position.
+        ensure!(libc::lseek(fd, 777, libc::SEEK_SET) == 777);
+        let end = at.wrapping_add(MAPPED - 1000);
+        let parts = [vector(end, 0, 4096)];
+        ensure!(libc::readv(fd, parts.as_ptr(), 1) == -1 && errno() == libc::EFAULT);
+        ensure!(libc::pread(fd, at.cast(), 50_000, 11) == 50_000);
+        let refused = [
+            libc::read(fd, end.cast(), 4096),
+            libc::write(fd, end.cast(), 4096),
+            libc::pread(fd, end.cast(), 4096, 0),
+            libc::pread(fd, at.wrapping_add(MAPPED).cast(), 4096, 0),
+        ];
+        ensure!(refused == [-1; 4] && errno() == libc::EFAULT, "{refused:?}");
+        ensure!(libc::lseek(fd, 0, libc::SEEK_CUR) == 777, "The position");
+        ensure!(libc::read(fd, end.cast(), 1000) == 1000);
+        ensure!(bytes(device, MAPPED - 1000, 1000) == &content[777..1777]);
+        (driver.free)(1);
+        // Adopted, gone, and used again by the program, which nobody tells.
+        let at = (driver.allocate)(1);
+        ensure!(libc::pread(fd, at.cast(), 4096, 0) == 4096);
+        (driver.free)(1);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        ensure!(libc::mprotect(at.cast(), MAPPED, access) == 0);
+        let parts = [vector(at, 0, 3000), vector(at, 50_000, 5000)];
+        ensure!(libc::preadv(fd, parts.as_ptr(), 2, 5) == 8000, "preadv");
+        ensure!(bytes(at, 0, 3000) == &content[5..3005]);
+        ensure!(bytes(at, 50_000, 5000) == &content[3005..8005]);
+        ensure!(
+            libc::pwritev(fd, parts.as_ptr(), 2, 9000) == 8000,
+            "pwritev"
+        );
     }
     Ok(())
 }

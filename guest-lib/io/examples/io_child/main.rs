@@ -427,6 +427,7 @@ fn main() -> Result<()> {
         "forks" => forks(&file, &content)?,
         "signals" => signals(&file, &content)?,
         "cuda" => cuda::cuda(&file, &content)?,
+        "cuda_mappings" => cuda::mapped(&file, &content)?,
         "cuda_contexts" => cuda::of_no_context(&file, &content)?,
         "guards" => guards::guards(file, path)?,
         "moves" => moves::moves(&file, &content)?,
