@@ -16,6 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Instant;
 use thiserror::Error;
 
 /// Most data segments of a request that are asked of drivers: with header and status, the 128
@@ -144,7 +145,7 @@ impl Disk {
                 config.block
             );
         }
-        let bytes = paths.size().unwrap_or(0);
+        let bytes = paths.size(Instant::now()).unwrap_or(0);
         let sectors = sectors(bytes, config.block);
         if sectors == 0 {
             return Err(DiskError::TooSmall {
@@ -323,7 +324,7 @@ impl Disk {
 
     /// Looks at the size of its file, and tells all watchers if it is another one.
     pub fn look_at_size(&self) {
-        let Some(bytes) = self.paths.size() else {
+        let Some(bytes) = self.paths.size(Instant::now()) else {
             return;
         };
         let now = sectors(bytes, self.config.block);

@@ -3,20 +3,23 @@
 //! * [`open`]: finding them, and making sure that they lead to the same disk.
 //! * [`identity`]: what the kernel tells of block devices.
 //! * [`health`]: when a path has failed; [`prober`]: how that is found out, and how it comes back.
+//! * [`shrinking`]: whether a disk has become smaller, or its paths are failing.
 
 pub mod health;
 pub mod identity;
 pub mod open;
 pub mod prober;
 pub mod ring;
+mod shrinking;
 
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
-use farlane_file_io::storage::{Alignment, Place, Storage, size};
+use farlane_file_io::storage::{Alignment, Place, Storage};
 use farlane_file_io::syncs::Syncs;
 use farlane_zero_copy::topology::Node;
 use health::{Changing, Health};
 use identity::Identity;
+use shrinking::Shrinking;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
@@ -186,8 +189,8 @@ pub struct Paths {
     blocks: Option<String>,
     /// Bytes that a path has to have.
     bytes: AtomicU64,
-    /// Fewer, which the paths that were up had when that was last looked at, and others were not up. Zero otherwise.
-    fewer: AtomicU64,
+    /// What is believed of that when it is seen again.
+    shrinking: Mutex<Shrinking>,
     ending: std::sync::atomic::AtomicBool,
     /// Whose memory transfers touch, where that is said to others who read the disk. Held while a path is replaced.
     user: Mutex<Option<u64>>,
@@ -371,34 +374,6 @@ impl Paths {
         if let Some(user) = current.take() {
             self.all.iter().for_each(|path| path.storage().leave(user));
         }
-    }
-
-    /// The size of the disk, if all paths that are up agree in it. While others are not, it becomes smaller only when that is seen with two
-    /// looks in a row: it may be the next one failing.
-    #[must_use]
-    pub fn size(&self) -> Option<u64> {
-        let (up, others): (Vec<_>, Vec<_>) = self
-            .all
-            .iter()
-            .partition(|path| path.health() == Health::Up);
-        let mut found = None;
-        for path in up {
-            let bytes = size(&path.storage().file).ok()?;
-            if found.is_some_and(|found| found != bytes) {
-                return None;
-            }
-            found = Some(bytes);
-        }
-        // A device that has been pulled has no blocks; a disk does not become empty by that.
-        let found = found.filter(|bytes| *bytes > 0 || !self.several());
-        let before = self.bytes.load(Ordering::Relaxed);
-        let fewer = found.filter(|bytes| *bytes < before && !others.is_empty());
-        let seen = self.fewer.swap(fewer.unwrap_or(0), Ordering::Relaxed);
-        let found = found.filter(|bytes| fewer.is_none() || *bytes == seen);
-        if let Some(bytes) = found {
-            self.bytes.store(bytes, Ordering::Relaxed);
-        }
-        found
     }
 
     /// Ends the probers.

@@ -247,7 +247,7 @@ impl Paths {
             sysfs: around.sysfs.clone(),
             blocks,
             bytes: AtomicU64::new(bytes),
-            fewer: AtomicU64::new(0),
+            shrinking: Mutex::default(),
             ending: AtomicBool::new(false),
             user: Mutex::default(),
             limit: LogLimit::new(),

@@ -11,6 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 const MANNER: Manner = Manner {
     read_only: false,
@@ -143,39 +144,68 @@ fn a_sync_waits_for_those_of_paths_that_are_the_same_file() {
     assert!(beside.are_over_or_wake(&wake));
 }
 
+/// Sets the size of a file.
+fn resize(folder: &Path, name: &str, bytes: u64) {
+    let file = std::fs::File::options().write(true).open(folder.join(name));
+    file.unwrap().set_len(bytes).unwrap();
+}
+
 #[test]
 fn a_disk_has_the_size_that_its_paths_agree_in() {
     let folder = tempfile::tempdir().unwrap();
     let paths = paths(folder.path(), &[("a", 0), ("b", 1)]);
-    let resize = |name: &str, bytes| {
-        let file = std::fs::File::options()
-            .write(true)
-            .open(folder.path().join(name));
-        file.unwrap().set_len(bytes).unwrap();
-    };
-    assert_eq!(paths.size(), Some(4096));
+    let resize = |name: &str, bytes| resize(folder.path(), name, bytes);
+    let begin = Instant::now();
+    let size = |seconds| paths.size(begin + Duration::from_secs(seconds));
+    assert_eq!(size(0), Some(4096));
     resize("a", 8192);
-    assert_eq!(paths.size(), None);
+    assert_eq!(size(1), None);
     resize("b", 8192);
-    assert_eq!(paths.size(), Some(8192));
+    assert_eq!(size(2), Some(8192));
     // One has been pulled, and nobody has noticed.
     resize("b", 0);
-    assert_eq!(paths.size(), None);
+    assert_eq!(size(3), None);
     resize("a", 0);
-    assert_eq!(paths.size(), None);
+    assert_eq!(size(4), None);
     resize("a", 8192);
     fail(&paths, 1);
-    assert_eq!(paths.size(), Some(8192));
-    // The other one is failing, perhaps: a disk is not known to have become smaller before that is seen again.
+    assert_eq!(size(5), Some(8192));
+    // The other one is failing, perhaps: a disk is not known to have become smaller before that is seen again, later, and nothing else
+    // in between.
     for bytes in [512, 1024] {
         resize("a", bytes);
-        assert_eq!(paths.size(), None);
+        assert_eq!((size(6), size(6)), (None, None));
     }
-    resize("a", 16384);
-    assert_eq!(paths.size(), Some(16384));
+    resize("a", 0);
+    assert_eq!(size(7), None);
     resize("a", 1024);
-    assert_eq!(paths.size(), None);
-    assert_eq!(paths.size(), Some(1024));
+    assert_eq!(size(8), None);
+    resize("a", 16384);
+    assert_eq!(size(9), Some(16384));
+    resize("a", 1024);
+    assert_eq!((size(10), size(11)), (None, Some(1024)));
+}
+
+#[test]
+fn a_disk_all_of_whose_paths_have_failed_because_it_is_smaller_has_that_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = paths(folder.path(), &[("a", 0), ("b", 1), ("c", 1)]);
+    let resize = |name: &str, bytes| resize(folder.path(), name, bytes);
+    let begin = Instant::now();
+    let size = |seconds| paths.size(begin + Duration::from_secs(seconds));
+    assert_eq!(size(0), Some(4096));
+    (0..3).for_each(|path| fail(&paths, path));
+    assert_eq!(size(1), None);
+    // One is pulled, one is smaller, one is not.
+    resize("c", 0);
+    resize("a", 1024);
+    assert_eq!((size(2), size(3)), (None, None));
+    resize("b", 1024);
+    assert_eq!((size(4), size(5)), (None, Some(1024)));
+    // What is not smaller is looked at when they are back.
+    resize("a", 8192);
+    resize("b", 8192);
+    assert_eq!((size(6), size(7)), (None, None));
 }
 
 #[test]
