@@ -309,9 +309,11 @@ impl Control {
                         if state.stops != stops {
                             // Paused in between: the request comes again when the queue goes on, all before it being answered.
                             let _ = self.ungrant(&mut state, context, place);
-                            // Unless it has begun anew.
-                            if vring.queue_next_avail() == before.wrapping_add(1) {
-                                vring.set_queue_next_avail(before);
+                            // Unless it has begun anew. One that was stopped is begun by what it has answered.
+                            let mut locked = vring.get_mut();
+                            let queue = locked.get_queue_mut();
+                            if !state.suspended && queue.next_avail() == before.wrapping_add(1) {
+                                queue.set_next_avail(before);
                             }
                             return false;
                         }
