@@ -243,7 +243,7 @@ impl Controller {
             Work::Read => self.step_transfer(slot, request, None),
             Work::Write(durable) => {
                 let durable = *durable;
-                let syncs_after = durable.0 && self.is_cached(request.namespace);
+                let syncs_after = durable.0 && self.syncs_after(request);
                 if syncs_after && request.done >= request.length {
                     return self.step_sync(slot, request);
                 }

@@ -83,13 +83,18 @@ impl Controller {
         })
     }
 
+    /// Whether a durable write is a write and then a sync: so that it is known which of them has failed. Of one from the memory of another
+    /// device that is asked, too: the disk may not reach it.
+    pub(super) fn syncs_after(&self, request: &Request) -> bool {
+        request.from_device || self.is_cached(request.namespace)
+    }
+
     /// A write has failed: if it was to be durable by itself, that may have been the device's flush.
     pub(super) fn note_failed_sync(&self, request: &Request, errno: i32) {
         let is_durable = matches!(request.work, Work::Write(Durable(true)));
-        let is_cached = self.is_cached(request.namespace);
         if is_durable
-            && !is_cached
-            && !is_of_the_write(errno, true, request.from_device)
+            && !self.syncs_after(request)
+            && !is_of_the_write(errno, true, false)
             && let Some(namespace) = self.identity.namespaces.get(request.namespace)
         {
             namespace.sync_has_failed(errno);
@@ -272,6 +277,15 @@ mod tests {
             controller.note_failed_sync(&request, libc::EREMOTEIO);
             assert_eq!(controller.can_sync(0), can_sync);
         }
+        // It is written and then flushed: an error of that is the flush's.
+        let controller = &mut flushing(false);
+        let owner = Owner::Command(CommandId::admin(2));
+        let mut request = Request::new(owner, Work::Write(Durable(true)), 0, 0, 512);
+        (request.from_device, request.done) = (true, 512);
+        controller.begin(request);
+        assert!(controller.can_sync(0));
+        controller.transferred(2, -libc::EREMOTEIO);
+        assert!(!controller.can_sync(0));
     }
 
     #[test]
