@@ -11,7 +11,6 @@ mod memory;
 mod names;
 mod peers;
 mod requests;
-mod subleases;
 mod unreliable;
 mod windows;
 
