@@ -13,6 +13,7 @@ use farlane_vhost::session::{Device, Setup};
 use farlane_zero_copy::placement::{Placement, Watch};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use vhost::vhost_user::{Error, Result};
 use zerocopy::IntoBytes as _;
@@ -85,6 +86,12 @@ fn side_of(index: u16) -> Side {
     }
 }
 
+/// Throws away what waits at the port, and counts it.
+fn discard(interface: &Interface) {
+    let dropped = (0..interface.pairs()).map(|queue| interface.port.discard(queue));
+    count(&interface.counters.rx_dropped, dropped.sum());
+}
+
 impl NetDevice {
     /// A VMM has just connected.
     ///
@@ -92,7 +99,15 @@ impl NetDevice {
     /// Too many open files.
     pub fn new(interface: Arc<Interface>, channel: &Arc<Channel>) -> io::Result<Self> {
         interface.look();
-        count(&interface.counters.connections, 1);
+        if interface
+            .counters
+            .connections
+            .fetch_add(1, Ordering::Relaxed)
+            > 0
+        {
+            // What waits came for the VM before. What came for that of a backend that was killed is still there.
+            discard(&interface);
+        }
         let count = interface.pairs();
         let pairs = (0..count).map(|index| Pair::new(index).map(Arc::new));
         let table = (count > 1).then(|| {
@@ -237,6 +252,7 @@ impl Device for NetDevice {
             watch.look();
         }
         let at = usize::from(index / 2);
+        let is_first = self.used.iter().all(|used| used.serves == [false; 2]);
         let pair = self.pairs.get(at).ok_or(io::ErrorKind::NotFound)?;
         let used = self.used.get_mut(at).ok_or(io::ErrorKind::NotFound)?;
         let worker = match &used.worker {
@@ -252,12 +268,10 @@ impl Device for NetDevice {
                 used.worker.insert(worker)
             }
         };
-        if side == Side::Receive && queue.next_available == 0 {
-            // It begins anew: what waits came for another driver. One that was paused, or whose backend was killed, gets it.
-            count(
-                &interface.counters.rx_dropped,
-                interface.port.discard(pair.index),
-            );
+        if is_first && side == Side::Receive && queue.next_available == 0 {
+            // It begins anew, and has sent nothing yet: what waits came for another driver. One that was paused, or whose backend was
+            // killed, gets it.
+            discard(&interface);
         }
         worker.begin(side, queue, terms);
         used.serves[usize::from(index % 2)] = true;
