@@ -40,8 +40,10 @@ impl Paths {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let before = self.bytes.load(Ordering::Relaxed);
-        let found = self.agreed(before);
-        let all_are_up = self.all.iter().all(is_up);
+        // Asked once: they may change meanwhile.
+        let up: Vec<bool> = self.all.iter().map(is_up).collect();
+        let found = self.agreed(&up, before);
+        let all_are_up = !up.contains(&false);
         let found = match found {
             Some(bytes) if bytes < before && !all_are_up => {
                 shrinking.seen(bytes, now).then_some(bytes)
@@ -58,12 +60,12 @@ impl Paths {
     }
 
     /// The size in which the paths agree that can be asked. Where none is up, only whether it is smaller than `before`.
-    fn agreed(&self, before: u64) -> Option<u64> {
-        let one_is_up = self.all.iter().any(is_up);
+    fn agreed(&self, up: &[bool], before: u64) -> Option<u64> {
+        let one_is_up = up.contains(&true);
         let mut sizes = Vec::new();
-        for path in &self.all {
+        for (path, is_up) in self.all.iter().zip(up) {
             let shown = size(&path.storage().file);
-            if is_up(path) {
+            if *is_up {
                 sizes.push(shown.ok()?);
             } else if !one_is_up {
                 sizes.extend(shown.ok().filter(|bytes| *bytes > 0));
