@@ -3,7 +3,7 @@
 //! * [`open`]: finding them, and making sure that they lead to the same disk.
 //! * [`identity`]: what the kernel tells of block devices.
 //! * [`health`]: when a path has failed; [`prober`]: how that is found out, and how it comes back.
-//! * [`shrinking`]: whether a disk has become smaller, or its paths are failing.
+//! * `shrinking`: whether a disk has become smaller, or its paths are failing.
 
 pub mod health;
 pub mod identity;
