@@ -31,24 +31,24 @@ impl Shrinking {
 
 impl Paths {
     /// The size of the disk in bytes, if all paths that are up agree in it. While others are not, it becomes smaller only when two looks
-    /// apart have shown that, and none in between anything else: those that are up may be failing. Where no path is up, they
-    /// may have been found to be broken because the disk has become smaller: those that still have blocks are asked.
+    /// apart have shown that, and none in between anything else: those that are up may be failing. Paths that have failed are not asked: what
+    /// they show may be that, or be old.
     #[must_use]
     pub fn size(&self, now: Instant) -> Option<u64> {
         let mut shrinking = self
             .shrinking
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let before = self.bytes.load(Ordering::Relaxed);
         // Asked once: they may change meanwhile.
-        let up: Vec<bool> = self.all.iter().map(is_up).collect();
-        let found = self.agreed(&up, before);
-        let all_are_up = !up.contains(&false);
-        let found = match found {
-            Some(bytes) if bytes < before && !all_are_up => {
+        let is_up = |path: &&DiskPath| path.health() == Health::Up;
+        let up: Vec<&DiskPath> = self.all.iter().filter(is_up).collect();
+        let found = match self.agreed(&up) {
+            Some(bytes)
+                if bytes < self.bytes.load(Ordering::Relaxed) && up.len() < self.all.len() =>
+            {
                 shrinking.seen(bytes, now).then_some(bytes)
             }
-            _ => {
+            found => {
                 *shrinking = Shrinking::default();
                 found
             }
@@ -59,25 +59,17 @@ impl Paths {
         found
     }
 
-    /// The size in which the paths agree that can be asked. Where none is up, only whether it is smaller than `before`.
-    fn agreed(&self, up: &[bool], before: u64) -> Option<u64> {
-        let one_is_up = up.contains(&true);
-        let mut sizes = Vec::new();
-        for (path, is_up) in self.all.iter().zip(up) {
-            let shown = size(&path.storage().file);
-            if *is_up {
-                sizes.push(shown.ok()?);
-            } else if !one_is_up {
-                sizes.extend(shown.ok().filter(|bytes| *bytes > 0));
+    /// The size in which these paths agree.
+    fn agreed(&self, up: &[&DiskPath]) -> Option<u64> {
+        let mut found = None;
+        for path in up {
+            let bytes = size(&path.storage().file).ok()?;
+            if found.is_some_and(|found| found != bytes) {
+                return None;
             }
+            found = Some(bytes);
         }
-        let first = sizes.first().copied()?;
         // A device that has been pulled has no blocks; a disk does not become empty by that.
-        let is_size = (first > 0 || !self.several()) && (one_is_up || first < before);
-        (is_size && sizes.iter().all(|bytes| *bytes == first)).then_some(first)
+        found.filter(|bytes| *bytes > 0 || !self.several())
     }
-}
-
-fn is_up(path: &DiskPath) -> bool {
-    path.health() == Health::Up
 }
