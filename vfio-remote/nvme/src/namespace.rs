@@ -6,7 +6,7 @@ use farlane_file_io::storage;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where the bytes of a namespace are.
 #[derive(Debug)]
@@ -44,8 +44,8 @@ pub struct Namespace {
     pub syncs: Syncs,
     /// What holds its bytes, for who reads the log.
     what: String,
-    /// A sync has failed.
-    sync_failed: AtomicBool,
+    /// Syncs that have failed.
+    failed_syncs: AtomicU64,
 }
 
 impl Namespace {
@@ -71,7 +71,7 @@ impl Namespace {
             read_only,
             syncs: Syncs::default(),
             what,
-            sync_failed: AtomicBool::new(false),
+            failed_syncs: AtomicU64::new(0),
         })
     }
 
@@ -79,12 +79,17 @@ impl Namespace {
     /// failed once, and the next `fdatasync` succeeds although the bytes are not there (fsync(2)): only who opens the file
     /// again, and reads it, knows what it has.
     pub fn can_sync(&self) -> bool {
-        !self.sync_failed.load(Ordering::Relaxed)
+        self.failed_syncs() == 0
+    }
+
+    /// How many syncs have failed.
+    pub fn failed_syncs(&self) -> u64 {
+        self.failed_syncs.load(Ordering::Relaxed)
     }
 
     /// A sync has failed, and its command is answered with an error.
     pub fn sync_has_failed(&self, errno: i32) {
-        if !self.sync_failed.swap(true, Ordering::Relaxed) {
+        if self.failed_syncs.fetch_add(1, Ordering::Relaxed) == 0 {
             let (what, why) = (&self.what, io::Error::from_raw_os_error(errno));
             log::error!(
                 "{what}: a flush has failed: {why}; what was written before may be lost, and flushes fail until it is opened again"

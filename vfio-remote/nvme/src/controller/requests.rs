@@ -111,6 +111,8 @@ pub struct Request {
     pub iovecs: Vec<libc::iovec>,
     /// Some of that memory is another device's.
     pub from_device: bool,
+    /// How many syncs of the namespace had failed when it began to write.
+    pub failed_syncs: u64,
     /// Keeps that memory mapped, if it is the guest's.
     pub view: Option<Rc<DmaView>>,
     /// That memory, if it is not.
@@ -133,6 +135,7 @@ impl Request {
             sync: None,
             iovecs: Vec::new(),
             from_device: false,
+            failed_syncs: 0,
             view: None,
             data: Bounce::default(),
         }

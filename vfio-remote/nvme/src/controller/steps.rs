@@ -243,6 +243,9 @@ impl Controller {
             Work::Read => self.step_transfer(slot, request, None),
             Work::Write(durable) => {
                 let durable = *durable;
+                if request.done == 0 {
+                    request.failed_syncs = self.failed_syncs(request.namespace);
+                }
                 let syncs_after = durable.0 && self.syncs_after(request);
                 if syncs_after && request.done >= request.length {
                     return self.step_sync(slot, request);

@@ -73,6 +73,21 @@ impl Controller {
         namespace.is_some_and(Namespace::can_sync)
     }
 
+    /// Whether a sync can still make durable what a request has done. What was written around the page cache after a sync has failed is not lost
+    /// with what was written before.
+    fn can_sync_of(&self, request: &Request, namespace: usize) -> bool {
+        if matches!(request.work, Work::Write(_)) && !self.is_cached(namespace) {
+            return self.failed_syncs(namespace) == request.failed_syncs;
+        }
+        self.can_sync(namespace)
+    }
+
+    /// How many syncs of a namespace have failed.
+    pub(super) fn failed_syncs(&self, namespace: usize) -> u64 {
+        let namespace = self.identity.namespaces.get(namespace);
+        namespace.map_or(0, Namespace::failed_syncs)
+    }
+
     /// Whether the page cache of the host takes part in what a namespace holds: a durable write is a write and then a sync there.
     /// Of an operation that does both nobody can say which has failed, and it would use up the error of an earlier write.
     pub(super) fn is_cached(&self, namespace: usize) -> bool {
@@ -134,7 +149,7 @@ impl Controller {
         }
         let has_ended = request.sync.take().is_some();
         // Of several under way that write-back has failed for, one is told of it.
-        if !self.can_sync(namespace) {
+        if !self.can_sync_of(request, namespace) {
             return Ok(Step::Done(Status::WRITE_FAULT));
         }
         if has_ended {
@@ -286,6 +301,17 @@ mod tests {
         assert!(controller.can_sync(0));
         controller.transferred(2, -libc::EREMOTEIO);
         assert!(!controller.can_sync(0));
+        let errors = answered(controller).1;
+        assert_eq!(errors, 1);
+        // What is written after a flush has failed is not lost with what was written before.
+        for (failed_syncs, more) in [(1, 0), (0, 1)] {
+            let mut request = Request::new(owner, Work::Write(Durable(true)), 0, 0, 512);
+            (request.from_device, request.done) = (true, 512);
+            request.failed_syncs = failed_syncs;
+            controller.begin(request);
+            controller.transferred(2, 0);
+            assert_eq!(answered(controller).1, errors + more);
+        }
     }
 
     #[test]
