@@ -12,7 +12,7 @@ use farlane_vmkit::progress;
 use farlane_vmkit::qemu::VmConfig;
 use serde_json::Value;
 
-use crate::conditions::wait_until;
+use crate::conditions::{no_complaint, wait_until};
 use crate::disks::{Disk, DiskBackend, socket};
 use crate::lending::{Blocks, Borrower, Device, Lender, gpu_programs};
 use crate::run::{Context, Run};
@@ -124,6 +124,15 @@ impl Backends {
             counters.sum("bytes_tunnelled_in")?,
             counters.sum("bytes_tunnelled_out")?,
         ])
+    }
+
+    /// Ends them after their guest, which has nothing to complain of, and none of whose tokens was refused.
+    pub fn end_with(self, guest: Guest) -> Result<()> {
+        let refused = self.disks.metrics()?.sum("tokens_refused")?;
+        ensure!(refused == 0, "{refused} requests were refused");
+        no_complaint(&guest)?;
+        drop(guest);
+        self.stop()
     }
 
     /// Ends them as their administrator does.

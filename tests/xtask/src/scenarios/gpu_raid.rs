@@ -7,7 +7,6 @@ use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::report::Report;
 
 use super::Scenario;
-use crate::conditions::no_complaint;
 use crate::gpu_machine::{Backends, drop_caches, mount, prepare, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
@@ -61,11 +60,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             report.add("files and GPU memory", volume.name(), figure);
         }
     }
-    let refused = backends.disks.metrics()?.sum("tokens_refused")?;
-    ensure!(refused == 0, "{refused} requests were refused");
-    no_complaint(&guest)?;
-    drop(guest);
-    backends.stop()
+    backends.end_with(guest)
 }
 
 impl Machine<'_> {

@@ -7,7 +7,6 @@ use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::report::Report;
 
 use super::Scenario;
-use crate::conditions::no_complaint;
 use crate::gpu_machine::{Backends, drop_caches, mount, prepare, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
@@ -59,9 +58,5 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     // From the disk, and to a program without the library.
     guest.run("umount /mnt && fsck.ext4 -f -n /dev/vda && mount -t ext4 /dev/vda /mnt")?;
     guest.run(&format!("gpu_io check /mnt/data --seed {SEED}"))?;
-    let refused = backends.disks.metrics()?.sum("tokens_refused")?;
-    ensure!(refused == 0, "{refused} requests were refused");
-    no_complaint(&guest)?;
-    drop(guest);
-    backends.stop()
+    backends.end_with(guest)
 }

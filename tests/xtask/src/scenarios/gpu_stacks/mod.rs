@@ -10,7 +10,6 @@ use farlane_vmkit::qemu::VmConfig;
 use farlane_vmkit::report::Report;
 
 use super::Scenario;
-use crate::conditions::no_complaint;
 use crate::disks;
 use crate::gpu_machine::{Backends, Ways, drop_caches, prepare, run_with_library};
 use crate::lending::Blocks;
@@ -73,11 +72,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         what,
         "right bytes, plain over dm-crypt",
     );
-    let refused = backends.disks.metrics()?.sum("tokens_refused")?;
-    ensure!(refused == 0, "{refused} requests were refused");
-    no_complaint(&guest)?;
-    drop(guest);
-    backends.stop()
+    backends.end_with(guest)
 }
 
 impl Machine<'_> {
