@@ -1,9 +1,15 @@
 //! The table at the end of a test run: what ran, how long it took, and last of all what failed.
 
+use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use farlane_vmkit::process::tail;
+
 use crate::jobs::{Outcome, Verdict};
+
+/// How many lines of what a failed job has said stand in the table.
+const LINES: usize = 15;
 
 /// Jobs that took less are summed up in one line.
 const SHORT: Duration = Duration::from_secs(3);
@@ -57,8 +63,22 @@ pub fn print(phases: &[Phase], mut outcomes: Vec<Outcome>, all: Duration) -> Exi
     }
     for outcome in outcomes.iter().filter(|outcome| outcome.verdict.failed > 0) {
         println!("FAILED: {}: see {}", outcome.name, outcome.log.display());
+        // Whoever keeps only the end of a run's output sees why.
+        let said = fs::read(&outcome.log).unwrap_or_default();
+        for line in why(&String::from_utf8_lossy(&said)).lines() {
+            println!("  {line}");
+        }
     }
     ExitCode::FAILURE
+}
+
+/// The lines of a log that say why a job failed: those from its first panic on, or its last ones.
+fn why(said: &str) -> String {
+    let lines: Vec<&str> = said.lines().collect();
+    match lines.iter().position(|line| line.contains("panicked at")) {
+        Some(at) => lines[at..lines.len().min(at + LINES)].join("\n"),
+        None => tail(said, LINES),
+    }
 }
 
 fn line(name: &str, took: Duration, boots: Option<u64>, result: &str) {
@@ -79,4 +99,21 @@ fn figures(outcomes: &[Outcome]) {
         }
     }
     print!("{report}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_shown_before_what_follows_it() {
+        let trace = "\n   1: main".repeat(40);
+        let panic = "thread 'a' panicked at src/a.rs:1:1:\nleft: 1";
+        let shown = why(&format!("running 1 test\n{panic}{trace}"));
+        assert!(shown.starts_with(panic) && shown.lines().count() == LINES);
+        assert_eq!(
+            why(&format!("{trace}\nexit status 1")).lines().last(),
+            Some("exit status 1")
+        );
+    }
 }
