@@ -11,6 +11,7 @@ mod memory;
 mod names;
 mod peers;
 mod requests;
+mod subleases;
 mod unreliable;
 mod windows;
 

@@ -270,6 +270,22 @@ pub struct WindowConfig {
     pub borrowers: Vec<String>,
     /// What it is.
     pub bridge: BridgeConfig,
+    /// The device of another lender that is seen through it, instead of a VM's memory.
+    pub shows: Option<ShowsConfig>,
+}
+
+/// A BAR of a device of another lender.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShowsConfig {
+    /// Name of the other lender.
+    pub lender: String,
+    /// Where it listens.
+    pub address: AddressText,
+    /// Its name of the device.
+    pub device: String,
+    /// Which BAR, from its beginning on.
+    pub bar: u8,
 }
 
 /// Kinds of bridges.

@@ -4,6 +4,7 @@ use super::lease::{Lease, NotNow};
 use super::names::Borrower;
 use super::peers::{Lent, PeerUse};
 use super::session::Control;
+use super::sublease::Sublease;
 use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
 use farlane_pci::Source;
 use farlane_zero_copy::chain;
@@ -31,8 +32,10 @@ pub(super) struct State {
     reach: Reach,
     /// What other devices can reach of it, while it is held.
     pub lent: Option<Lent>,
-    /// Those that do.
+    /// Those of this lender that do.
     pub users: Vec<Arc<PeerUse>>,
+    /// Other lenders whose devices do.
+    pub subleases: Vec<Arc<Sublease>>,
 }
 
 /// What the holder of a device has it reach.
@@ -69,6 +72,7 @@ impl Device {
                 reach: Reach::default(),
                 lent: None,
                 users: Vec::new(),
+                subleases: Vec::new(),
             }),
             changed: Condvar::new(),
             attached: AtomicU32::new(0),
@@ -144,6 +148,11 @@ impl Device {
         self.state().lent = Some(lent);
     }
 
+    /// Whether devices of other lenders reach it.
+    pub fn is_sublet(&self) -> bool {
+        !self.state().subleases.is_empty()
+    }
+
     /// Ends a lease; `reset` makes the device as new. Before, no other device reaches it any more. Where one of these is not
     /// to be had, the device is quarantined.
     pub fn give_back(&self, fence: Fence, reset: impl FnOnce()) {
@@ -152,13 +161,24 @@ impl Device {
         state.lease.begin_return(fence);
         state.lent = None;
         let users = std::mem::take(&mut state.users);
+        let subleases = std::mem::take(&mut state.subleases);
         drop(state);
+        for sublease in &subleases {
+            sublease.ask_back();
+        }
         let mut quarantine = None;
         for used in users {
             if let Err(e) = used.end() {
                 let why = format!("another device does not let go of it: {}", chain(&e));
                 quarantine.get_or_insert(why);
             }
+        }
+        if !subleases.iter().all(|sublease| sublease.wait()) {
+            let why = "another lender does not let go of it".to_owned();
+            quarantine.get_or_insert(why);
+        }
+        for sublease in &subleases {
+            sublease.shut();
         }
         reset();
         // Under the lock, so that a reason that comes later finds a device on offer.

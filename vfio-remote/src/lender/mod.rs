@@ -1,6 +1,7 @@
 //! Offers functions, one borrower at a time.
 
 mod device;
+mod far;
 mod lease;
 mod memory;
 mod names;
@@ -10,15 +11,16 @@ mod queue;
 mod reach;
 mod registers;
 mod session;
+mod sublease;
 mod worker;
 
 pub use device::Offer;
 
-use crate::link::message::DeviceStatus;
-use crate::link::{Acceptor, HANDSHAKE, LinkError, Peer, Receiver, Sender};
+use crate::link::message::{DeviceStatus, PeerName};
+use crate::link::{Acceptor, Connector, HANDSHAKE, LinkError, Peer, Receiver, Sender};
 use device::Device;
 use farlane_ntb::Ntb;
-use farlane_pci::Counter;
+use farlane_pci::{Counter, Region};
 use farlane_zero_copy::chain;
 use names::{Borrower, Standing};
 use std::collections::BTreeMap;
@@ -63,6 +65,30 @@ pub struct BridgeOffer {
     pub ntb: Arc<dyn Ntb>,
     /// Whose memory it shows: names of hosts. To anybody else it would be a way into that memory.
     pub borrowers: Vec<String>,
+    /// Where it shows a device of another lender, instead of a VM's memory: which.
+    pub shows: Option<FarBar>,
+}
+
+/// A BAR of a device of another lender, which a window shows from its beginning on.
+#[derive(Clone, Debug)]
+pub struct FarBar {
+    /// Name of the other lender.
+    pub lender: String,
+    /// Where it listens.
+    pub connector: Connector,
+    /// Its name of the device.
+    pub device: String,
+    /// The BAR.
+    pub region: Region,
+}
+
+impl FarBar {
+    fn name(&self) -> PeerName {
+        PeerName {
+            lender: self.lender.clone(),
+            device: self.device.clone(),
+        }
+    }
 }
 
 /// Why a lender cannot be set up.
@@ -121,7 +147,10 @@ impl Lender {
         let said = users.values().flatten();
         let borrowers = offers.iter().flat_map(|offer| &offer.borrowers);
         let shown = bridges.values().flat_map(|bridge| &bridge.borrowers);
+        let far = bridges.values().filter_map(|bridge| bridge.shows.as_ref());
+        let far = far.flat_map(|far| [&far.lender, &far.device]);
         let names = said.chain(borrowers).chain(shown).chain(bridges.keys());
+        let names = names.chain(far);
         let wrong = names.chain([&name]).find(|name| !is_name(name)).cloned();
         if let Some(name) = wrong {
             return Err(LenderError::Name(name));

@@ -9,6 +9,7 @@ use super::device::Device;
 use super::memory::LinkMemory;
 use super::names::Borrower;
 use super::queue::WorkQueue;
+use super::sublease::Sublease;
 use super::worker::Worker;
 use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
 use crate::link::{LinkError, Peer, Received, Receiver, Sender};
@@ -72,6 +73,8 @@ struct State {
     /// Under which lease the device is wanted back, and when it is taken. The lease may be still to come.
     wanted: Option<(Fence, Instant)>,
     ending: Option<Ending>,
+    /// Of another lender, at the other end.
+    sublease: Option<Arc<Sublease>>,
     /// Interrupts that are to be told, each once.
     raised: Vec<(Fence, InterruptKind, u16)>,
 }
@@ -105,6 +108,11 @@ impl Control {
         state.announced = false;
         state.ending = None;
         state.raised.clear();
+    }
+
+    /// The link is for a sublease.
+    pub fn set_sublease(&self, sublease: Arc<Sublease>) {
+        self.state().sublease = Some(sublease);
     }
 
     /// The borrower has been told of its lease.
@@ -349,9 +357,12 @@ fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> 
 }
 
 fn renew(control: &Control, fence: Fence) -> Result<(), Refusal> {
-    let device = match &control.state().lease {
-        Some(tenure) if tenure.fence == fence => Arc::clone(&tenure.device),
+    let state = control.state();
+    let device = match (&state.lease, &state.sublease) {
+        (Some(tenure), _) if tenure.fence == fence => Arc::clone(&tenure.device),
+        (_, Some(sublease)) if sublease.fence == fence => return sublease.renew(),
         _ => return Err(Refusal::Ended(fence)),
     };
+    drop(state);
     device.renew(fence)
 }

@@ -259,7 +259,10 @@ impl Shared {
     pub fn answered(&self, id: u32, result: Result<Reply, Refusal>, descriptors: Vec<OwnedFd>) {
         let is_take = self.answers().waiting.get(&id).is_some_and(|w| w.is_take);
         // The device has been taken. Here, because what comes behind this answer may belong to the lease.
-        if is_take && let Ok(Reply::Taken { fence, term_ms, .. }) = result {
+        if is_take
+            && let Ok(Reply::Taken { fence, term_ms, .. } | Reply::Sublet { fence, term_ms }) =
+                result
+        {
             let tenure = Tenure::new(fence, term_ms);
             let mut lease = self.lease();
             lease.taken = Some(fence);
@@ -289,7 +292,7 @@ impl Shared {
             answers.next = answers.next.wrapping_add(1);
             let id = answers.next;
             let waiting = Waiting {
-                is_take: matches!(request, Request::Take),
+                is_take: matches!(request, Request::Take | Request::Sublet { .. }),
                 answer: None,
             };
             answers.waiting.insert(id, waiting);

@@ -1,0 +1,159 @@
+//! Devices of other lenders, which windows show, as devices of this one reach them.
+
+use super::FarBar;
+use super::peers::PeerUse;
+use super::proof::Word;
+use crate::borrower::{LetGo, Subtenant};
+use crate::link::message::{MAX_WORDS, PeerKey, PeerName, Refusal};
+use farlane_pci::{DmaMapping, Function, Region};
+use farlane_zero_copy::chain;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
+
+#[derive(Default)]
+struct State {
+    /// The sublease has ended: nothing can be reached any more.
+    is_over: bool,
+    uses: Vec<Arc<PeerUse>>,
+}
+
+/// The ranges that one device of this lender reaches in one of another lender.
+struct Uses {
+    state: Mutex<State>,
+    /// The device of this lender. Never the last reference to it.
+    source: Weak<dyn Function>,
+}
+
+impl Uses {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes them away. False if the source may go on to reach one.
+    fn end(&self) -> bool {
+        let mut state = self.state();
+        state.is_over = true;
+        let uses = std::mem::take(&mut state.uses);
+        drop(state);
+        // All of them, also after one that fails.
+        let mut failed = None;
+        for used in uses {
+            failed = used.end().err().or(failed);
+        }
+        let Some(e) = failed else {
+            return true;
+        };
+        log::error!("A device of another lender is not let go of: {}", chain(&e));
+        let Some(source) = self.source.upgrade() else {
+            return false;
+        };
+        match source.end_bus_master() {
+            Ok(()) => true,
+            Err(e) => {
+                log::error!("It cannot be kept from memory either: {}", chain(&e));
+                false
+            }
+        }
+    }
+}
+
+/// A device of another lender, as far as one device of this lender may reach it: as long as the other lender's device is held.
+pub(crate) struct FarDevice {
+    key: PeerKey,
+    uses: Arc<Uses>,
+    subtenant: Subtenant,
+}
+
+impl FarDevice {
+    /// Takes a sublease of what a window shows, for `source`, as the lender `name`.
+    pub fn open(
+        name: &str,
+        bar: &FarBar,
+        key: PeerKey,
+        source: &Arc<dyn Function>,
+        until: Instant,
+    ) -> Result<Arc<Self>, Refusal> {
+        let uses = Arc::new(Uses {
+            state: Mutex::default(),
+            source: Arc::downgrade(source),
+        });
+        let ended = Arc::clone(&uses);
+        let let_go: LetGo = Box::new(move || ended.end());
+        let device = bar.name();
+        let opened = Subtenant::open(&bar.connector, name, (&device, key), let_go, until);
+        let subtenant = opened.map_err(|e| {
+            let PeerName { lender, device } = &device;
+            Refusal::Invalid(format!("no sublease of {lender}/{device}: {}", chain(&e)))
+        })?;
+        Ok(Arc::new(Self {
+            key,
+            uses,
+            subtenant,
+        }))
+    }
+
+    /// Whether it is one that such a key opens, and has not ended.
+    pub fn is_live(&self, key: PeerKey) -> bool {
+        self.key == key && !self.is_over()
+    }
+
+    /// Whether the sublease has ended.
+    pub fn is_over(&self) -> bool {
+        self.uses.state().is_over
+    }
+
+    /// Whether nothing of it is reached.
+    pub fn is_unused(&self) -> bool {
+        self.uses.state().uses.is_empty()
+    }
+
+    /// Words of its memory, as its lender reads them.
+    pub fn words(&self, region: Region, offsets: &[u64], until: Instant) -> io::Result<Vec<Word>> {
+        let mut words = Vec::new();
+        for part in offsets.chunks(MAX_WORDS) {
+            let read = self.subtenant.words(region, part.to_vec(), until);
+            let bytes = read.map_err(io::Error::other)?;
+            words.extend(bytes.chunks_exact(size_of::<Word>()).map(|bytes| {
+                let mut word = Word::default();
+                word.copy_from_slice(bytes);
+                word
+            }));
+        }
+        Ok(words)
+    }
+
+    /// Has `source` reach a range of it, until that is ended or the sublease is.
+    pub fn reach(
+        &self,
+        source: &Arc<dyn Function>,
+        mapping: DmaMapping,
+    ) -> Result<Arc<PeerUse>, Refusal> {
+        let mut state = self.uses.state();
+        if state.is_over {
+            return Err(Refusal::Invalid("the sublease has ended".to_owned()));
+        }
+        // One that ends from now on waits for what is here, and takes it away.
+        let (used, mapped) = PeerUse::map(source, mapping, |used| {
+            state.uses.push(Arc::clone(used));
+            drop(state);
+        });
+        if let Err(e) = mapped {
+            self.forget(&used);
+            return Err(Refusal::Invalid(chain(&e)));
+        }
+        Ok(used)
+    }
+
+    /// A range was taken away.
+    pub fn forget(&self, used: &Arc<PeerUse>) {
+        let mut state = self.uses.state();
+        state.uses.retain(|other| !Arc::ptr_eq(other, used));
+    }
+}
+
+impl Drop for FarDevice {
+    fn drop(&mut self) {
+        self.subtenant.give_back();
+    }
+}

@@ -1,0 +1,263 @@
+//! Subleases: a device of another lender reaches one that is held here, through a window of that lender.
+//!
+//! Only the other lender can keep its device from the window, and only this one knows whether the device behind it is still held.
+//! So the other lender has a sublease: it shows the key of the device's lease, renews, and lets go before that lease counts as
+//! ended. One that says nothing has let go by itself when its term is over, see [`silence`].
+
+use super::device::Device;
+use super::peers::Lent;
+use super::session::Control;
+use crate::link::message::{Fence, MAX_WORDS, PeerKey, Refusal, ToBorrower};
+use farlane_pci::{Description, DmaMapping, DmaSpace, Region};
+use farlane_zero_copy::chain;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Subleases of one device.
+const MAX_SUBLEASES: usize = 16;
+/// How much longer than by its term another lender's device may go on, until that lender has noticed and kept it from the window.
+const STOPPING: Duration = Duration::from_secs(2);
+/// Bytes of a word.
+const WORD_BYTES: u64 = 8;
+
+/// After how long without a renewal the other lender has let go. It counts its term from the answer to a renewal, which may have
+/// been a term on its way.
+fn silence(term: Duration) -> Duration {
+    2 * term + STOPPING
+}
+
+#[derive(Debug)]
+struct State {
+    renewed: Instant,
+    /// The other lender has been told to let go: renewing does not put it off.
+    ending: bool,
+    /// It has let go.
+    released: bool,
+    /// Its link has ended.
+    gone: bool,
+}
+
+/// A sublease, at the lender whose device is reached.
+#[derive(Debug)]
+pub(crate) struct Sublease {
+    pub fence: Fence,
+    term: Duration,
+    control: Weak<Control>,
+    /// The other lender is of this host: while its link is there, time proves nothing of it.
+    is_here: bool,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Whether the device can be read for it. Held while it is: whoever does has the device's function meanwhile.
+    readable: Mutex<bool>,
+}
+
+impl Sublease {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The other lender goes on.
+    pub fn renew(&self) -> Result<(), Refusal> {
+        let mut state = self.state();
+        if state.released {
+            return Err(Refusal::Ended(self.fence));
+        }
+        if !state.ending {
+            state.renewed = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Its device does not reach this one any more.
+    pub fn release(&self) {
+        self.state().released = true;
+        self.changed.notify_all();
+    }
+
+    /// Its link has ended.
+    pub fn close(&self) {
+        self.state().gone = true;
+        self.changed.notify_all();
+    }
+
+    /// The device is read for it no more. Nobody else has its function for that when this returns.
+    pub fn shut(&self) {
+        *self.readable() = false;
+    }
+
+    fn readable(&self) -> MutexGuard<'_, bool> {
+        self.readable.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the other lender to let go.
+    pub fn ask_back(&self) {
+        self.state().ending = true;
+        let fence = self.fence;
+        let sender = self.control.upgrade().map(|control| control.sender.clone());
+        if let Some(sender) = sender
+            && let Err(e) = sender.send(&ToBorrower::Ended { fence }, &[])
+        {
+            log::debug!("Another lender cannot be asked to let go: {e}");
+            sender.stop();
+        }
+    }
+
+    /// Whether its device certainly reaches this one no more.
+    fn is_over(&self, state: &State) -> bool {
+        state.released || (self.is_silent(state) && (state.gone || !self.is_here))
+    }
+
+    fn is_silent(&self, state: &State) -> bool {
+        state.renewed.elapsed() >= silence(self.term)
+    }
+
+    /// Whether nothing is to be done about it any more, whenever the device's lease ends.
+    fn is_done(&self) -> bool {
+        let state = self.state();
+        state.released || (self.is_silent(&state) && state.gone)
+    }
+
+    /// Waits until the other lender has let go, for as long as it can take. False if it may still hold on.
+    pub fn wait(&self) -> bool {
+        let mut state = self.state();
+        let until = state.renewed + silence(self.term);
+        while !state.released {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        self.is_over(&state)
+    }
+}
+
+impl Device {
+    /// A sublease for whoever is at the other end of `control`. None where it does not know the key of the device's lease.
+    pub fn sublet(
+        &self,
+        key: PeerKey,
+        control: &Arc<Control>,
+        term: Duration,
+    ) -> Result<Option<Arc<Sublease>>, Refusal> {
+        let name = &self.offer.name;
+        let mut state = self.state();
+        let lent = state.lent.as_ref().filter(|lent| lent.is_opened_by(key));
+        let Some(fence) = lent.map(|lent| lent.fence) else {
+            return Ok(None);
+        };
+        state.subleases.retain(|other| !other.is_done());
+        if state.subleases.len() >= MAX_SUBLEASES {
+            return Err(Refusal::Invalid(format!("{name} has too many subleases")));
+        }
+        let sublease = Arc::new(Sublease {
+            fence,
+            term,
+            control: Arc::downgrade(control),
+            is_here: control.sender.hears_of_the_end(),
+            state: Mutex::new(State {
+                renewed: Instant::now(),
+                ending: false,
+                released: false,
+                gone: false,
+            }),
+            changed: Condvar::new(),
+            readable: Mutex::new(true),
+        });
+        state.subleases.push(Arc::clone(&sublease));
+        Ok(Some(sublease))
+    }
+
+    /// Words of the device's memory, under a sublease.
+    pub fn words(
+        &self,
+        sublease: &Sublease,
+        region: Region,
+        offsets: &[u64],
+    ) -> Result<Vec<u8>, Refusal> {
+        let fence = sublease.fence;
+        let name = &self.offer.name;
+        if offsets.len() > MAX_WORDS || offsets.iter().any(|at| !at.is_multiple_of(WORD_BYTES)) {
+            return Err(Refusal::Invalid(format!(
+                "{} words of {name}",
+                offsets.len()
+            )));
+        }
+        // Until nobody has the function here any more.
+        let may = sublease.readable();
+        if !*may {
+            return Err(Refusal::Ended(fence));
+        }
+        let readable = {
+            let state = self.state();
+            let lent = state.lent.as_ref().filter(|lent| lent.fence == fence);
+            let lent = lent.ok_or(Refusal::Ended(fence))?;
+            Readable::new(lent, self.offer.source.description(), region)?
+        };
+        let mut words = Vec::new();
+        for &offset in offsets {
+            words.extend(readable.word(offset)?);
+        }
+        Ok(words)
+    }
+}
+
+/// Memory of a device, in which reading changes nothing.
+struct Readable<'a> {
+    lent: Lent,
+    description: &'a Description,
+    region: Region,
+    /// What the holder maps, at its offsets in the region.
+    areas: Arc<DmaSpace>,
+}
+
+impl<'a> Readable<'a> {
+    fn new(lent: &Lent, description: &'a Description, region: Region) -> Result<Self, Refusal> {
+        let areas = DmaSpace::new();
+        for area in lent.areas.iter().filter(|area| area.region == region) {
+            let mapped = areas.map(&DmaMapping {
+                address: area.area.offset,
+                length: area.area.size,
+                writable: false,
+                target: farlane_pci::DmaTarget::Device {
+                    file: Arc::clone(&area.file),
+                    offset: area.file_offset,
+                },
+            });
+            mapped.map_err(|e| Refusal::Device(chain(&e)))?;
+        }
+        Ok(Self {
+            lent: lent.clone(),
+            description,
+            region,
+            areas,
+        })
+    }
+
+    fn word(&self, offset: u64) -> Result<[u8; 8], Refusal> {
+        let mut word = [0; 8];
+        if self.areas.read(offset, &mut word).is_ok() {
+            return Ok(word);
+        }
+        let Self {
+            description,
+            region,
+            ..
+        } = *self;
+        if !description.contains(region, offset, word.len()) || !description.is_prefetchable(region)
+        {
+            return Err(Refusal::Invalid(format!(
+                "{offset:#x} of {region:?} is not memory that can be compared"
+            )));
+        }
+        let function = self.lent.function.upgrade();
+        let function = function.ok_or(Refusal::Ended(self.lent.fence))?;
+        let read = function.read(region, offset, &mut word);
+        read.map_err(super::registers::device_error)?;
+        Ok(word)
+    }
+}
