@@ -22,6 +22,8 @@ pub struct Config {
     pub devices: Vec<DeviceConfig>,
     /// Bridges to other hosts.
     pub windows: Vec<WindowConfig>,
+    /// Other lenders, whose devices may reach those that are lent here.
+    pub lenders: Vec<String>,
     /// Users of this host, besides this one and root.
     pub users: Vec<UserConfig>,
 }

@@ -95,6 +95,7 @@ impl Config {
             tls: keys.tls,
             devices: devices.collect::<Result<_, _>>()?,
             windows: windows.collect::<Result<_, _>>()?,
+            lenders: keys.lenders,
             users: keys.user,
         })
     }
@@ -112,6 +113,8 @@ struct TopKeys {
     term_seconds: Option<u16>,
     grace_seconds: Option<u16>,
     tls: Option<TlsFiles>,
+    #[serde(default)]
+    lenders: Vec<String>,
     #[serde(default)]
     device: Vec<Spanned<DeviceKeys>>,
     #[serde(default)]

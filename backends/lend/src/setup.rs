@@ -116,6 +116,7 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
         offers,
         bridges,
         users,
+        lenders: config.lenders,
         term: seconds(config.term_seconds, TERM),
         grace: seconds(config.grace_seconds, GRACE),
     })?;

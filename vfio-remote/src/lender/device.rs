@@ -26,7 +26,7 @@ pub struct Offer {
 }
 
 pub(super) struct State {
-    lease: Lease,
+    pub(super) lease: Lease,
     /// The holder's link.
     control: Weak<Control>,
     reach: Reach,

@@ -52,6 +52,9 @@ pub struct LenderConfig {
     /// Users of this host, besides the lender's own and root, and the names that they may say are theirs. Those two may say
     /// any, and administer the lender; others may not connect.
     pub users: BTreeMap<u32, Vec<String>>,
+    /// Names of other lenders of other hosts, whose devices may reach devices here under subleases. Those of this host run as the
+    /// lender's own user or root.
+    pub lenders: Vec<String>,
     /// A lease ends when it has not been renewed for so long.
     pub term: Duration,
     /// How long a borrower has to give a device back that is revoked.
@@ -123,6 +126,7 @@ pub struct Lender {
     devices: BTreeMap<String, Arc<Device>>,
     bridges: BTreeMap<String, BridgeOffer>,
     users: BTreeMap<u32, Vec<String>>,
+    lenders: Vec<String>,
     term: Duration,
     grace: Duration,
     links: Arc<AtomicUsize>,
@@ -140,6 +144,7 @@ impl Lender {
             offers,
             bridges,
             users,
+            lenders,
             term,
             grace,
         } = config;
@@ -150,7 +155,7 @@ impl Lender {
         let far = bridges.values().filter_map(|bridge| bridge.shows.as_ref());
         let far = far.flat_map(|far| [&far.lender, &far.device]);
         let names = said.chain(borrowers).chain(shown).chain(bridges.keys());
-        let names = names.chain(far);
+        let names = names.chain(far).chain(&lenders);
         let wrong = names.chain([&name]).find(|name| !is_name(name)).cloned();
         if let Some(name) = wrong {
             return Err(LenderError::Name(name));
@@ -177,6 +182,7 @@ impl Lender {
             devices,
             bridges,
             users,
+            lenders,
             term,
             grace,
             links: Arc::default(),
@@ -280,6 +286,11 @@ impl Lender {
     #[must_use]
     pub fn status(&self) -> Vec<DeviceStatus> {
         self.devices.values().map(|d| d.status()).collect()
+    }
+
+    /// Whether somebody is a lender whose devices may reach those of this one.
+    fn is_lender(&self, who: &Borrower) -> bool {
+        who.standing == Standing::Administrator || who.is_among(&self.lenders)
     }
 
     /// The devices that `borrower` may see.

@@ -5,6 +5,7 @@
 //! ended. One that says nothing has let go by itself when its term is over, see [`silence`].
 
 use super::device::Device;
+use super::names::{Borrower, Standing};
 use super::peers::Lent;
 use super::session::Control;
 use crate::link::message::{Fence, MAX_WORDS, PeerKey, Refusal, ToBorrower};
@@ -137,10 +138,12 @@ impl Sublease {
 }
 
 impl Device {
-    /// A sublease for whoever is at the other end of `control`. None where it does not know the key of the device's lease.
+    /// A sublease for `lender`, at the other end of `control`. None where it does not know the key of the device's lease, or is
+    /// called as who holds that: a holder would keep the device from others by it.
     pub fn sublet(
         &self,
         key: PeerKey,
+        lender: &Borrower,
         control: &Arc<Control>,
         term: Duration,
     ) -> Result<Option<Arc<Sublease>>, Refusal> {
@@ -150,6 +153,13 @@ impl Device {
         let Some(fence) = lent.map(|lent| lent.fence) else {
             return Ok(None);
         };
+        let holder = state.lease.holder(Instant::now());
+        let is_holder = holder.is_some_and(|(holder, ..)| holder == lender.name);
+        // Who administers the lender may call itself as it likes.
+        if is_holder && lender.standing != Standing::Administrator {
+            log::warn!("{name}: its holder, {}, asks to sublease it", lender.name);
+            return Ok(None);
+        }
         state.subleases.retain(|other| !other.is_done());
         if state.subleases.len() >= MAX_SUBLEASES {
             return Err(Refusal::Invalid(format!("{name} has too many subleases")));

@@ -301,9 +301,14 @@ impl Worker {
     fn sublet(&mut self, name: &str, key: PeerKey) -> Answer {
         self.check_unused()?;
         let no_device = || Refusal::NoDevice(self.borrower.name.clone());
+        if !self.lender.is_lender(&self.borrower) {
+            let who = &self.borrower.name;
+            log::warn!("{name}: {who} is none of the lenders whose devices may reach it");
+            return Err(no_device());
+        }
         let device = self.lender.devices.get(name).ok_or_else(no_device)?;
         let term = self.lender.term;
-        let sublease = device.sublet(key, &self.control, term)?;
+        let sublease = device.sublet(key, &self.borrower, &self.control, term)?;
         let sublease = sublease.ok_or_else(no_device)?;
         let fence = sublease.fence;
         log::info!(

@@ -417,6 +417,7 @@ pub fn lender_with_term(
         offers: copiers.into_iter().map(offer).collect(),
         bridges,
         users: BTreeMap::new(),
+        lenders: Vec::new(),
         term,
         grace: Duration::from_millis(300),
     })
@@ -462,6 +463,7 @@ impl Rig {
             offers: vec![offer],
             bridges: BTreeMap::new(),
             users: BTreeMap::new(),
+            lenders: Vec::new(),
             term,
             grace: Duration::ZERO,
         });

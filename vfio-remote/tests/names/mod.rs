@@ -91,6 +91,7 @@ fn a_list_of_names_has_only_such_as_somebody_can_have() {
             offers: vec![offer],
             bridges: BTreeMap::new(),
             users: BTreeMap::from([(4001, vec![user.to_owned()])]),
+            lenders: Vec::new(),
             term: Duration::from_secs(1),
             grace: Duration::ZERO,
         })
@@ -124,6 +125,7 @@ fn a_user_of_the_host_has_the_names_that_are_configured() {
         offers: vec![offer],
         bridges: BTreeMap::new(),
         users: BTreeMap::from([(4001, vec!["rack2".to_owned(), "rack3".to_owned()])]),
+        lenders: Vec::new(),
         term: Duration::from_secs(1),
         grace: Duration::ZERO,
     });

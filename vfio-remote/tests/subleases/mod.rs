@@ -3,17 +3,19 @@
 use super::common::{
     Copier, LENGTH, Rig, SOURCE, STATUS, TARGET, lender_with_term, memfd, unix_acceptor, until,
 };
+use super::names::Authority;
 use super::peers::{BAR, DECODING, MASTER, in_one_process, reaches, taken, way};
 use super::windows::window;
 use super::{Monitor, Raw};
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{self, PeerWindow};
-use farlane_vfio_remote::lender::{BridgeOffer, FarBar};
+use farlane_vfio_remote::lender::{BridgeOffer, FarBar, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::link::message::{
     Fence, MAX_WORDS, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
 };
-use farlane_vfio_remote::link::{Connector, Sender};
+use farlane_vfio_remote::link::{Acceptor, Connector, Sender, TlsIdentity};
 use std::collections::BTreeMap;
+use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -369,6 +371,60 @@ fn a_lease_ends_when_other_lenders_have_let_go_of_the_device() {
     let refusal = holder.ask(Request::Take).unwrap_err();
     assert!(refusal.to_string().contains("quarantined"), "{refusal}");
     drop(silent);
+}
+
+#[test]
+fn a_sublease_is_for_lenders_that_are_named_and_do_not_hold_the_device() {
+    let offer = Offer {
+        name: "mapped".to_owned(),
+        source: Box::new(Copier::with_memory(filled(1))),
+        borrowers: Vec::new(),
+    };
+    let lender = Lender::new(LenderConfig {
+        name: "second".to_owned(),
+        offers: vec![offer],
+        bridges: BTreeMap::new(),
+        users: BTreeMap::new(),
+        lenders: vec!["first.example".to_owned(), "holder.example".to_owned()],
+        term: TERM,
+        grace: Duration::ZERO,
+    });
+    let lender = lender.unwrap();
+    let serve = |identity: Option<TlsIdentity>| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let acceptor = Acceptor::Tcp(listener, identity);
+        let lender = Arc::clone(&lender);
+        std::thread::spawn(move || lender.serve(&acceptor));
+        port
+    };
+    let authority = Authority::new();
+    let proved = serve(Some(authority.identity("127.0.0.1")));
+    let unproved = serve(None);
+    let connect = |name: &str| {
+        let address = format!("tls:127.0.0.1:{proved}").parse().unwrap();
+        let identity = authority.identity(name);
+        Raw::connect(&Connector::new(address, Some(identity)).unwrap(), name)
+    };
+    let mut holder = connect("holder.example");
+    let (fence, key) = taken(&mut holder, "mapped");
+    keep(&holder, fence);
+    let sublet = |raw: &mut Raw| {
+        let device = "mapped".to_owned();
+        raw.ask(Request::Sublet { device, key })
+    };
+    for name in ["holder.example", "other.example"] {
+        let answer = sublet(&mut connect(name));
+        assert!(matches!(answer, Err(Refusal::NoDevice(_))), "{answer:?}");
+    }
+    let address = format!("tcp:127.0.0.1:{unproved}").parse().unwrap();
+    let connector = Connector::new(address, None).unwrap();
+    let answer = sublet(&mut Raw::connect(&connector, "first.example"));
+    assert!(matches!(answer, Err(Refusal::NoDevice(_))), "{answer:?}");
+    let mut first = connect("first.example");
+    let answer = sublet(&mut first).unwrap();
+    assert!(matches!(answer, Reply::Sublet { .. }), "{answer:?}");
+    first.ask(Request::Return { fence }).unwrap();
 }
 
 #[test]

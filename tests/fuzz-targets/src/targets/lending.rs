@@ -40,6 +40,7 @@ fn lender() -> &'static Arc<Lender> {
             offers: vec![offer, other],
             bridges: BTreeMap::new(),
             users: BTreeMap::new(),
+            lenders: Vec::new(),
             term: Duration::from_secs(60),
             grace: Duration::ZERO,
         })
