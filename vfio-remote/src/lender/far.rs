@@ -34,7 +34,8 @@ impl Uses {
     fn end(&self) -> bool {
         let mut state = self.state();
         state.is_over = true;
-        let uses = std::mem::take(&mut state.uses);
+        // They are there until they have ended.
+        let uses = state.uses.clone();
         drop(state);
         // All of them, also after one that fails.
         let mut failed = None;
@@ -42,6 +43,7 @@ impl Uses {
             failed = used.end().err().or(failed);
         }
         let Some(e) = failed else {
+            self.state().uses.clear();
             return true;
         };
         log::error!("A device of another lender is not let go of: {}", chain(&e));

@@ -115,6 +115,16 @@ impl Control {
         self.state().sublease = Some(sublease);
     }
 
+    /// The link has ended like that. Where it is for a sublease, the other lender's end of it says that it has let go.
+    fn note_the_end(&self, end: &LinkError) {
+        let state = self.state();
+        if let Some(sublease) = &state.sublease
+            && !end.is_of_this_end()
+        {
+            sublease.close();
+        }
+    }
+
     /// The borrower has been told of its lease.
     pub fn announce(&self) {
         let mut state = self.state();
@@ -275,6 +285,9 @@ pub(crate) fn serve(
     let result = receive(&control, &mut receiver);
     control.end();
     let _ = thread.join();
+    if let Err(end) = &result {
+        control.note_the_end(end);
+    }
     // Not before: for the borrower, the end of the link says that the device has stopped.
     control.sender.close();
     result

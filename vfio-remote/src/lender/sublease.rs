@@ -2,7 +2,8 @@
 //!
 //! Only the other lender can keep its device from the window, and only this one knows whether the device behind it is still held.
 //! So the other lender has a sublease: it shows the key of the device's lease, renews, and lets go before that lease counts as
-//! ended. One that says nothing has let go by itself when its term is over, see [`silence`].
+//! ended. One that says nothing has let go by itself when its term is over, see [`silence`]. One that renews after it has been told
+//! to let go says that it has not yet.
 
 use super::device::Device;
 use super::names::{Borrower, Standing};
@@ -18,6 +19,8 @@ use std::time::{Duration, Instant};
 const MAX_SUBLEASES: usize = 16;
 /// How much longer than by its term another lender's device may go on, until that lender has noticed and kept it from the window.
 const STOPPING: Duration = Duration::from_secs(2);
+/// How long another lender that goes on renewing may take to let go.
+const LETTING_GO: Duration = Duration::from_secs(30);
 /// Bytes of a word.
 const WORD_BYTES: u64 = 8;
 
@@ -30,11 +33,9 @@ fn silence(term: Duration) -> Duration {
 #[derive(Debug)]
 struct State {
     renewed: Instant,
-    /// The other lender has been told to let go: renewing does not put it off.
-    ending: bool,
     /// It has let go.
     released: bool,
-    /// Its link has ended.
+    /// It has ended its link, which it does after it has let go, or with its process.
     gone: bool,
 }
 
@@ -57,15 +58,13 @@ impl Sublease {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The other lender goes on.
+    /// The other lender goes on, or has not let go yet.
     pub fn renew(&self) -> Result<(), Refusal> {
         let mut state = self.state();
         if state.released {
             return Err(Refusal::Ended(self.fence));
         }
-        if !state.ending {
-            state.renewed = Instant::now();
-        }
+        state.renewed = Instant::now();
         Ok(())
     }
 
@@ -75,7 +74,7 @@ impl Sublease {
         self.changed.notify_all();
     }
 
-    /// Its link has ended.
+    /// It has ended its link.
     pub fn close(&self) {
         self.state().gone = true;
         self.changed.notify_all();
@@ -92,14 +91,13 @@ impl Sublease {
 
     /// Tells the other lender to let go.
     pub fn ask_back(&self) {
-        self.state().ending = true;
         let fence = self.fence;
         let sender = self.control.upgrade().map(|control| control.sender.clone());
         if let Some(sender) = sender
             && let Err(e) = sender.send(&ToBorrower::Ended { fence }, &[])
         {
+            // It goes on renewing, or falls silent.
             log::debug!("Another lender cannot be asked to let go: {e}");
-            sender.stop();
         }
     }
 
@@ -118,11 +116,12 @@ impl Sublease {
         state.released || (self.is_silent(&state) && state.gone)
     }
 
-    /// Waits until the other lender has let go, for as long as it can take. False if it may still hold on.
+    /// Waits until the other lender has let go: as long as it goes on renewing, for a bounded time. False if it may still hold on.
     pub fn wait(&self) -> bool {
+        let latest = Instant::now() + LETTING_GO.max(silence(self.term));
         let mut state = self.state();
-        let until = state.renewed + silence(self.term);
         while !state.released {
+            let until = latest.min(state.renewed + silence(self.term));
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -171,7 +170,6 @@ impl Device {
             is_here: control.sender.hears_of_the_end(),
             state: Mutex::new(State {
                 renewed: Instant::now(),
-                ending: false,
                 released: false,
                 gone: false,
             }),

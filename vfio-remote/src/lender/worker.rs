@@ -109,9 +109,6 @@ impl Worker {
             }
         }
         self.end_lease(None);
-        if let Some((_, sublease)) = &self.sublease {
-            sublease.close();
-        }
     }
 
     fn message(&mut self, message: ToLender, descriptors: Vec<OwnedFd>) {
@@ -130,7 +127,10 @@ impl Worker {
                     .send(&ToBorrower::Reply { id, result }, &fds)
                 {
                     log::warn!("{}: cannot be answered: {e}", self.borrower.name);
-                    self.control.sender.stop();
+                    // The end of a sublease's link is for the other lender to say.
+                    if self.sublease.is_none() {
+                        self.control.sender.stop();
+                    }
                 } else if is_taken {
                     self.control.announce();
                 }

@@ -58,6 +58,8 @@ pub struct Hooks {
     pub masters_late: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before it maps memory.
     pub maps_late: AtomicBool,
+    /// Whether it waits until [`Hooks::release`] before memory is taken away from it.
+    pub unmaps_late: AtomicBool,
     /// Whether no memory can be taken away from it.
     pub keeps_memory: AtomicBool,
     /// Whether it cannot be lent again.
@@ -338,6 +340,9 @@ impl Function for Copying {
     fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
         if self.hooks.keeps_memory.load(Ordering::SeqCst) {
             return Err(std::io::Error::other("it keeps what it has").into());
+        }
+        if self.hooks.unmaps_late.load(Ordering::SeqCst) {
+            self.hooks.stall();
         }
         self.memory.unmap(address, length)
     }

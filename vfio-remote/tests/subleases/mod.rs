@@ -17,6 +17,7 @@ use farlane_vfio_remote::link::{Acceptor, Connector, Sender, TlsIdentity};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -62,6 +63,10 @@ fn second(memory: &OwnedFd) -> Rig {
 
 /// A lender that sees `shown` where it is to see that device.
 fn first(shown: &OwnedFd, connector: Connector) -> Rig {
+    first_of(Copier::new(false), shown, connector)
+}
+
+fn first_of(copier: Copier, shown: &OwnedFd, connector: Connector) -> Rig {
     let bridge = BridgeOffer {
         ntb: window(shown),
         borrowers: vec!["s".to_owned()],
@@ -72,7 +77,7 @@ fn first(shown: &OwnedFd, connector: Connector) -> Rig {
             region: Region::Bar0,
         }),
     };
-    let copiers = [("plain", Copier::new(false))];
+    let copiers = [("plain", copier)];
     let bridges = BTreeMap::from([("w".to_owned(), bridge)]);
     Rig::of(lender_with_term(TERM, "first", copiers, &[], bridges))
 }
@@ -336,6 +341,29 @@ fn a_device_is_not_reached_any_more_when_its_lender_is_not_heard_of() {
     until("the end of the sublease", || !raws.copies(0x1000, 0x2000));
     // The device comes back when the other lender has certainly let go of it.
     raws.give_back();
+    raws.holder.ask(Request::Take).unwrap();
+}
+
+#[test]
+fn a_device_is_on_offer_again_only_when_another_lender_has_ended_its_transfers() {
+    let memory = filled(1);
+    let second = second(&memory);
+    let using = Copier::new(false);
+    let hooks = Arc::clone(&using.hooks);
+    let first = first_of(using, &memory, second.connector());
+    let mut raws = Raws::new(&first, &second);
+    raws.reach().unwrap();
+    hooks.unmaps_late.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let returned = scope.spawn(|| raws.give_back());
+        until("the end of the sublease", || hooks.is_stalled());
+        // Longer than one waits that has not been heard of.
+        std::thread::sleep(2 * TERM + Duration::from_secs(4));
+        let is_held = !returned.is_finished();
+        hooks.unmaps_late.store(false, Ordering::SeqCst);
+        hooks.release();
+        assert!(is_held);
+    });
     raws.holder.ask(Request::Take).unwrap();
 }
 

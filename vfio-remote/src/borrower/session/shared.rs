@@ -110,6 +110,8 @@ pub(super) struct Shared {
     lost: AtomicBool,
     /// `on_loss` has been called, or is being called.
     told: AtomicBool,
+    /// Something of the lender's may still be reached: the link is to stay, whatever comes.
+    holds_on: AtomicBool,
     signals: Arc<Signals>,
     on_loss: OnLoss,
 }
@@ -126,6 +128,7 @@ impl Shared {
             lease: Mutex::default(),
             lost: AtomicBool::new(false),
             told: AtomicBool::new(false),
+            holds_on: AtomicBool::new(false),
             signals,
             on_loss,
         }
@@ -184,6 +187,17 @@ impl Shared {
         self.lost.load(Ordering::Acquire)
     }
 
+    /// Whether it is known, or being said, to whom it concerns that the lease has ended.
+    pub fn is_told(&self) -> bool {
+        self.told.load(Ordering::Acquire)
+    }
+
+    /// From now on, or no more, something of the lender's may be reached, also after the lease: the link is not hung up, and the
+    /// lease is renewed.
+    pub fn hold_on(&self, holds: bool) {
+        self.holds_on.store(holds, Ordering::Release);
+    }
+
     /// Nobody uses the session any more: whoever uses the signals next is not asked for anything.
     pub fn retire(&self) {
         self.lease().retired = true;
@@ -209,8 +223,12 @@ impl Shared {
     }
 
     /// The device is gone for the VM, and nothing is asked any more. What the lender still says is heard, until it hangs up too.
+    /// While something of the lender's may be reached, it alone is lost.
     pub fn hang_up(&self) {
         self.lose();
+        if self.holds_on.load(Ordering::Acquire) {
+            return;
+        }
         self.sender.finish();
         self.ask_nothing();
     }
@@ -224,6 +242,11 @@ impl Shared {
     fn ask_nothing(&self) {
         self.answers().closed = true;
         self.changed.notify_all();
+    }
+
+    /// Whether anything is asked.
+    pub fn can_ask(&self) -> bool {
+        !self.answers().closed
     }
 
     /// Renews no more.

@@ -4,7 +4,7 @@ use super::renewal::Heart;
 use super::shared::Shared;
 use super::{LONGEST_TERM, SessionError, greet, incoming, memory};
 use crate::link::Connector;
-use crate::link::message::{Fence, PeerKey, PeerName, Reply, Request, ToLender};
+use crate::link::message::{Fence, PeerKey, PeerName, Reply, Request};
 use farlane_pci::{DmaSpace, Region};
 use farlane_zero_copy::chain;
 use std::sync::{Arc, OnceLock, Weak};
@@ -25,7 +25,8 @@ pub(crate) struct Subtenant {
 
 impl Subtenant {
     /// Connects as `name`, and shows the key of the device's lease, until then. `let_go` is called when the sublease has ended,
-    /// by which side ever; with a lender that falls silent, when its term is over.
+    /// by which side ever; with a lender that falls silent, when its term is over. However long that takes, the sublease is renewed
+    /// and the link stays: the end of either says that nothing is reached.
     pub fn open(
         connector: &Connector,
         name: &str,
@@ -39,16 +40,26 @@ impl Subtenant {
         }
         let link = Arc::new(OnceLock::<Weak<Shared>>::new());
         let ours = Arc::clone(&link);
+        let let_go = Arc::new(let_go);
         let on_loss = move |fence| {
-            if let_go()
-                && let Some(shared) = ours.get().and_then(Weak::upgrade)
-            {
-                let request = Request::Return { fence };
-                // The answer has nobody who waits for it. A link that has ended says as much by its end, and time does.
-                let _ = shared.send(&ToLender::Request { id: 0, request });
+            let let_go = Arc::clone(&let_go);
+            let shared = ours.get().and_then(Weak::upgrade);
+            let act = Arc::new(move || {
+                if let_go()
+                    && let Some(shared) = &shared
+                {
+                    has_let_go(shared, fence);
+                }
+            });
+            let theirs = Arc::clone(&act);
+            // Not here, if that can be had: whoever tells of the loss has to receive, or to renew.
+            let thread = std::thread::Builder::new().name("let go".to_owned());
+            if thread.spawn(move || theirs()).is_err() {
+                act();
             }
         };
         let shared = Arc::new(Shared::new(sender, Arc::default(), Box::new(on_loss)));
+        shared.hold_on(true);
         let _ = link.set(Arc::downgrade(&shared));
         let mut subtenant = Self {
             shared: Arc::clone(&shared),
@@ -99,6 +110,17 @@ impl Subtenant {
         {
             log::debug!("A sublease is not given back: {}", chain(&e));
         }
+    }
+}
+
+/// Nothing is reached any more under a lost sublease.
+fn has_let_go(shared: &Shared, fence: Fence) {
+    let returned = shared.ask(Request::Return { fence }, &[], Instant::now() + RETURNING);
+    shared.rest();
+    shared.hold_on(false);
+    // The end of the link says as much.
+    if returned.is_err() {
+        shared.hang_up();
     }
 }
 
