@@ -320,6 +320,13 @@ impl Worker {
         Ok(opened)
     }
 
+    /// Devices of other lenders of which nothing is reached are held for nobody.
+    pub(super) fn let_go_of_the_unused(&mut self, fence: Fence) {
+        if let Ok(held) = self.held_mut(fence) {
+            held.far.retain(|_, far| !far.is_unused());
+        }
+    }
+
     /// Compares what a window between hosts shows with what it should. What is returned is to be looked at again.
     fn prove(
         &mut self,

@@ -33,6 +33,8 @@ fn silence(term: Duration) -> Duration {
 #[derive(Debug)]
 struct State {
     renewed: Instant,
+    /// It has been told to let go.
+    ending: bool,
     /// It has let go.
     released: bool,
     /// It has ended its link, which it does after it has let go, or with its process.
@@ -91,6 +93,7 @@ impl Sublease {
 
     /// Tells the other lender to let go.
     pub fn ask_back(&self) {
+        self.state().ending = true;
         let fence = self.fence;
         let sender = self.control.upgrade().map(|control| control.sender.clone());
         if let Some(sender) = sender
@@ -98,6 +101,13 @@ impl Sublease {
         {
             // It goes on renewing, or falls silent.
             log::debug!("Another lender cannot be asked to let go: {e}");
+        }
+    }
+
+    /// The other lender knows of it from now on. What it was told before that said nothing to it.
+    pub fn announce(&self) {
+        if self.state().ending {
+            self.ask_back();
         }
     }
 
@@ -170,6 +180,7 @@ impl Device {
             is_here: control.sender.hears_of_the_end(),
             state: Mutex::new(State {
                 renewed: Instant::now(),
+                ending: false,
                 released: false,
                 gone: false,
             }),

@@ -120,6 +120,7 @@ impl Worker {
                     log::debug!("{}: refused: {refusal}", self.borrower.name);
                 }
                 let is_taken = matches!(result, Ok(Reply::Taken { .. }));
+                let is_sublet = matches!(result, Ok(Reply::Sublet { .. }));
                 let fds: Vec<BorrowedFd<'_>> = attached.iter().map(|fd| fd.as_fd()).collect();
                 if let Err(e) = self
                     .control
@@ -133,6 +134,8 @@ impl Worker {
                     }
                 } else if is_taken {
                     self.control.announce();
+                } else if is_sublet && let Some((_, sublease)) = &self.sublease {
+                    sublease.announce();
                 }
             }
             ToLender::Post {
@@ -187,7 +190,13 @@ impl Worker {
                 writable,
                 place,
                 peer,
-            } => self.map(fence, (address, length), writable, place, peer),
+            } => {
+                let mapped = self.map(fence, (address, length), writable, place, peer);
+                if mapped.is_err() {
+                    self.let_go_of_the_unused(fence);
+                }
+                mapped
+            }
             Request::Unmap {
                 fence,
                 address,
