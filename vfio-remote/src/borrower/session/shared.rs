@@ -2,8 +2,8 @@
 
 use super::super::signals::Signals;
 use super::SessionError;
-use crate::link::Sender;
 use crate::link::message::{Fence, Refusal, Reply, Request, ToLender};
+use crate::link::{LinkError, Sender};
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -299,7 +299,8 @@ impl Shared {
         }
     }
 
-    /// Asks, and waits for the answer until then. A lender that gives none is not there.
+    /// Asks, and waits for the answer until then. A lender that gives none is not there; but of one that is slow to read its device,
+    /// renewals tell.
     pub fn ask(
         &self,
         request: Request,
@@ -307,6 +308,7 @@ impl Shared {
         until: Instant,
     ) -> Result<(Reply, Vec<OwnedFd>), SessionError> {
         let is_renewal = matches!(request, Request::Renew { .. });
+        let may_be_slow = matches!(request, Request::Words { .. });
         let id = {
             let mut answers = self.answers();
             if answers.closed {
@@ -345,6 +347,9 @@ impl Shared {
             let left = until.saturating_duration_since(Instant::now());
             if answers.closed || left.is_zero() {
                 answers.waiting.remove(&id);
+                if may_be_slow && !answers.closed {
+                    return Err(LinkError::Stuck.into());
+                }
                 drop(answers);
                 // A lender that does not answer is one that is not there.
                 self.hang_up();
