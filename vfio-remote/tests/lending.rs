@@ -266,6 +266,16 @@ impl Raw {
         }
     }
 
+    /// Waits until the lender says that a lease has ended.
+    fn hear_of_the_end(&mut self, of: Fence) {
+        loop {
+            let received: Received<ToBorrower> = self.receiver.receive(None).unwrap().unwrap();
+            if matches!(received.message, ToBorrower::Ended { fence } if fence == of) {
+                return;
+            }
+        }
+    }
+
     fn take(&mut self, device: &str) -> Fence {
         let device = device.to_owned();
         self.ask(Request::Attach { device }).unwrap();

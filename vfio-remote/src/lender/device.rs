@@ -28,7 +28,7 @@ pub struct Offer {
 pub(super) struct State {
     pub(super) lease: Lease,
     /// The holder's link.
-    control: Weak<Control>,
+    pub(super) control: Weak<Control>,
     reach: Reach,
     /// What other devices can reach of it, while it is held.
     pub lent: Option<Lent>,
@@ -166,6 +166,7 @@ impl Device {
         for sublease in &subleases {
             sublease.ask_back();
         }
+        let told = Instant::now();
         let mut quarantine = None;
         for used in users {
             if let Err(e) = used.end() {
@@ -173,7 +174,7 @@ impl Device {
                 quarantine.get_or_insert(why);
             }
         }
-        if !subleases.iter().all(|sublease| sublease.wait()) {
+        if !subleases.iter().all(|sublease| sublease.wait(told)) {
             let why = "another lender does not let go of it".to_owned();
             quarantine.get_or_insert(why);
         }

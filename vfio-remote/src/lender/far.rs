@@ -8,8 +8,13 @@ use crate::link::message::{MAX_WORDS, PeerKey, PeerName, Refusal};
 use farlane_pci::{DmaMapping, Function, Region};
 use farlane_zero_copy::chain;
 use std::io;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long it may take to take everything away, before a device is kept from all memory: it begins nothing more then. Shorter than the
+/// other lender allows for.
+const TAKING_AWAY: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct State {
@@ -21,8 +26,8 @@ struct State {
 /// The ranges that one device of this lender reaches in one of another lender.
 struct Uses {
     state: Mutex<State>,
-    /// The device of this lender. Never the last reference to it.
-    source: Weak<dyn Function>,
+    /// The device of this lender, until it is given back. Never the last reference to it: the lock is held while it is used.
+    source: Mutex<Option<Weak<dyn Function>>>,
 }
 
 impl Uses {
@@ -30,33 +35,58 @@ impl Uses {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn source(&self) -> MutexGuard<'_, Option<Weak<dyn Function>>> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The source begins nothing more. What it has begun ends when what it reaches has been taken away.
+    fn keep_from_memory(&self) {
+        let source = self.source();
+        if let Some(function) = source.as_ref().and_then(Weak::upgrade)
+            && let Err(e) = function.end_bus_master()
+        {
+            log::error!("A device cannot be kept from memory: {}", chain(&e));
+        }
+    }
+
+    /// Keeps the source from memory if it takes too long until what is returned is dropped.
+    fn hurry(self: &Arc<Self>) -> impl Sized + use<> {
+        let (ended, end) = channel::<()>();
+        let uses = Arc::clone(self);
+        let watcher = std::thread::Builder::new().name("bus master".to_owned());
+        let watching = watcher.spawn(move || {
+            if end.recv_timeout(TAKING_AWAY) == Err(RecvTimeoutError::Timeout) {
+                uses.keep_from_memory();
+            }
+        });
+        if watching.is_err() {
+            self.keep_from_memory();
+        }
+        ended
+    }
+
     /// Takes them away. False if the source may go on to reach one.
-    fn end(&self) -> bool {
+    fn end(self: &Arc<Self>) -> bool {
         let mut state = self.state();
         state.is_over = true;
         // They are there until they have ended.
         let uses = state.uses.clone();
         drop(state);
+        let in_time = self.hurry();
         // All of them, also after one that fails.
         let mut failed = None;
         for used in uses {
             failed = used.end().err().or(failed);
         }
+        drop(in_time);
         let Some(e) = failed else {
             self.state().uses.clear();
             return true;
         };
         log::error!("A device of another lender is not let go of: {}", chain(&e));
-        let Some(source) = self.source.upgrade() else {
-            return false;
-        };
-        match source.end_bus_master() {
-            Ok(()) => true,
-            Err(e) => {
-                log::error!("It cannot be kept from memory either: {}", chain(&e));
-                false
-            }
-        }
+        // What it has begun has not ended by that.
+        self.keep_from_memory();
+        false
     }
 }
 
@@ -78,7 +108,7 @@ impl FarDevice {
     ) -> Result<Arc<Self>, Refusal> {
         let uses = Arc::new(Uses {
             state: Mutex::default(),
-            source: Arc::downgrade(source),
+            source: Mutex::new(Some(Arc::downgrade(source))),
         });
         let ended = Arc::clone(&uses);
         let let_go: LetGo = Box::new(move || ended.end());
@@ -103,6 +133,11 @@ impl FarDevice {
     /// Whether the sublease has ended.
     pub fn is_over(&self) -> bool {
         self.uses.state().is_over
+    }
+
+    /// The device of this lender is about to go. Nobody has it here when this returns.
+    pub fn part(&self) {
+        *self.uses.source() = None;
     }
 
     /// Whether nothing of it is reached.

@@ -288,9 +288,13 @@ impl Lender {
         self.devices.values().map(|d| d.status()).collect()
     }
 
-    /// Whether somebody is a lender whose devices may reach those of this one.
-    fn is_lender(&self, who: &Borrower) -> bool {
-        who.standing == Standing::Administrator || who.is_among(&self.lenders)
+    /// Whether somebody who has proved `peer` is a lender whose devices may reach those of this one. Names of users of this host are
+    /// those of their VMs.
+    fn is_lender(&self, who: &Borrower, peer: &Peer) -> bool {
+        match peer {
+            Peer::User(_) => who.standing == Standing::Administrator,
+            Peer::Certificate(_) | Peer::Unproved => who.is_among(&self.lenders),
+        }
     }
 
     /// The devices that `borrower` may see.

@@ -1,6 +1,6 @@
 //! One link at the lender: the thread that receives.
 //!
-//! It answers what must not wait (renewals, answers about memory), watches the time of the lease, keeps the device from
+//! It answers what must not wait (renewals, answers about memory, the return of a sublease), watches the time of the lease, keeps the device from
 //! memory when that is over, and hands everything else to the link's worker, in order. So a device that waits for memory of
 //! the borrower never keeps the answer from arriving.
 
@@ -115,11 +115,23 @@ impl Control {
         self.state().sublease = Some(sublease);
     }
 
-    /// The link has ended like that. Where it is for a sublease, the other lender's end of it says that it has let go.
+    fn is_for_a_sublease(&self) -> bool {
+        self.state().sublease.is_some()
+    }
+
+    /// Another lender says that its device reaches this one's no more. False where the link is for no such sublease. The worker may
+    /// be reading the device for it meanwhile.
+    fn release(&self, fence: Fence) -> bool {
+        let state = self.state();
+        let sublease = state.sublease.as_ref().filter(|s| s.fence == fence);
+        sublease.inspect(|sublease| sublease.release()).is_some()
+    }
+
+    /// The link has ended like that. Where it is for a sublease, and the other lender has ended it, that says something of that one.
     fn note_the_end(&self, end: &LinkError) {
         let state = self.state();
         if let Some(sublease) = &state.sublease
-            && !end.is_of_this_end()
+            && matches!(end, LinkError::Closed | LinkError::Reset)
         {
             sublease.close();
         }
@@ -285,8 +297,17 @@ pub(crate) fn serve(
     let result = receive(&control, &mut receiver);
     control.end();
     let _ = thread.join();
-    if let Err(end) = &result {
-        control.note_the_end(end);
+    if control.is_for_a_sublease()
+        && let Err(end) = &result
+    {
+        match end.is_of_this_end() {
+            // The other lender lets go when it hears that, and hangs up.
+            true => {
+                control.sender.finish();
+                control.note_the_end(&receiver.wait_for_end());
+            }
+            false => control.note_the_end(end),
+        }
     }
     // Not before: for the borrower, the end of the link says that the device has stopped.
     control.sender.close();
@@ -355,6 +376,15 @@ fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> 
                 request: Request::Renew { fence },
             } => {
                 let result = renew(control, fence).map(|()| Reply::Done);
+                control
+                    .sender
+                    .send_first(&ToBorrower::Reply { id, result })?;
+            }
+            ToLender::Request {
+                id,
+                request: Request::Return { fence },
+            } if control.release(fence) => {
+                let result = Ok(Reply::Done);
                 control
                     .sender
                     .send_first(&ToBorrower::Reply { id, result })?;

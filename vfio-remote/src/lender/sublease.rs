@@ -3,7 +3,7 @@
 //! Only the other lender can keep its device from the window, and only this one knows whether the device behind it is still held.
 //! So the other lender has a sublease: it shows the key of the device's lease, renews, and lets go before that lease counts as
 //! ended. One that says nothing has let go by itself when its term is over, see [`silence`]. One that renews after it has been told
-//! to let go says that it has not yet.
+//! to let go says that it has not yet: if it falls silent then, nothing says that it ever has.
 
 use super::device::Device;
 use super::names::{Borrower, Standing};
@@ -35,6 +35,8 @@ struct State {
     renewed: Instant,
     /// It has been told to let go.
     ending: bool,
+    /// It has renewed since: it has not let go yet.
+    goes_on: bool,
     /// It has let go.
     released: bool,
     /// It has ended its link, which it does after it has let go, or with its process.
@@ -67,7 +69,13 @@ impl Sublease {
             return Err(Refusal::Ended(self.fence));
         }
         state.renewed = Instant::now();
+        state.goes_on |= state.ending;
         Ok(())
+    }
+
+    /// Whether the other lender has let go.
+    pub fn is_released(&self) -> bool {
+        self.state().released
     }
 
     /// Its device does not reach this one any more.
@@ -113,7 +121,11 @@ impl Sublease {
 
     /// Whether its device certainly reaches this one no more.
     fn is_over(&self, state: &State) -> bool {
-        state.released || (self.is_silent(state) && (state.gone || !self.is_here))
+        let has_ended = match self.is_here {
+            true => state.gone,
+            false => !state.goes_on,
+        };
+        state.released || (self.is_silent(state) && has_ended)
     }
 
     fn is_silent(&self, state: &State) -> bool {
@@ -126,9 +138,10 @@ impl Sublease {
         state.released || (self.is_silent(&state) && state.gone)
     }
 
-    /// Waits until the other lender has let go: as long as it goes on renewing, for a bounded time. False if it may still hold on.
-    pub fn wait(&self) -> bool {
-        let latest = Instant::now() + LETTING_GO.max(silence(self.term));
+    /// Waits until the other lender has let go, which was told to then: as long as it goes on renewing, for a bounded time. False if
+    /// it may still hold on.
+    pub fn wait(&self, told: Instant) -> bool {
+        let latest = told + LETTING_GO.max(silence(self.term));
         let mut state = self.state();
         while !state.released {
             let until = latest.min(state.renewed + silence(self.term));
@@ -148,7 +161,7 @@ impl Sublease {
 
 impl Device {
     /// A sublease for `lender`, at the other end of `control`. None where it does not know the key of the device's lease, or is
-    /// called as who holds that: a holder would keep the device from others by it.
+    /// who holds that: a holder would keep the device from others by it.
     pub fn sublet(
         &self,
         key: PeerKey,
@@ -163,7 +176,10 @@ impl Device {
             return Ok(None);
         };
         let holder = state.lease.holder(Instant::now());
-        let is_holder = holder.is_some_and(|(holder, ..)| holder == lender.name);
+        let is_called_so = holder.is_some_and(|(holder, ..)| holder == lender.name);
+        let link = state.control.upgrade();
+        let is_holder =
+            is_called_so || link.is_some_and(|link| link.sender.peer() == control.sender.peer());
         // Who administers the lender may call itself as it likes.
         if is_holder && lender.standing != Standing::Administrator {
             log::warn!("{name}: its holder, {}, asks to sublease it", lender.name);
@@ -181,6 +197,7 @@ impl Device {
             state: Mutex::new(State {
                 renewed: Instant::now(),
                 ending: false,
+                goes_on: false,
                 released: false,
                 gone: false,
             }),
@@ -278,5 +295,66 @@ impl<'a> Readable<'a> {
         let read = function.read(region, offset, &mut word);
         read.map_err(super::registers::device_error)?;
         Ok(word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TERM: Duration = Duration::from_secs(1);
+
+    fn sublease(is_here: bool, silent_for: Duration) -> Sublease {
+        Sublease {
+            fence: Fence(1),
+            term: TERM,
+            control: Weak::new(),
+            is_here,
+            state: Mutex::new(State {
+                renewed: Instant::now().checked_sub(silent_for).unwrap(),
+                ending: false,
+                goes_on: false,
+                released: false,
+                gone: false,
+            }),
+            changed: Condvar::new(),
+            readable: Mutex::new(true),
+        }
+    }
+
+    #[test]
+    fn time_says_that_another_lender_has_let_go_only_where_it_has_not_said_otherwise() {
+        for (is_here, goes_on, gone, is_over) in [
+            (false, false, false, true),
+            (false, true, false, false),
+            // Of a process of another host its link does not say how far it has come.
+            (false, true, true, false),
+            (true, false, false, false),
+            (true, false, true, true),
+            (true, true, true, true),
+        ] {
+            let sublease = sublease(is_here, silence(TERM));
+            sublease.ask_back();
+            (sublease.state().goes_on, sublease.state().gone) = (goes_on, gone);
+            let said = (is_here, goes_on, gone);
+            assert_eq!(sublease.wait(Instant::now()), is_over, "{said:?}");
+            sublease.release();
+            assert!(sublease.wait(Instant::now()));
+        }
+    }
+
+    #[test]
+    fn one_that_renews_after_it_was_told_to_let_go_has_not_yet() {
+        let sublease = sublease(false, Duration::ZERO);
+        sublease.renew().unwrap();
+        assert!(!sublease.state().goes_on);
+        sublease.ask_back();
+        sublease.renew().unwrap();
+        assert!(sublease.state().goes_on);
+        // All that hold one device have one time for it.
+        let told = Instant::now().checked_sub(LETTING_GO).unwrap();
+        assert!(!sublease.wait(told));
+        sublease.release();
+        assert_eq!(sublease.renew(), Err(Refusal::Ended(Fence(1))));
     }
 }

@@ -173,11 +173,6 @@ impl Worker {
                 let (device, sublease) = self.sublease(fence)?;
                 Ok(Reply::Data(device.words(sublease, region, &offsets)?))
             }
-            Request::Return { fence } if self.sublease.is_some() => {
-                self.sublease(fence)?.1.release();
-                self.sublease = None;
-                Ok(Reply::Done)
-            }
             Request::Return { fence } => {
                 self.held(fence)?;
                 self.end_lease(None);
@@ -310,7 +305,10 @@ impl Worker {
     fn sublet(&mut self, name: &str, key: PeerKey) -> Answer {
         self.check_unused()?;
         let no_device = || Refusal::NoDevice(self.borrower.name.clone());
-        if !self.lender.is_lender(&self.borrower) {
+        if !self
+            .lender
+            .is_lender(&self.borrower, &self.control.sender.peer())
+        {
             let who = &self.borrower.name;
             log::warn!("{name}: {who} is none of the lenders whose devices may reach it");
             return Err(no_device());
@@ -335,7 +333,7 @@ impl Worker {
     /// What the link is for, if `fence` is its sublease's.
     fn sublease(&self, fence: Fence) -> Result<&(Arc<Device>, Arc<Sublease>), Refusal> {
         let sublease = self.sublease.as_ref();
-        let named = sublease.filter(|(_, sublease)| sublease.fence == fence);
+        let named = sublease.filter(|(_, s)| s.fence == fence && !s.is_released());
         named.ok_or(Refusal::Ended(fence))
     }
 
@@ -479,6 +477,7 @@ impl Worker {
         // been reset.
         let used: Vec<_> = held.mappings.values().filter_map(Mapped::used).collect();
         let stuck: Vec<_> = used.into_iter().filter(|used| !used.take()).collect();
+        held.far.values().for_each(|far| far.part());
         session.device.give_back(fence, || drop(held));
         for used in stuck {
             used.forget();

@@ -60,6 +60,8 @@ pub struct Hooks {
     pub maps_late: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before memory is taken away from it.
     pub unmaps_late: AtomicBool,
+    /// Whether it waits until [`Hooks::release`] before memory of its own is read.
+    pub reads_late: AtomicBool,
     /// Whether no memory can be taken away from it.
     pub keeps_memory: AtomicBool,
     /// Whether it cannot be lent again.
@@ -258,6 +260,9 @@ impl Function for Copying {
         if region == Region::Bar0
             && let Some(own) = self.own.as_ref().filter(|_| offset >= OWN)
         {
+            if self.hooks.reads_late.load(Ordering::SeqCst) {
+                self.hooks.stall();
+            }
             rustix::io::pread(own, data, offset).unwrap();
         } else if region == Region::Bar0 {
             let value = *self.registers.lock().unwrap().get(&offset).unwrap_or(&0);

@@ -44,8 +44,15 @@ impl Authority {
     }
 
     pub fn identity(&self, name: &str) -> TlsIdentity {
+        self.identity_of(&[name])
+    }
+
+    /// One who has several names.
+    pub fn identity_of(&self, names: &[&str]) -> TlsIdentity {
+        let name = names.join("+");
         let key = rcgen::KeyPair::generate().unwrap();
-        let parameters = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let names = names.iter().map(|&name| name.to_owned());
+        let parameters = rcgen::CertificateParams::new(names.collect::<Vec<_>>()).unwrap();
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
         let path = |end: &str| self.folder.path().join(format!("{name}.{end}"));
         std::fs::write(path("pem"), certificate.pem()).unwrap();

@@ -1,8 +1,6 @@
 //! A device reaches one of another lender through a window, for as long as that one is held.
 
-use super::common::{
-    Copier, LENGTH, Rig, SOURCE, STATUS, TARGET, lender_with_term, memfd, unix_acceptor, until,
-};
+use super::common::{Copier, LENGTH, Rig, SOURCE, STATUS, TARGET, lender_with_term, memfd, until};
 use super::names::Authority;
 use super::peers::{BAR, DECODING, MASTER, in_one_process, reaches, taken, way};
 use super::windows::window;
@@ -13,7 +11,7 @@ use farlane_vfio_remote::lender::{BridgeOffer, FarBar, Lender, LenderConfig, Off
 use farlane_vfio_remote::link::message::{
     Fence, MAX_WORDS, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
 };
-use farlane_vfio_remote::link::{Acceptor, Connector, Sender, TlsIdentity};
+use farlane_vfio_remote::link::{Acceptor, Connector, Sender};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -50,15 +48,67 @@ fn word(file: &OwnedFd, at: u64) -> u64 {
 
 /// A lender of a device with such memory.
 fn second(memory: &OwnedFd) -> Rig {
-    let copier = Copier::with_memory(memory.try_clone().unwrap());
-    let copiers = [("mapped", copier)];
-    Rig::of(lender_with_term(
-        TERM,
-        "second",
-        copiers,
-        &[],
-        BTreeMap::new(),
-    ))
+    second_of(Copier::with_memory(memory.try_clone().unwrap()))
+}
+
+fn second_of(copier: Copier) -> Rig {
+    let offer = Offer {
+        name: "mapped".to_owned(),
+        source: Box::new(copier),
+        borrowers: Vec::new(),
+    };
+    let names = ["first", "first.example", "holder.example", "alias.example"];
+    let lender = Lender::new(LenderConfig {
+        name: "second".to_owned(),
+        offers: vec![offer],
+        bridges: BTreeMap::new(),
+        users: BTreeMap::new(),
+        lenders: names.map(str::to_owned).to_vec(),
+        term: TERM,
+        grace: Duration::ZERO,
+    });
+    Rig::of(lender.unwrap())
+}
+
+/// Another way to a lender, which the test can cut.
+struct Network {
+    authority: Authority,
+    port: u16,
+    links: mpsc::Receiver<Sender>,
+}
+
+impl Network {
+    fn to(rig: &Rig) -> Self {
+        let authority = Authority::new();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let identity = authority.identity_of(&["127.0.0.1", "second"]);
+        let acceptor = Acceptor::Tcp(listener, Some(identity));
+        let (sender, links) = mpsc::channel();
+        let lender = Arc::clone(&rig.lender);
+        std::thread::spawn(move || {
+            while let Ok(incoming) = acceptor.accept() {
+                let links = sender.clone();
+                let lender = Arc::clone(&lender);
+                std::thread::spawn(move || {
+                    let (sender, receiver) = incoming.finish().unwrap();
+                    links.send(sender.clone()).unwrap();
+                    lender.serve_link(sender, receiver);
+                });
+            }
+        });
+        Self {
+            authority,
+            port,
+            links,
+        }
+    }
+
+    /// Of one who has these names.
+    fn connector(&self, names: &[&str]) -> Connector {
+        let address = format!("tls:127.0.0.1:{}", self.port).parse().unwrap();
+        Connector::new(address, Some(self.authority.identity_of(names))).unwrap()
+    }
 }
 
 /// A lender that sees `shown` where it is to see that device.
@@ -318,26 +368,12 @@ fn a_device_is_not_reached_by_whoever_cannot_show_that_it_is_held_for_it() {
 fn a_device_is_not_reached_any_more_when_its_lender_is_not_heard_of() {
     let memory = filled(1);
     let second = second(&memory);
-    // Another way to it, which the test can cut.
-    let path = second.folder.path().join("other");
-    let acceptor = unix_acceptor(&path);
-    let (links, link) = mpsc::channel::<Sender>();
-    let lender = Arc::clone(&second.lender);
-    std::thread::spawn(move || {
-        while let Ok(incoming) = acceptor.accept() {
-            let (sender, receiver) = incoming.finish().unwrap();
-            links.send(sender.clone()).unwrap();
-            let lender = Arc::clone(&lender);
-            std::thread::spawn(move || lender.serve_link(sender, receiver));
-        }
-    });
-    let address = format!("unix:{}", path.display());
-    let connector = Connector::new(address.parse().unwrap(), None).unwrap();
-    let first = first(&memory, connector);
+    let network = Network::to(&second);
+    let first = first(&memory, network.connector(&["first"]));
     let mut raws = Raws::new(&first, &second);
     raws.reach().unwrap();
     assert!(raws.copies(0x1000, 0x2000));
-    link.recv().unwrap().close();
+    network.links.recv().unwrap().close();
     until("the end of the sublease", || !raws.copies(0x1000, 0x2000));
     // The device comes back when the other lender has certainly let go of it.
     raws.give_back();
@@ -367,8 +403,86 @@ fn a_device_is_on_offer_again_only_when_another_lender_has_ended_its_transfers()
     raws.holder.ask(Request::Take).unwrap();
 }
 
+#[test]
+fn a_device_that_lets_go_slowly_begins_nothing_more() {
+    let memory = filled(1);
+    let second = second(&memory);
+    let network = Network::to(&second);
+    let using = Copier::new(false);
+    let hooks = Arc::clone(&using.hooks);
+    let first = first_of(using, &memory, network.connector(&["first"]));
+    let mut raws = Raws::new(&first, &second);
+    raws.reach().unwrap();
+    hooks.is_cut_off.store(false, Ordering::SeqCst);
+    hooks.unmaps_late.store(true, Ordering::SeqCst);
+    network.links.recv().unwrap().close();
+    until("the end of the sublease", || hooks.is_stalled());
+    until("the end of transfers", || {
+        hooks.is_cut_off.load(Ordering::SeqCst)
+    });
+    assert!(hooks.is_stalled());
+    hooks.unmaps_late.store(false, Ordering::SeqCst);
+    hooks.release();
+}
+
+/// A link to a lender as another one that a test plays, over TCP: its end is heard of by time alone.
+fn sublet_far(network: &Network, key: PeerKey) -> (Raw, Fence) {
+    let raw = Raw::connect(&network.connector(&["first.example"]), "first.example");
+    sublet_by(raw, key)
+}
+
+#[test]
+fn one_that_has_said_that_it_has_not_let_go_yet_and_falls_silent_may_never_have() {
+    for says_so in [false, true] {
+        let memory = filled(1);
+        let second = second(&memory);
+        let network = Network::to(&second);
+        let (mut holder, lease, key) = kept(&second, "holder", "mapped");
+        let (mut far, fence) = sublet_far(&network, key);
+        std::thread::scope(|scope| {
+            let returned = scope.spawn(|| holder.ask(Request::Return { fence: lease }));
+            far.hear_of_the_end(fence);
+            if says_so {
+                far.ask(Request::Renew { fence }).unwrap();
+            }
+            network.links.recv().unwrap().close();
+            returned.join().unwrap().unwrap();
+        });
+        let taken = holder.ask(Request::Take);
+        assert_eq!(taken.is_err(), says_so, "{taken:?}");
+    }
+}
+
+#[test]
+fn a_sublease_is_given_back_also_while_the_device_is_read_for_it() {
+    let copier = Copier::with_memory(filled(1));
+    let hooks = Arc::clone(&copier.hooks);
+    let second = second_of(copier);
+    let (mut holder, lease, key) = kept(&second, "holder", "mapped");
+    let (mut raw, fence) = sublet(&second, key);
+    hooks.reads_late.store(true, Ordering::SeqCst);
+    let request = Request::Words {
+        fence,
+        region: Region::Bar0,
+        offsets: vec![0x1000],
+    };
+    let words = ToLender::Request { id: 0, request };
+    raw.sender.send(&words, &[]).unwrap();
+    until("the reading", || hooks.is_stalled());
+    raw.ask(Request::Return { fence }).unwrap();
+    assert!(hooks.is_stalled());
+    // The device is read no more when it is made as new.
+    hooks.reads_late.store(false, Ordering::SeqCst);
+    hooks.release();
+    holder.ask(Request::Return { fence: lease }).unwrap();
+    holder.ask(Request::Take).unwrap();
+}
+
 fn sublet(second: &Rig, key: PeerKey) -> (Raw, Fence) {
-    let mut raw = Raw::connect(&second.connector(), "first");
+    sublet_by(Raw::connect(&second.connector(), "first"), key)
+}
+
+fn sublet_by(mut raw: Raw, key: PeerKey) -> (Raw, Fence) {
     let device = "mapped".to_owned();
     match raw.ask(Request::Sublet { device, key }).unwrap() {
         Reply::Sublet { fence, .. } => (raw, fence),
@@ -403,56 +517,49 @@ fn a_lease_ends_when_other_lenders_have_let_go_of_the_device() {
 
 #[test]
 fn a_sublease_is_for_lenders_that_are_named_and_do_not_hold_the_device() {
-    let offer = Offer {
-        name: "mapped".to_owned(),
-        source: Box::new(Copier::with_memory(filled(1))),
-        borrowers: Vec::new(),
-    };
-    let lender = Lender::new(LenderConfig {
-        name: "second".to_owned(),
-        offers: vec![offer],
-        bridges: BTreeMap::new(),
-        users: BTreeMap::new(),
-        lenders: vec!["first.example".to_owned(), "holder.example".to_owned()],
-        term: TERM,
-        grace: Duration::ZERO,
-    });
-    let lender = lender.unwrap();
-    let serve = |identity: Option<TlsIdentity>| {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let acceptor = Acceptor::Tcp(listener, identity);
-        let lender = Arc::clone(&lender);
-        std::thread::spawn(move || lender.serve(&acceptor));
-        port
-    };
-    let authority = Authority::new();
-    let proved = serve(Some(authority.identity("127.0.0.1")));
-    let unproved = serve(None);
-    let connect = |name: &str| {
-        let address = format!("tls:127.0.0.1:{proved}").parse().unwrap();
-        let identity = authority.identity(name);
-        Raw::connect(&Connector::new(address, Some(identity)).unwrap(), name)
-    };
-    let mut holder = connect("holder.example");
+    let memory = filled(1);
+    let second = second(&memory);
+    let network = Network::to(&second);
+    let connect = |names: &[&str], name: &str| Raw::connect(&network.connector(names), name);
+    let mut holder = connect(&["other.example"], "other.example");
     let (fence, key) = taken(&mut holder, "mapped");
     keep(&holder, fence);
     let sublet = |raw: &mut Raw| {
         let device = "mapped".to_owned();
         raw.ask(Request::Sublet { device, key })
     };
-    for name in ["holder.example", "other.example"] {
-        let answer = sublet(&mut connect(name));
+    for name in ["none.example", "other.example"] {
+        let answer = sublet(&mut connect(&[name], name));
         assert!(matches!(answer, Err(Refusal::NoDevice(_))), "{answer:?}");
     }
-    let address = format!("tcp:127.0.0.1:{unproved}").parse().unwrap();
-    let connector = Connector::new(address, None).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("tcp:{}", listener.local_addr().unwrap());
+    let lender = Arc::clone(&second.lender);
+    std::thread::spawn(move || lender.serve(&Acceptor::Tcp(listener, None)));
+    let connector = Connector::new(address.parse().unwrap(), None).unwrap();
     let answer = sublet(&mut Raw::connect(&connector, "first.example"));
     assert!(matches!(answer, Err(Refusal::NoDevice(_))), "{answer:?}");
-    let mut first = connect("first.example");
+    let mut first = connect(&["first.example"], "first.example");
     let answer = sublet(&mut first).unwrap();
     assert!(matches!(answer, Reply::Sublet { .. }), "{answer:?}");
     first.ask(Request::Return { fence }).unwrap();
+    drop(holder);
+}
+
+#[test]
+fn who_holds_a_device_gets_no_sublease_by_another_of_its_names() {
+    let memory = filled(1);
+    let second = second(&memory);
+    let network = Network::to(&second);
+    let connector = network.connector(&["holder.example", "alias.example"]);
+    let mut holder = Raw::connect(&connector, "holder.example");
+    let (fence, key) = taken(&mut holder, "mapped");
+    keep(&holder, fence);
+    for name in ["holder.example", "alias.example"] {
+        let device = "mapped".to_owned();
+        let answer = Raw::connect(&connector, name).ask(Request::Sublet { device, key });
+        assert!(matches!(answer, Err(Refusal::NoDevice(_))), "{answer:?}");
+    }
 }
 
 #[test]
