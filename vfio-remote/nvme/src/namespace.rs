@@ -29,18 +29,6 @@ pub enum Storage {
     Null,
 }
 
-impl Storage {
-    /// Whether there are fewer bytes now.
-    pub fn ends_before(&self, end: u64) -> bool {
-        match self {
-            Self::Ring { file, .. } | Self::Memory { file } => {
-                storage::size(file).is_ok_and(|bytes| bytes < end)
-            }
-            Self::Null => false,
-        }
-    }
-}
-
 /// A namespace.
 #[derive(Debug)]
 pub struct Namespace {
