@@ -59,17 +59,6 @@ impl Paths {
         found
     }
 
-    /// A path that was not up could be read. It is up, if it still has as many bytes as the disk: which may have grown while it was read, as one
-    /// that was not up has no say in that. Returns whether it is.
-    pub(super) fn comes_up(&self, path: &DiskPath, before: Health) -> bool {
-        let _size_stays = self
-            .shrinking
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let has_all = |bytes| bytes >= self.bytes.load(Ordering::Relaxed);
-        size(&path.storage().file).is_ok_and(has_all) && path.health.change(before, Health::Up)
-    }
-
     /// The size in which these paths agree.
     fn agreed(&self, up: &[&DiskPath]) -> Option<u64> {
         let mut found = None;

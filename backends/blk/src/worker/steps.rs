@@ -8,7 +8,6 @@ use crate::counters::count;
 use crate::request::{Extent, Range};
 use farlane_file_io::bounce::Bounce;
 use farlane_file_io::ring::{Durable, Fallocate};
-use farlane_file_io::storage::size;
 use farlane_file_io::syncs::UnderWay;
 use farlane_file_io::vectors::{skip, transfer_now};
 use std::io;
@@ -158,30 +157,25 @@ impl Engine {
         {
             path.wrote();
         }
-        let is_cut = match &request.work {
-            Work::Read(_) | Work::Write(_) => moved == 0,
-            Work::Zero(_) => !self.has_zeroed(request),
-            Work::Flush | Work::Discard(_) => false,
-        };
-        if request.syncing || !is_cut {
+        if moved > 0 || !has_data || request.syncing {
             self.succeeded(request);
         }
         if request.syncing {
             request.beside = request.sync.take().map(UnderWay::end);
             return self.step(slot, request);
         }
-        if is_cut && self.can_redo(libc::ENODEV) {
-            // A device that has been pulled has no blocks.
-            return self.redo(slot, request, libc::ENODEV);
-        }
-        if is_cut {
-            // The file has become shorter.
-            return Ok(Step::Done(
-                self.failed(&io::ErrorKind::UnexpectedEof.into()),
-            ));
-        }
         match &request.work {
             Work::Read(_) | Work::Write(_) => {
+                if moved == 0 && self.can_redo(libc::ENODEV) {
+                    // A device that has been pulled has no blocks.
+                    return self.redo(slot, request, libc::ENODEV);
+                }
+                if moved == 0 {
+                    // The file has become shorter.
+                    return Ok(Step::Done(
+                        self.failed(&io::ErrorKind::UnexpectedEof.into()),
+                    ));
+                }
                 let bytes = usize::try_from(moved).map_err(io::Error::other)?;
                 if matches!(request.work, Work::Read(_))
                     && let Some(bounce) = &mut request.bounce
@@ -251,20 +245,6 @@ impl Engine {
                 self.failed(&io::Error::from_raw_os_error(errno)),
             )),
         }
-    }
-
-    /// Whether the range is on the disk that was zeroed. Of blocks that are not there any more `fallocate` says nothing: without them it zeroes
-    /// what is left, and succeeds.
-    fn has_zeroed(&self, request: &Request) -> bool {
-        let (Work::Zero(ranges), Some(Clearing::By(_))) = (&request.work, request.clearing) else {
-            return true;
-        };
-        let end = ranges
-            .get(request.range)
-            .map(|range| range.extent.offset + range.extent.bytes);
-        let storage = self.ring.storage(request.path);
-        let bytes = storage.and_then(|storage| size(&storage.file).ok());
-        bytes.is_some_and(|bytes| end.is_none_or(|end| end <= bytes))
     }
 
     fn is_device(&self, path: usize) -> bool {
