@@ -205,6 +205,7 @@ mod tests {
     use crate::identify::Identity;
     use crate::shared::Shared;
     use crate::uuid::Names;
+    use farlane_file_io::bounce::Bounce;
     use farlane_zero_copy::log_limit::LogLimit;
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
@@ -303,14 +304,22 @@ mod tests {
         assert!(!controller.can_sync(0));
         let errors = answered(controller).1;
         assert_eq!(errors, 1);
-        // What is written after a flush has failed is not lost with what was written before.
-        for (failed_syncs, more) in [(1, 0), (0, 1)] {
+        // What is written after a flush has failed is not lost with what was written before; what is written before one fails may be.
+        let writes =
+            |controller: &Controller| controller.shared.counters.writes.load(Ordering::Relaxed);
+        for (fails_at, well) in [(None, true), (Some(0), false), (Some(1), false)] {
+            let (errors, before) = (answered(controller).1, writes(controller));
             let mut request = Request::new(owner, Work::Write(Durable(true)), 0, 0, 512);
-            (request.from_device, request.done) = (true, 512);
-            request.failed_syncs = failed_syncs;
+            (request.from_device, request.data) = (true, Bounce::new(512));
             controller.begin(request);
-            controller.transferred(2, 0);
-            assert_eq!(answered(controller).1, errors + more);
+            for (step, result) in [512, 0].into_iter().enumerate() {
+                if fails_at == Some(step) {
+                    controller.identity.namespaces[0].sync_has_failed(libc::EIO);
+                }
+                controller.transferred(2, result);
+            }
+            assert_eq!(answered(controller).1, errors + u64::from(!well));
+            assert_eq!(writes(controller), before + u64::from(well));
         }
     }
 
