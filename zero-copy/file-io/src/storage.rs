@@ -2,15 +2,18 @@
 
 use crate::lock::{enter, leave, lock};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long a file may still be in use by somebody who has just ended, and a pause between two
-/// looks.
+/// How long a file may be in use by a process that still runs, and by one that has ended: the
+/// kernel winds up its `io_uring` first, on a busy machine after seconds. And pauses between two
+/// looks, which become longer.
 const PATIENCE: Duration = Duration::from_secs(3);
+const LAST_PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(20);
+const LAST_PAUSE: Duration = Duration::from_millis(250);
 
 /// What direct I/O demands (`statx(2)`, `STATX_DIOALIGN`).
 const STATX_DIOALIGN: u32 = 0x2000;
@@ -115,7 +118,7 @@ impl Storage {
     /// # Errors
     /// See [`StorageError`].
     pub fn open(path: &Path, read_only: bool) -> Result<Self, StorageError> {
-        Self::open_within(path, read_only, PATIENCE)
+        Self::open_within(path, read_only, LAST_PATIENCE)
     }
 
     /// The same, without patience for who has it now.
@@ -129,23 +132,40 @@ impl Storage {
     fn open_within(path: &Path, read_only: bool, patience: Duration) -> Result<Self, StorageError> {
         let fail = |what| failed(what, path);
         let stat = rustix::fs::stat(path).map_err(fail("examine"))?;
-        let kind = FileType::from_raw_mode(stat.st_mode);
+        let named = Place::of_stat(&stat).ok_or_else(|| StorageError::Kind(path.to_owned()))?;
         // A block device that is mounted, or in use by another, is not ours to write.
-        let exclusive = match kind {
-            FileType::RegularFile => OFlags::empty(),
-            FileType::BlockDevice if read_only => OFlags::empty(),
-            FileType::BlockDevice => OFlags::EXCL,
-            _ => return Err(StorageError::Kind(path.to_owned())),
+        let exclusive = match named {
+            Place::Device { .. } if !read_only => OFlags::EXCL,
+            Place::Device { .. } | Place::File { .. } => OFlags::empty(),
         };
         let flags = flags(read_only) | exclusive;
-        let file = patiently(patience, || rustix::fs::open(path, flags, Mode::empty()))
-            .map_err(fail("open"))?;
-        patiently(patience, || lock(&file, read_only)).map_err(fail("lock"))?;
+        let told = std::cell::Cell::new(false);
+        let wait = |own: Option<&OwnedFd>, waited: Duration| {
+            if waited < PATIENCE.min(patience) {
+                return true;
+            }
+            let waits = waited < patience && !is_open(named, own);
+            if waits && !told.replace(true) {
+                let path = path.display();
+                log::info!("{path} is still in use, by a process that has ended: waiting");
+            }
+            waits
+        };
+        let file = patiently(
+            |waited| wait(None, waited),
+            || rustix::fs::open(path, flags, Mode::empty()),
+        )
+        .map_err(fail("open"))?;
+        patiently(
+            |waited| wait(Some(&file), waited),
+            || lock(&file, read_only),
+        )
+        .map_err(fail("lock"))?;
         let system = rustix::fs::fstatfs(&file).map_err(fail("examine"))?;
         // What is open, not what had that name a moment ago.
         let stat = rustix::fs::fstat(&file).map_err(fail("examine"))?;
         let place = Place::of_stat(&stat).ok_or_else(|| StorageError::Kind(path.to_owned()))?;
-        let is_device = kind == FileType::BlockDevice;
+        let is_device = matches!(place, Place::Device { .. });
         Ok(Self {
             bytes: size(&file).map_err(fail("size"))?,
             in_memory: !is_device && u64::try_from(system.f_type) == Ok(TMPFS_MAGIC),
@@ -173,7 +193,8 @@ impl Storage {
     /// Somebody else has not ended, or what the system says.
     pub fn enter(&self, user: u64, waits: impl FnOnce()) -> std::io::Result<()> {
         let mut waits = Some(waits);
-        let entered = patiently(PATIENCE, || {
+        let wait = |waited| waited < LAST_PATIENCE;
+        let entered = patiently(wait, || {
             let result = enter(&self.file, user);
             if result.is_err()
                 && let Some(waits) = waits.take()
@@ -183,6 +204,14 @@ impl Storage {
             result
         });
         Ok(entered?)
+    }
+
+    /// The same, without patience.
+    ///
+    /// # Errors
+    /// See [`enter`](Self::enter).
+    pub fn enter_now(&self, user: u64) -> std::io::Result<()> {
+        Ok(enter(&self.file, user)?)
     }
 
     /// The memory of `user` is not touched any more.
@@ -239,21 +268,42 @@ fn failed(what: &'static str, path: &Path) -> impl Fn(rustix::io::Errno) -> Stor
     }
 }
 
-/// Tries again for a while what somebody else still keeps from being done. A predecessor that was
-/// killed lets go of its files some time after its end: the kernel winds up its `io_uring` first.
+/// Tries again what somebody else still keeps from being done, as long as `wait` says so, which is
+/// told for how long that has been tried.
 fn patiently<T>(
-    patience: Duration,
+    wait: impl Fn(Duration) -> bool,
     mut attempt: impl FnMut() -> rustix::io::Result<T>,
 ) -> rustix::io::Result<T> {
-    let until = Instant::now() + patience;
+    let since = Instant::now();
     loop {
         match attempt() {
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::BUSY) if Instant::now() < until => {
-                std::thread::sleep(PAUSE);
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::BUSY) if wait(since.elapsed()) => {
+                std::thread::sleep(PAUSE.max(since.elapsed() / 8).min(LAST_PAUSE));
             }
             result => return result,
         }
     }
+}
+
+/// Whether a process that has not ended has a file open, by another descriptor than `own`. Of
+/// processes whose descriptors this one may not see (`proc_pid_fd(5)`) that is not known, nor of
+/// file systems that are mounted from a device.
+fn is_open(place: Place, own: Option<&OwnedFd>) -> bool {
+    let folder = |pid: &str| std::fs::read_dir(format!("/proc/{pid}/fd"));
+    let own = own.map(|own| (std::process::id().to_string(), own.as_raw_fd().to_string()));
+    let names = |folder: std::fs::ReadDir| {
+        folder.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flat_map(names);
+    processes
+        .filter(|name| name.bytes().all(|b| b.is_ascii_digit()))
+        .any(|pid| {
+            folder(&pid).into_iter().flat_map(names).any(|number| {
+                let stat = rustix::fs::stat(format!("/proc/{pid}/fd/{number}"));
+                stat.is_ok_and(|stat| Place::of_stat(&stat) == Some(place))
+                    && own.as_ref() != Some(&(pid.clone(), number))
+            })
+        })
 }
 
 #[cfg(test)]
@@ -275,6 +325,41 @@ mod tests {
         let first = Storage::open(&path, true).unwrap();
         let second = Storage::open(&path, true).unwrap();
         assert!(!first.is_device && !second.is_device);
+    }
+
+    /// A mapping keeps an open file, and its lock, without a descriptor, as what a killed process has
+    /// under way does.
+    #[test]
+    fn what_no_process_has_open_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, vec![0; 4096]).unwrap();
+        let storage = Storage::open(&path, false).unwrap();
+        // SAFETY: a new mapping, which nothing refers to.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                4096,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                storage.file.as_raw_fd(),
+                0,
+            )
+        };
+        assert_ne!(address, libc::MAP_FAILED);
+        drop(storage);
+        assert!(matches!(
+            Storage::open_now(&path, false),
+            Err(StorageError::File { what: "lock", .. })
+        ));
+        let address = address.addr();
+        let unmaps = std::thread::spawn(move || {
+            std::thread::sleep(PATIENCE + Duration::from_millis(500));
+            // SAFETY: the mapping made above, which nothing refers to.
+            unsafe { libc::munmap(std::ptr::without_provenance_mut(address), 4096) }
+        });
+        assert!(Storage::open(&path, false).is_ok());
+        assert_eq!(unmaps.join().unwrap(), 0);
     }
 
     #[test]

@@ -127,7 +127,7 @@ impl Paths {
                 Ok(storage) => {
                     let user = self.user.lock().unwrap_or_else(PoisonError::into_inner);
                     if let Some(user) = *user
-                        && let Err(e) = storage.enter(user, || ())
+                        && let Err(e) = storage.enter_now(user)
                     {
                         log::debug!("Path {} is in use: {e}", path.name);
                         return false;
