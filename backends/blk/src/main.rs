@@ -98,7 +98,9 @@ fn run() -> anyhow::Result<ExitCode> {
     if fails_over {
         calls.extend(paths::SYSTEM_CALLS);
     }
-    seccomp::confine(options.daemon.seccomp, &calls, &[seccomp::UNIX_SOCKETS])?;
+    let requests = seccomp::With::requests(farlane_file_io::storage::IOCTLS);
+    let with = [seccomp::UNIX_SOCKETS, requests];
+    seccomp::confine(options.daemon.seccomp, &calls, &with)?;
     log::info!("Ready");
 
     let mut ending = lifecycle.wait();

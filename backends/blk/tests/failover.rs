@@ -7,6 +7,7 @@
 mod common;
 
 use common::loops::Loop;
+use common::stage::{DISCARD, IOERR, OK, READ, WRITE, WRITE_ZEROES, put_range, put_unmapped_range};
 use common::vmm::{DATA, Vm};
 use common::{Daemon, make_disk, wait_until};
 use std::fs::{File, create_dir_all, write};
@@ -125,6 +126,59 @@ fn a_path_that_is_pulled_and_returned_costs_no_request() {
     assert_eq!(rig.daemon.metric("errors"), 0);
     // The disk was never another one.
     assert_eq!(rig.vm.does(0, DISK / 512 - 1, DATA, 512), 0);
+}
+
+#[test]
+fn zeroes_that_a_path_has_cut_are_written_over_the_other_one() {
+    let mut rig = Rig::new(&[]);
+    let at = DISK - 65536;
+    for path in [0, 1] {
+        // Some of the blocks are there, or none.
+        for (sort, unmap, left) in [
+            (WRITE_ZEROES, false, DISK - 4096),
+            (WRITE_ZEROES, true, DISK - 4096),
+            (WRITE_ZEROES, false, 512),
+            (WRITE_ZEROES, true, 512),
+            (DISCARD, false, 512),
+        ] {
+            rig.file.write_all_at(&[7; 65536], at).unwrap();
+            match unmap {
+                true => put_unmapped_range(&rig.vm, DATA, at / 512, 128),
+                false => put_range(&rig.vm, DATA, at / 512, 128),
+            }
+            rig.loops[path].pull(left / 512);
+            assert_eq!(rig.vm.does(sort, 0, DATA, 16), OK, "{sort} {unmap}");
+            let mut found = vec![7; 65536];
+            rig.file.read_exact_at(&mut found, at).unwrap();
+            assert!(sort == DISCARD || found.iter().all(|b| *b == 0), "{unmap}");
+            rig.loops[path].give_back();
+            wait_until(|| rig.is_up(0) && rig.is_up(1));
+        }
+    }
+    assert!(rig.daemon.metric("redone") > 0);
+}
+
+#[test]
+fn a_disk_that_has_become_smaller_loses_no_path_by_what_lies_beyond_its_end() {
+    let end = DISK / 512;
+    // The blocks of a read or write; those of a range, which begins before the end, or behind it.
+    let requests = [
+        (READ, end - 1, 512, 0),
+        (WRITE, end - 1, 512, 0),
+        (WRITE_ZEROES, 0, 16, 16),
+        (DISCARD, 0, 16, 8),
+    ];
+    for (sort, sector, length, cleared) in requests {
+        let mut rig = Rig::new(&[]);
+        put_range(&rig.vm, DATA, end - cleared, cleared);
+        for pulled in &rig.loops {
+            pulled.pull(end - 8);
+        }
+        assert_eq!(rig.vm.does(sort, sector, DATA, length), IOERR, "{sort}");
+        assert_eq!(rig.vm.does(READ, 0, DATA, 512), OK);
+        assert!(rig.is_up(0) && rig.is_up(1));
+        assert_eq!((rig.path("failures", 0), rig.path("failures", 1)), (0, 0));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 mod common;
 
+use common::stage::{WRITE_ZEROES, put_unmapped_range};
 use common::vmm::{
     AVAILABLE, DATA, DESCRIPTORS, NEXT, RAM, STATUSES, Vm, WRITE, capacity, open_channel,
 };
@@ -227,6 +228,22 @@ fn a_vmm_is_told_when_the_disk_grows() {
     // CONFIG_CHANGE_MSG, version 1, nothing follows.
     assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(capacity(&mut frontend), 2 * DISK / 512);
+}
+
+#[test]
+fn zeroes_beyond_the_end_of_a_disk_that_has_become_smaller_are_an_error() {
+    // Once would do, but for the look at the size once a second, after which the request is refused without being tried.
+    for _ in 0..4 {
+        let stage = Stage::new();
+        let mut vm = Vm::new();
+        let _frontend = vm.boot(&stage.socket());
+        let disk = stage.folder.path().join("disk");
+        let file = std::fs::File::options().write(true).open(disk).unwrap();
+        put_unmapped_range(&vm, DATA, DISK / 512 - 16, 16);
+        file.set_len(DISK - 4096).unwrap();
+        // The kernel says nothing of the blocks that are not there.
+        assert_eq!(vm.does(WRITE_ZEROES, 0, DATA, 16), IOERR);
+    }
 }
 
 #[test]

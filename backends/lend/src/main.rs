@@ -24,7 +24,11 @@ const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_fdatasync,
 ];
 /// The same, with certain arguments.
-const SYSTEM_CALLS_WITH: &[With] = &[seccomp::NONBLOCKING, With::requests(farlane_vfio::IOCTLS)];
+const SYSTEM_CALLS_WITH: &[With] = &[
+    seccomp::NONBLOCKING,
+    With::requests(farlane_vfio::IOCTLS),
+    With::requests(farlane_nvme::IOCTLS),
+];
 
 fn main() -> ExitCode {
     match run() {

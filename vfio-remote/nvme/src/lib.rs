@@ -47,4 +47,6 @@ pub use config::{
     Backing, BlockSize, Cache, Doorbells, Host, MAX_IO_QUEUES, MAX_NAMESPACES, NamespaceConfig,
     NvmeConfig, NvmeError,
 };
+/// Requests of `ioctl` that a controller makes.
+pub use farlane_file_io::storage::IOCTLS;
 pub use source::NvmeSource;

@@ -29,6 +29,18 @@ pub enum Storage {
     Null,
 }
 
+impl Storage {
+    /// Whether there are fewer bytes now, or nobody knows.
+    pub fn ends_before(&self, end: u64) -> bool {
+        match self {
+            Self::Ring { file, .. } | Self::Memory { file } => {
+                storage::size(file).map_or(true, |bytes| bytes < end)
+            }
+            Self::Null => false,
+        }
+    }
+}
+
 /// A namespace.
 #[derive(Debug)]
 pub struct Namespace {

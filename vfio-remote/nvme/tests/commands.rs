@@ -188,6 +188,18 @@ fn zeroes_are_written_and_blocks_given_back() {
 }
 
 #[test]
+fn zeroes_beyond_the_end_of_a_file_that_has_become_shorter_are_an_error() {
+    let mut rig = rig(Doorbells::Trapped);
+    let path = rig._folders[1].path().join("ring");
+    let file = std::fs::File::options().write(true).open(path).unwrap();
+    let length = u64::try_from(BLOCKS).unwrap() * 512;
+    file.set_len(length - 4096).unwrap();
+    let deallocate = Command::blocks(io::WRITE_ZEROES, 2, u64::try_from(BLOCKS).unwrap() - 16, 16);
+    let flags = deallocate.dwords[2] | 1 << 25;
+    assert_eq!(rig.io(deallocate.dword(12, flags)), 0x280);
+}
+
+#[test]
 fn comparing_tells_whether_the_blocks_are_the_same() {
     let mut rig = rig(Doorbells::Trapped);
     for nsid in [1, 2, 4] {

@@ -2,6 +2,7 @@
 
 use crate::lock::{enter, leave, lock};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
+use rustix::ioctl::{Getter, Opcode, opcode};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,6 +15,11 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const LAST_PATIENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(20);
 const LAST_PAUSE: Duration = Duration::from_millis(250);
+
+/// `BLKGETSIZE64` (linux/fs.h): the bytes of a block device.
+const DEVICE_SIZE: Opcode = opcode::read::<usize>(0x12, 114);
+/// Requests of `ioctl` that are made of an open file.
+pub const IOCTLS: &[u64] = &[DEVICE_SIZE as u64];
 
 /// What direct I/O demands (`statx(2)`, `STATX_DIOALIGN`).
 const STATX_DIOALIGN: u32 = 0x2000;
@@ -242,13 +248,22 @@ impl Storage {
     }
 }
 
-/// The size of a file or block device in bytes, as it is now.
+/// The size of a file or block device in bytes, as it is now. This does not wait for who reads, writes
+/// or zeroes it: `lseek` takes the lock of a block device's inode, which `fallocate` holds while the
+/// device zeroes.
 ///
 /// # Errors
 /// What the system says.
 pub fn size(file: &OwnedFd) -> rustix::io::Result<u64> {
-    // Also tells the size of block devices.
-    rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
+    let mask = StatxFlags::TYPE | StatxFlags::SIZE;
+    let stat = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, mask)?;
+    match FileType::from_raw_mode(stat.stx_mode.into()) {
+        FileType::BlockDevice => {
+            // SAFETY: the request writes a number of 64 bits, and reads nothing.
+            unsafe { rustix::ioctl::ioctl(file, Getter::<DEVICE_SIZE, u64>::new()) }
+        }
+        _ => Ok(stat.stx_size),
+    }
 }
 
 fn flags(read_only: bool) -> OFlags {

@@ -51,8 +51,9 @@ fn look_after(paths: &Paths, number: usize) {
         match path.health() {
             Health::Up => (),
             Health::Suspect => match paths.probe(&path.storage()) {
+                // If it is not, it is looked at again, and has too few bytes.
                 Ok(()) => {
-                    path.health.change(Health::Suspect, Health::Up);
+                    paths.comes_up(path, Health::Suspect);
                 }
                 Err(e) => {
                     if path.health.change(Health::Suspect, Health::Failed) {
@@ -61,10 +62,9 @@ fn look_after(paths: &Paths, number: usize) {
                 }
             },
             Health::Failed => {
-                if pause.is_some() && paths.returns(path) {
+                if pause.is_some() && paths.returns(path) && paths.comes_up(path, Health::Failed) {
                     path.counters.returns.fetch_add(1, Ordering::Relaxed);
                     log_limited!(log::Level::Info, paths.limit, "Path {} is back", path.name);
-                    path.health.change(Health::Failed, Health::Up);
                 }
             }
         }

@@ -35,14 +35,20 @@ impl Paths {
     /// they show may be that, or be old.
     #[must_use]
     pub fn size(&self, now: Instant) -> Option<u64> {
+        let up = self.all_up();
+        // A path can be slow to answer: nobody waits for that.
+        let agreed = self.agreed(&up);
         let mut shrinking = self
             .shrinking
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        // Asked once: they may change meanwhile.
-        let is_up = |path: &&DiskPath| path.health() == Health::Up;
-        let up: Vec<&DiskPath> = self.all.iter().filter(is_up).collect();
-        let found = match self.agreed(&up) {
+        let same = |(one, other): (&&DiskPath, &&DiskPath)| std::ptr::eq(*one, *other);
+        let up_now = self.all_up();
+        if up.len() != up_now.len() || !up.iter().zip(&up_now).all(same) {
+            // Who is up now has not been asked. The next look will.
+            return None;
+        }
+        let found = match agreed {
             Some(bytes)
                 if bytes < self.bytes.load(Ordering::Relaxed) && up.len() < self.all.len() =>
             {
@@ -57,6 +63,29 @@ impl Paths {
             self.bytes.store(bytes, Ordering::Relaxed);
         }
         found
+    }
+
+    /// A path that was not up could be read. It is up, if it still has as many bytes as the disk: which may have grown while it was read, as one
+    /// that was not up has no say in that. Returns whether it is.
+    pub(super) fn comes_up(&self, path: &DiskPath, before: Health) -> bool {
+        let bytes = size(&path.storage().file);
+        let _size_stays = self
+            .shrinking
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let has_all = |bytes| bytes >= self.bytes.load(Ordering::Relaxed);
+        bytes.is_ok_and(has_all) && path.health.change(before, Health::Up)
+    }
+
+    /// Whether the disk ends before `end`, and not only a path that has been pulled: all paths agree in that, those that are not up, too.
+    pub fn ends_before(&self, end: u64) -> bool {
+        let all: Vec<&DiskPath> = self.all.iter().collect();
+        self.agreed(&all).is_some_and(|bytes| bytes < end)
+    }
+
+    fn all_up(&self) -> Vec<&DiskPath> {
+        let is_up = |path: &&DiskPath| path.health() == Health::Up;
+        self.all.iter().filter(is_up).collect()
     }
 
     /// The size in which these paths agree.

@@ -207,6 +207,23 @@ fn paths_that_have_failed_say_nothing_of_the_size() {
 }
 
 #[test]
+fn a_path_comes_back_only_with_the_size_that_the_disk_has_then() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = paths(folder.path(), &[("a", 0), ("b", 1)]);
+    let b = paths.get(1).unwrap();
+    paths.suspect(1, &io::Error::from_raw_os_error(libc::EIO));
+    // While it was read, the disk has grown.
+    resize(folder.path(), "a", 8192);
+    assert_eq!(paths.size(Instant::now()), Some(8192));
+    assert!(!paths.comes_up(b, Health::Suspect));
+    assert_eq!(b.health(), Health::Suspect);
+    resize(folder.path(), "b", 8192);
+    assert!(paths.comes_up(b, Health::Suspect));
+    assert!(!paths.comes_up(b, Health::Failed));
+    assert_eq!(b.health(), Health::Up);
+}
+
+#[test]
 fn names_are_words_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
     let device = folder.path().join("disk \"x\"");

@@ -6,13 +6,23 @@ use super::steps::Step;
 use crate::counters::count;
 use crate::paths::bit;
 use crate::paths::health::{Decision, Health, Waiting, can_be_the_path};
+use farlane_file_io::storage::size;
 use std::io;
 use std::time::Instant;
 
 impl Engine {
-    /// Whether a request that has failed like this is to be done again.
-    pub(super) fn can_redo(&self, errno: i32) -> bool {
-        self.paths.fails_over() && can_be_the_path(errno)
+    /// Whether a request that has failed like this is to be done again: another path may lead to what this one does not, but to no blocks
+    /// that the disk has no more.
+    pub(super) fn can_redo(&self, request: &Request, errno: i32) -> bool {
+        let is_gone = || end(request).is_some_and(|end| self.paths.ends_before(end));
+        self.paths.fails_over() && can_be_the_path(errno) && !is_gone()
+    }
+
+    /// Whether a request reaches beyond what its path shows of the disk now, or nobody knows.
+    pub(super) fn is_beyond(&self, request: &Request) -> bool {
+        let storage = self.ring.storage(request.path);
+        let bytes = storage.and_then(|storage| size(&storage.file).ok());
+        end(request).is_some_and(|end| bytes.is_none_or(|bytes| bytes < end))
     }
 
     /// Does a request again that has failed on its path.
@@ -160,6 +170,16 @@ impl Engine {
 fn is_unplanned_flush(request: &Request) -> bool {
     let failed_nowhere = request.failure.as_ref().is_some_and(|f| f.tried == 0);
     matches!(request.work, Work::Flush) && request.whole.is_none() && failed_nowhere
+}
+
+/// Where the blocks end that a request is busy with, in bytes.
+fn end(request: &Request) -> Option<u64> {
+    let extent = match &request.work {
+        Work::Read(extent) | Work::Write(extent) => *extent,
+        Work::Discard(ranges) | Work::Zero(ranges) => ranges.get(request.range)?.extent,
+        Work::Flush => return None,
+    };
+    (!request.syncing).then_some(extent.offset + extent.bytes)
 }
 
 fn failure(request: &mut Request, errno: i32) -> &mut Failure {

@@ -157,25 +157,32 @@ impl Engine {
         {
             path.wrote();
         }
-        if moved > 0 || !has_data || request.syncing {
+        let is_cut = match (&request.work, request.clearing) {
+            (Work::Flush, _) => false,
+            (Work::Read(_) | Work::Write(_), _) | (_, Some(Clearing::Writing)) => moved == 0,
+            // Of blocks that are not there any more `fallocate` says nothing: it zeroes what is left, and succeeds.
+            (Work::Zero(_), _) => self.is_beyond(request),
+            (Work::Discard(_), _) => false,
+        };
+        if request.syncing || !is_cut {
             self.succeeded(request);
         }
         if request.syncing {
             request.beside = request.sync.take().map(UnderWay::end);
             return self.step(slot, request);
         }
+        if is_cut && self.can_redo(request, libc::ENODEV) {
+            // A device that has been pulled has no blocks.
+            return self.redo(slot, request, libc::ENODEV);
+        }
+        if is_cut {
+            // The disk has become smaller.
+            return Ok(Step::Done(
+                self.failed(&io::ErrorKind::UnexpectedEof.into()),
+            ));
+        }
         match &request.work {
             Work::Read(_) | Work::Write(_) => {
-                if moved == 0 && self.can_redo(libc::ENODEV) {
-                    // A device that has been pulled has no blocks.
-                    return self.redo(slot, request, libc::ENODEV);
-                }
-                if moved == 0 {
-                    // The file has become shorter.
-                    return Ok(Step::Done(
-                        self.failed(&io::ErrorKind::UnexpectedEof.into()),
-                    ));
-                }
                 let bytes = usize::try_from(moved).map_err(io::Error::other)?;
                 if matches!(request.work, Work::Read(_))
                     && let Some(bounce) = &mut request.bounce
@@ -201,8 +208,14 @@ impl Engine {
     }
 
     fn refused(&mut self, slot: usize, request: &mut Request, errno: i32) -> io::Result<Step> {
-        if self.can_redo(errno) {
-            return self.redo(slot, request, errno);
+        let clears = matches!(request.work, Work::Discard(_) | Work::Zero(_)) && !request.syncing;
+        let of_path = match errno {
+            // Blocks that a pulled device does not have are also said not to be valid.
+            libc::EINVAL if clears && self.is_beyond(request) => libc::ENODEV,
+            errno => errno,
+        };
+        if self.can_redo(request, of_path) {
+            return self.redo(slot, request, of_path);
         }
         if self.is_of_a_sync(request, errno) {
             self.disk.sync_has_failed(errno);

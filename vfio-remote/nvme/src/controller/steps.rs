@@ -149,7 +149,17 @@ impl Controller {
                     ..
                 },
                 Ok(_),
-            ) => request.done = request.length,
+            ) => {
+                // Without blocks that are not there any more `fallocate` zeroes what is left, and succeeds.
+                let end = request.offset + request.length;
+                let namespace = self.identity.namespaces.get(request.namespace);
+                if namespace.is_some_and(|namespace| namespace.storage.ends_before(end)) {
+                    let status = self.storage_failed(libc::EIO, true);
+                    self.finish(slot, request, status);
+                    return;
+                }
+                request.done = request.length;
+            }
             (
                 Work::Zero {
                     how: how @ Zeroing::By(_),
