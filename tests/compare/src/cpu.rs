@@ -11,7 +11,15 @@ use std::time::Duration;
 /// # Errors
 /// When the process is gone.
 pub fn of_process(process: u32) -> Result<Duration> {
-    of_threads(&format!("/proc/{process}"), |_| true)
+    of_threads(&format!("/proc/{process}"), USED, |_| true)
+}
+
+/// How long the threads of a process could have run so far, and others had the CPUs.
+///
+/// # Errors
+/// When the process is gone.
+pub fn kept_from(process: u32) -> Result<Duration> {
+    of_threads(&format!("/proc/{process}"), WAITED, |_| true)
 }
 
 /// CPU time of the threads of this process that have a name.
@@ -19,11 +27,14 @@ pub fn of_process(process: u32) -> Result<Duration> {
 /// # Errors
 /// When it cannot be read.
 pub fn of_own_threads(name: &str) -> Result<Duration> {
-    of_threads("/proc/self", |comm| comm == name)
+    of_threads("/proc/self", USED, |comm| comm == name)
 }
 
-/// `schedstat` has a thread's CPU time in nanoseconds first (Documentation/scheduler/sched-stats.rst).
-fn of_threads(process: &str, is_wanted: impl Fn(&str) -> bool) -> Result<Duration> {
+/// Where `schedstat` has a thread's CPU time, and its time on a run queue, in nanoseconds (Documentation/scheduler/sched-stats.rst).
+const USED: usize = 0;
+const WAITED: usize = 1;
+
+fn of_threads(process: &str, field: usize, is_wanted: impl Fn(&str) -> bool) -> Result<Duration> {
     let mut total = Duration::ZERO;
     for task in fs::read_dir(Path::new(process).join("task"))? {
         let task = task?.path();
@@ -35,8 +46,8 @@ fn of_threads(process: &str, is_wanted: impl Fn(&str) -> bool) -> Result<Duratio
             continue;
         };
         if is_wanted(comm.trim()) {
-            let first = text.split_whitespace().next().context("Empty schedstat")?;
-            total += Duration::from_nanos(first.parse()?);
+            let time = text.split_whitespace().nth(field);
+            total += Duration::from_nanos(time.context("Empty schedstat")?.parse()?);
         }
     }
     Ok(total)

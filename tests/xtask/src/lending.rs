@@ -340,6 +340,11 @@ impl Lender {
         Metrics::read(&self.metrics, "farlane_lend_")
     }
 
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.backend.pid()
+    }
+
     /// What `farlane-lend list` prints for people.
     pub fn table(&self) -> Result<String> {
         self.ask(&["list", "--lender", &self.address()])
