@@ -34,7 +34,7 @@ impl Storage {
     pub fn ends_before(&self, end: u64) -> bool {
         match self {
             Self::Ring { file, .. } | Self::Memory { file } => {
-                storage::size(file).map_or(true, |bytes| bytes < end)
+                storage::known_size(file).map_or(true, |bytes| bytes < end)
             }
             Self::Null => false,
         }

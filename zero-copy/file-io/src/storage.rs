@@ -150,10 +150,10 @@ impl Storage {
             if waited < PATIENCE.min(patience) {
                 return true;
             }
-            let waits = waited < patience && !is_open(named, own);
+            let waits = waited < patience && !is_used(named) && !is_open(named, stat.st_ino, own);
             if waits && !told.replace(true) {
                 let path = path.display();
-                log::info!("{path} is still in use, by a process that has ended: waiting");
+                log::info!("{path} is in use, but by no process that can be seen: waiting");
             }
             waits
         };
@@ -199,7 +199,7 @@ impl Storage {
     /// Somebody else has not ended, or what the system says.
     pub fn enter(&self, user: u64, waits: impl FnOnce()) -> std::io::Result<()> {
         let mut waits = Some(waits);
-        let wait = |waited| waited < LAST_PATIENCE;
+        let wait = |waited| waited < PATIENCE;
         let entered = patiently(wait, || {
             let result = enter(&self.file, user);
             if result.is_err()
@@ -255,8 +255,20 @@ impl Storage {
 /// # Errors
 /// What the system says.
 pub fn size(file: &OwnedFd) -> rustix::io::Result<u64> {
+    size_as(file, AtFlags::STATX_SYNC_AS_STAT)
+}
+
+/// The same, as far as this host knows: a file system's server is not asked, which may not answer.
+///
+/// # Errors
+/// What the system says.
+pub fn known_size(file: &OwnedFd) -> rustix::io::Result<u64> {
+    size_as(file, AtFlags::STATX_DONT_SYNC)
+}
+
+fn size_as(file: &OwnedFd, sync: AtFlags) -> rustix::io::Result<u64> {
     let mask = StatxFlags::TYPE | StatxFlags::SIZE;
-    let stat = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH, mask)?;
+    let stat = rustix::fs::statx(file.as_fd(), c"", AtFlags::EMPTY_PATH | sync, mask)?;
     match FileType::from_raw_mode(stat.stx_mode.into()) {
         FileType::BlockDevice => {
             // SAFETY: the request writes a number of 64 bits, and reads nothing.
@@ -300,10 +312,23 @@ fn patiently<T>(
     }
 }
 
+/// Whether the kernel uses a device: for a file system, or for another device.
+fn is_used(place: Place) -> bool {
+    let Place::Device { major, minor } = place else {
+        return false;
+    };
+    let number = format!("{major}:{minor}");
+    // `proc_pid_mountinfo(5)`: the third word.
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut mounts = mounts.lines().map(|mount| mount.split(' ').nth(2));
+    let holders = std::fs::read_dir(format!("/sys/dev/block/{number}/holders"));
+    mounts.any(|device| device == Some(&number))
+        || holders.is_ok_and(|mut holders| holders.next().is_some())
+}
+
 /// Whether a process that has not ended has a file open, by another descriptor than `own`. Of
-/// processes whose descriptors this one may not see (`proc_pid_fd(5)`) that is not known, nor of
-/// file systems that are mounted from a device.
-fn is_open(place: Place, own: Option<&OwnedFd>) -> bool {
+/// processes whose descriptors this one may not see (`proc_pid_fd(5)`) that is not known.
+fn is_open(place: Place, inode: u64, own: Option<&OwnedFd>) -> bool {
     let folder = |pid: &str| std::fs::read_dir(format!("/proc/{pid}/fd"));
     let own = own.map(|own| (std::process::id().to_string(), own.as_raw_fd().to_string()));
     let names = |folder: std::fs::ReadDir| {
@@ -314,6 +339,13 @@ fn is_open(place: Place, own: Option<&OwnedFd>) -> bool {
         .filter(|name| name.bytes().all(|b| b.is_ascii_digit()))
         .any(|pid| {
             folder(&pid).into_iter().flat_map(names).any(|number| {
+                // Files of other inodes are not asked themselves: a dead server does not answer.
+                let info = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"));
+                let inodes = info.unwrap_or_default();
+                let mut inodes = inodes.lines().filter_map(|line| line.strip_prefix("ino:"));
+                if inodes.any(|found| found.trim().parse() != Ok(inode)) {
+                    return false;
+                }
                 let stat = rustix::fs::stat(format!("/proc/{pid}/fd/{number}"));
                 stat.is_ok_and(|stat| Place::of_stat(&stat) == Some(place))
                     && own.as_ref() != Some(&(pid.clone(), number))

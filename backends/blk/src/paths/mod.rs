@@ -191,6 +191,8 @@ pub struct Paths {
     bytes: AtomicU64,
     /// What is believed of that when it is seen again.
     shrinking: Mutex<Shrinking>,
+    /// Held while the size of the disk changes, and while a path comes up.
+    changing: Mutex<()>,
     ending: std::sync::atomic::AtomicBool,
     /// Whose memory transfers touch, where that is said to others who read the disk. Held while a path is replaced.
     user: Mutex<Option<u64>>,

@@ -248,6 +248,7 @@ impl Paths {
             blocks,
             bytes: AtomicU64::new(bytes),
             shrinking: Mutex::default(),
+            changing: Mutex::default(),
             ending: AtomicBool::new(false),
             user: Mutex::default(),
             limit: LogLimit::new(),

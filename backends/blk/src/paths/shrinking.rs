@@ -2,9 +2,10 @@
 
 use super::health::Health;
 use super::{DiskPath, Paths};
-use farlane_file_io::storage::size;
-use std::sync::PoisonError;
+use farlane_file_io::storage::{known_size, size};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A disk has become smaller if that is seen again after so long.
@@ -35,13 +36,14 @@ impl Paths {
     /// they show may be that, or be old.
     #[must_use]
     pub fn size(&self, now: Instant) -> Option<u64> {
-        let up = self.all_up();
-        // A path can be slow to answer: nobody waits for that.
-        let agreed = self.agreed(&up);
+        // One look at a time. A path can be slow to answer: who comes up does not wait for that.
         let mut shrinking = self
             .shrinking
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        let up = self.all_up();
+        let agreed = self.agreed(&up, size);
+        let _nobody_comes_up = self.changing();
         let same = |(one, other): (&&DiskPath, &&DiskPath)| std::ptr::eq(*one, *other);
         let up_now = self.all_up();
         if up.len() != up_now.len() || !up.iter().zip(&up_now).all(same) {
@@ -69,18 +71,25 @@ impl Paths {
     /// that was not up has no say in that. Returns whether it is.
     pub(super) fn comes_up(&self, path: &DiskPath, before: Health) -> bool {
         let bytes = size(&path.storage().file);
-        let _size_stays = self
-            .shrinking
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _size_stays = self.changing();
         let has_all = |bytes| bytes >= self.bytes.load(Ordering::Relaxed);
         bytes.is_ok_and(has_all) && path.health.change(before, Health::Up)
     }
 
-    /// Whether the disk ends before `end`, and not only a path that has been pulled: all paths agree in that, those that are not up, too.
+    /// The size of the disk changes, or a path comes up.
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the disk ends before `end`, as far as this host knows, and not only a path that has been pulled: all paths agree in that, and
+    /// none has failed.
     pub fn ends_before(&self, end: u64) -> bool {
         let all: Vec<&DiskPath> = self.all.iter().collect();
-        self.agreed(&all).is_some_and(|bytes| bytes < end)
+        let none_has_failed = all.iter().all(|path| path.health() != Health::Failed);
+        none_has_failed
+            && self
+                .agreed(&all, known_size)
+                .is_some_and(|bytes| bytes < end)
     }
 
     fn all_up(&self) -> Vec<&DiskPath> {
@@ -89,7 +98,11 @@ impl Paths {
     }
 
     /// The size in which these paths agree.
-    fn agreed(&self, up: &[&DiskPath]) -> Option<u64> {
+    fn agreed(
+        &self,
+        up: &[&DiskPath],
+        size: impl Fn(&OwnedFd) -> rustix::io::Result<u64>,
+    ) -> Option<u64> {
         let mut found = None;
         for path in up {
             let bytes = size(&path.storage().file).ok()?;

@@ -6,7 +6,7 @@ use super::steps::Step;
 use crate::counters::count;
 use crate::paths::bit;
 use crate::paths::health::{Decision, Health, Waiting, can_be_the_path};
-use farlane_file_io::storage::size;
+use farlane_file_io::storage::known_size;
 use std::io;
 use std::time::Instant;
 
@@ -14,14 +14,18 @@ impl Engine {
     /// Whether a request that has failed like this is to be done again: another path may lead to what this one does not, but to no blocks
     /// that the disk has no more.
     pub(super) fn can_redo(&self, request: &Request, errno: i32) -> bool {
-        let is_gone = || end(request).is_some_and(|end| self.paths.ends_before(end));
-        self.paths.fails_over() && can_be_the_path(errno) && !is_gone()
+        self.paths.fails_over() && can_be_the_path(errno) && !self.is_gone(request)
+    }
+
+    /// Whether a request reaches beyond the end of the disk, which has become smaller.
+    pub(super) fn is_gone(&self, request: &Request) -> bool {
+        end(request).is_some_and(|end| self.paths.ends_before(end))
     }
 
     /// Whether a request reaches beyond what its path shows of the disk now, or nobody knows.
     pub(super) fn is_beyond(&self, request: &Request) -> bool {
         let storage = self.ring.storage(request.path);
-        let bytes = storage.and_then(|storage| size(&storage.file).ok());
+        let bytes = storage.and_then(|storage| known_size(&storage.file).ok());
         end(request).is_some_and(|end| bytes.is_none_or(|bytes| bytes < end))
     }
 

@@ -171,15 +171,8 @@ impl Engine {
             request.beside = request.sync.take().map(UnderWay::end);
             return self.step(slot, request);
         }
-        if is_cut && self.can_redo(request, libc::ENODEV) {
-            // A device that has been pulled has no blocks.
-            return self.redo(slot, request, libc::ENODEV);
-        }
         if is_cut {
-            // The disk has become smaller.
-            return Ok(Step::Done(
-                self.failed(&io::ErrorKind::UnexpectedEof.into()),
-            ));
+            return self.cut(slot, request);
         }
         match &request.work {
             Work::Read(_) | Work::Write(_) => {
@@ -207,6 +200,18 @@ impl Engine {
         self.step(slot, request)
     }
 
+    /// Not all of the blocks are there.
+    fn cut(&mut self, slot: usize, request: &mut Request) -> io::Result<Step> {
+        if self.can_redo(request, libc::ENODEV) {
+            // A device that has been pulled has no blocks.
+            return self.redo(slot, request, libc::ENODEV);
+        }
+        // The disk has become smaller.
+        Ok(Step::Done(
+            self.failed(&io::ErrorKind::UnexpectedEof.into()),
+        ))
+    }
+
     fn refused(&mut self, slot: usize, request: &mut Request, errno: i32) -> io::Result<Step> {
         let clears = matches!(request.work, Work::Discard(_) | Work::Zero(_)) && !request.syncing;
         let of_path = match errno {
@@ -217,7 +222,9 @@ impl Engine {
         if self.can_redo(request, of_path) {
             return self.redo(slot, request, of_path);
         }
-        if self.is_of_a_sync(request, errno) {
+        // Blocks that the disk has no more were not written, and nothing else is lost by that.
+        let is_gone = self.paths.fails_over() && self.is_gone(request);
+        if self.is_of_a_sync(request, errno) && !is_gone {
             self.disk.sync_has_failed(errno);
         }
         // Those that wait for it find that.
@@ -307,6 +314,10 @@ impl Engine {
                 Clearing::Discarding => {
                     self.ring.discard(file, offset, left, slot)?;
                     return Ok(Step::Pending);
+                }
+                // It may have all of them again when it has been cut.
+                Clearing::By(_) if !discards && self.is_beyond(request) => {
+                    return self.cut(slot, request);
                 }
                 Clearing::By(how) => {
                     self.ring.fallocate(file, how, offset, left, slot)?;

@@ -150,10 +150,7 @@ impl Controller {
                 },
                 Ok(_),
             ) => {
-                // Without blocks that are not there any more `fallocate` zeroes what is left, and succeeds.
-                let end = request.offset + request.length;
-                let namespace = self.identity.namespaces.get(request.namespace);
-                if namespace.is_some_and(|namespace| namespace.storage.ends_before(end)) {
+                if self.is_beyond(&request) {
                     let status = self.storage_failed(libc::EIO, true);
                     self.finish(slot, request, status);
                     return;
@@ -329,6 +326,13 @@ impl Controller {
         }
     }
 
+    /// Whether not all blocks of a request are there any more. `fallocate` zeroes what is left of them then, and succeeds.
+    fn is_beyond(&self, request: &Request) -> bool {
+        let end = request.offset + request.length;
+        let namespace = self.identity.namespaces.get(request.namespace);
+        namespace.is_some_and(|namespace| namespace.storage.ends_before(end))
+    }
+
     fn step_zero(&mut self, slot: usize, request: &mut Request) -> std::io::Result<Step> {
         let file = u32::try_from(request.namespace).unwrap_or(u32::MAX);
         let Work::Zero { how, durable } = &request.work else {
@@ -343,6 +347,10 @@ impl Controller {
         let offset = request.offset + request.done;
         let rest = request.length - request.done;
         match *how {
+            // They may all be there again when some have been zeroed.
+            Zeroing::By(_) if self.is_beyond(request) => {
+                return Ok(Step::Done(self.storage_failed(libc::EIO, true)));
+            }
             Zeroing::By(how) => {
                 self.ring.fallocate(file, how, offset, rest, slot)?;
             }
