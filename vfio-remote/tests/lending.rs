@@ -11,6 +11,7 @@ mod memory;
 mod names;
 mod peers;
 mod requests;
+mod subleases;
 mod unreliable;
 mod windows;
 
@@ -261,6 +262,16 @@ impl Raw {
                 && got == id
             {
                 return result;
+            }
+        }
+    }
+
+    /// Waits until the lender says that a lease has ended.
+    fn hear_of_the_end(&mut self, of: Fence) {
+        loop {
+            let received: Received<ToBorrower> = self.receiver.receive(None).unwrap().unwrap();
+            if matches!(received.message, ToBorrower::Ended { fence } if fence == of) {
+                return;
             }
         }
     }

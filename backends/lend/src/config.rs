@@ -22,6 +22,8 @@ pub struct Config {
     pub devices: Vec<DeviceConfig>,
     /// Bridges to other hosts.
     pub windows: Vec<WindowConfig>,
+    /// Other lenders, whose devices may reach those that are lent here.
+    pub lenders: Vec<String>,
     /// Users of this host, besides this one and root.
     pub users: Vec<UserConfig>,
 }
@@ -270,6 +272,22 @@ pub struct WindowConfig {
     pub borrowers: Vec<String>,
     /// What it is.
     pub bridge: BridgeConfig,
+    /// The device of another lender that is seen through it, instead of a VM's memory.
+    pub shows: Option<ShowsConfig>,
+}
+
+/// A BAR of a device of another lender.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShowsConfig {
+    /// Name of the other lender.
+    pub lender: String,
+    /// Where it listens.
+    pub address: AddressText,
+    /// Its name of the device.
+    pub device: String,
+    /// Which BAR, from its beginning on.
+    pub bar: u8,
 }
 
 /// Kinds of bridges.

@@ -3,8 +3,8 @@
 
 use crate::config::{
     AddressText, Backing, BlockBytes, BridgeConfig, CacheMode, Config, DeviceConfig, DoorbellMode,
-    Function, FunctionAddress, GpuOptions, NvmeOptions, Size, SourceConfig, TlsFiles, UserConfig,
-    WindowConfig,
+    Function, FunctionAddress, GpuOptions, NvmeOptions, ShowsConfig, Size, SourceConfig, TlsFiles,
+    UserConfig, WindowConfig,
 };
 use serde::Deserialize;
 use std::ops;
@@ -95,6 +95,7 @@ impl Config {
             tls: keys.tls,
             devices: devices.collect::<Result<_, _>>()?,
             windows: windows.collect::<Result<_, _>>()?,
+            lenders: keys.lenders,
             users: keys.user,
         })
     }
@@ -112,6 +113,8 @@ struct TopKeys {
     term_seconds: Option<u16>,
     grace_seconds: Option<u16>,
     tls: Option<TlsFiles>,
+    #[serde(default)]
+    lenders: Vec<String>,
     #[serde(default)]
     device: Vec<Spanned<DeviceKeys>>,
     #[serde(default)]
@@ -165,6 +168,7 @@ struct WindowKeys {
     bar: Key<u8>,
     offset: Key<u64>,
     size: Key<Size>,
+    shows: Option<ShowsConfig>,
 }
 
 /// A table of one kind: which keys it may have, and which it must.
@@ -290,6 +294,7 @@ fn window(table: Spanned<WindowKeys>, text: &str) -> Result<WindowConfig, TextEr
         name: keys.name,
         borrowers: keys.borrowers,
         bridge,
+        shows: keys.shows,
     })
 }
 
@@ -334,6 +339,15 @@ mod tests {
             ntb = "ivshmem"
             function = "0000:00:05.0"
 
+            [[window]]
+            name = "gpu"
+            borrowers = ["rack1-vm7"]
+            ntb = "pci"
+            function = "0000:02:00.0"
+            bar = 2
+            size = "256M"
+            shows = { lender = "rack2", address = "unix:/rack2", device = "gpu0", bar = 2 }
+
             [[user]]
             uid = 1001
             names = ["vm7"]
@@ -346,6 +360,9 @@ mod tests {
             panic!("not a GPU");
         };
         assert_eq!(gpu.memory, Some(Size(64 << 20)));
+        assert_eq!(config.windows[0].shows, None);
+        let shows = config.windows[1].shows.as_ref().unwrap();
+        assert_eq!((&*shows.device, shows.bar), ("gpu0", 2));
         let SourceConfig::Nvme(nvme) = &config.devices[0].source else {
             panic!("not an NVMe controller");
         };
@@ -431,6 +448,11 @@ mod tests {
                 format!("[[window]]\n{window}\nntb = \"ivshmem\"\nborrower = []"),
                 6,
                 "borrower",
+            ),
+            (
+                format!("[[window]]\n{window}\nntb = \"ivshmem\"\nshows = {{ lendr = \"b\" }}"),
+                6,
+                "lendr",
             ),
             (
                 format!("[[window]]\n{window}\nntb = \"pci\"\nsise = \"1G\""),

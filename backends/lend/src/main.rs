@@ -23,12 +23,15 @@ const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_pwritev2,
     libc::SYS_fdatasync,
 ];
+/// The same of a lender that connects to others.
+const CONNECTING: &[libc::c_long] = &[libc::SYS_connect];
 /// The same, with certain arguments.
 const SYSTEM_CALLS_WITH: &[With] = &[
     seccomp::NONBLOCKING,
     With::requests(farlane_vfio::IOCTLS),
     With::requests(farlane_nvme::IOCTLS),
 ];
+const CONNECTING_WITH: &[With] = &[seccomp::ALL_SOCKETS];
 
 fn main() -> ExitCode {
     match run() {
@@ -63,6 +66,7 @@ fn run() -> anyhow::Result<ExitCode> {
         lender,
         acceptors,
         sockets,
+        connects,
     } = setup::open(&options)?;
     let metrics_socket = match &options.daemon.metrics {
         Some(path) => Some(Listener::bind(path, Kind::Stream, &options.daemon.access)?),
@@ -80,13 +84,19 @@ fn run() -> anyhow::Result<ExitCode> {
             .name("listener".to_owned())
             .spawn(move || lender.serve(&acceptor))?;
     }
+    let (connecting, connecting_with) = match connects {
+        true => (CONNECTING, CONNECTING_WITH),
+        false => (&[][..], &[][..]),
+    };
+    let with: Vec<With> = [SYSTEM_CALLS_WITH, connecting_with].concat();
     let calls = [
         SYSTEM_CALLS,
+        connecting,
         farlane_ntb::SYSTEM_CALLS,
         farlane_vfio::SYSTEM_CALLS,
     ]
     .concat();
-    seccomp::confine(options.daemon.seccomp, &calls, SYSTEM_CALLS_WITH)?;
+    seccomp::confine(options.daemon.seccomp, &calls, &with)?;
     log::info!("Ready");
 
     let ending = lifecycle.wait();

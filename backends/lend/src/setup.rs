@@ -2,7 +2,7 @@
 
 use crate::config::{
     Backing, BlockBytes, BridgeConfig, CacheMode, Config, DeviceConfig, DoorbellMode, NvmeOptions,
-    SourceConfig, WindowConfig,
+    ShowsConfig, SourceConfig, WindowConfig,
 };
 use crate::machine;
 use crate::options::Options;
@@ -12,11 +12,11 @@ use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::options::host_name;
 use farlane_ntb::{IvshmemNtb, Ntb, OutboundWindow, PciNtb};
 use farlane_nvme::{BlockSize, Cache, Doorbells, Host, NamespaceConfig, NvmeConfig, NvmeSource};
-use farlane_pci::Source;
+use farlane_pci::{BAR_COUNT, Region, Source};
 use farlane_soft_gpu::{DEFAULT_MEMORY_BYTES, GpuSource};
 use farlane_vfio::VfioSource;
-use farlane_vfio_remote::lender::{BridgeOffer, Lender, LenderConfig, Offer};
-use farlane_vfio_remote::link::{Acceptor, Address, TlsIdentity};
+use farlane_vfio_remote::lender::{BridgeOffer, FarBar, Lender, LenderConfig, Offer};
+use farlane_vfio_remote::link::{Acceptor, Address, Connector, TlsIdentity};
 use ring::digest::{SHA256, digest};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -39,6 +39,8 @@ pub struct Setup {
     pub acceptors: Vec<(Address, Acceptor)>,
     /// Files of sockets, which go with this.
     pub sockets: Vec<Listener>,
+    /// Whether it connects to other lenders.
+    pub connects: bool,
 }
 
 /// Opens everything.
@@ -88,11 +90,13 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
     }
     let mut bridges = BTreeMap::new();
     for window in &config.windows {
-        let bridge =
-            bridge(window).with_context(|| format!("Cannot use window {}", window.name))?;
+        let wrong = || format!("Cannot use window {}", window.name);
+        let shows = window.shows.as_ref();
+        let shows = shows.map(|shows| far_bar(shows, identity.as_ref()));
         let bridge = BridgeOffer {
-            ntb: bridge,
+            ntb: bridge(window).with_context(wrong)?,
             borrowers: window.borrowers.clone(),
+            shows: shows.transpose().with_context(wrong)?,
         };
         if bridges.insert(window.name.clone(), bridge).is_some() {
             bail!("There are two windows {}", window.name);
@@ -112,6 +116,7 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
         offers,
         bridges,
         users,
+        lenders: config.lenders,
         term: seconds(config.term_seconds, TERM),
         grace: seconds(config.grace_seconds, GRACE),
     })?;
@@ -127,6 +132,7 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
         lender,
         acceptors,
         sockets,
+        connects: config.windows.iter().any(|window| window.shows.is_some()),
     })
 }
 
@@ -245,6 +251,17 @@ fn bridge(window: &WindowConfig) -> anyhow::Result<Arc<dyn Ntb>> {
             };
             PciNtb::open(Path::new("/sys"), &[], &[outbound])?
         }
+    })
+}
+
+/// A device of another lender, which a window shows.
+fn far_bar(shows: &ShowsConfig, identity: Option<&TlsIdentity>) -> anyhow::Result<FarBar> {
+    let region = Region::from_index(shows.bar.into()).filter(|region| region.bar().is_some());
+    Ok(FarBar {
+        lender: shows.lender.clone(),
+        connector: Connector::new(shows.address.0.clone(), identity.cloned())?,
+        device: shows.device.clone(),
+        region: region.with_context(|| format!("There are BARs 0 to {}", BAR_COUNT - 1))?,
     })
 }
 

@@ -145,6 +145,8 @@ impl Messages {
     fn is_wrong(&self, request: &Request, held: Option<Fence>) -> bool {
         let fence = match request {
             Request::List { .. } | Request::Take => return false,
+            // Nobody has told it a key, and so it has no sublease.
+            Request::Sublet { .. } | Request::Words { .. } => return true,
             Request::Revoke { device } | Request::Attach { device } => {
                 return *device != self.target;
             }
@@ -241,7 +243,7 @@ impl Messages {
         let kind =
             self.random
                 .pick(&[InterruptKind::Intx, InterruptKind::Msi, InterruptKind::Msix]);
-        let request = match self.random.below(14) {
+        let request = match self.random.below(16) {
             0 => Request::List {
                 first: self.number32(),
             },
@@ -281,6 +283,15 @@ impl Messages {
                 masked: self.random.below(2) == 0,
             },
             10 => Request::Reset { fence },
+            13 => Request::Sublet {
+                device: self.device(),
+                key: self.key(),
+            },
+            14 => Request::Words {
+                fence,
+                region,
+                offsets: self.offsets(),
+            },
             12 => Request::SetBusMaster {
                 fence,
                 may: self.random.below(2) == 0,
@@ -320,16 +331,33 @@ impl Messages {
         }
     }
 
+    fn key(&mut self) -> PeerKey {
+        let key = self.random.bytes(16);
+        PeerKey(key.try_into().unwrap_or_default())
+    }
+
+    fn offsets(&mut self) -> Vec<u64> {
+        let count = self.random.pick(&[0, 1, 3, 256, 257, 1000]);
+        (0..count).map(|_| self.number()).collect()
+    }
+
     fn place(&mut self) -> Place {
-        match self.random.below(4) {
+        match self.random.below(5) {
             0 | 1 => return Place::Messages,
             2 => {
-                let key = self.random.bytes(16);
                 return Place::Device {
                     device: self.device(),
                     region: self.random.pick(&Region::ALL),
                     offset: self.number(),
-                    key: PeerKey(key.try_into().unwrap_or_default()),
+                    key: self.key(),
+                };
+            }
+            3 => {
+                return Place::Peer {
+                    bridge: self.random.pick(&[0, 1, u16::MAX]),
+                    region: self.random.pick(&Region::ALL),
+                    offset: self.number(),
+                    key: self.key(),
                 };
             }
             _ => {}

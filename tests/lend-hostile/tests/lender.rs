@@ -30,6 +30,7 @@ fn serve(path: &Path) {
         offers: vec![offer],
         bridges: BTreeMap::new(),
         users: BTreeMap::new(),
+        lenders: Vec::new(),
         term: Duration::from_secs(60),
         grace: Duration::ZERO,
     });

@@ -132,6 +132,14 @@ impl Description {
         })
     }
 
+    /// Whether reading `region` changes nothing: a prefetchable memory BAR (PCI 3.0, 6.2.5.1).
+    #[must_use]
+    pub fn is_prefetchable(&self, region: Region) -> bool {
+        let register = region.bar().and_then(|bar| self.config.get(0x10 + 4 * bar));
+        // Bit 0: ports. Bit 3: prefetchable.
+        self.region(region).is_some() && register.is_some_and(|byte| byte & 0x09 == 0x08)
+    }
+
     /// Whether it is consistent: for descriptions that come from a peer.
     #[must_use]
     pub fn is_valid(&self) -> bool {

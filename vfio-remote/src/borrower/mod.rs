@@ -17,3 +17,4 @@ pub use device::{BorrowCounters, Borrowed, BorrowerConfig, InterruptView};
 pub use peers::Peers;
 pub use resolve::{PeerPath, PeerWindow};
 pub use session::{Doubt, SessionError};
+pub(crate) use session::{LetGo, Subtenant};

@@ -61,7 +61,10 @@ impl Layout {
             Backing::Peer(id) => match self.targets.get(&id) {
                 Some(target) => {
                     let found = self.resolve(stretch, target, user, &mut reasons)?;
-                    found.map(|(placed, path)| (placed, Some(path)))
+                    found.map(|(placed, path)| {
+                        let is_reached = !matches!(placed, Placed::Nowhere(_));
+                        (placed, is_reached.then_some(path))
+                    })
                 }
                 None => None,
             },
@@ -149,8 +152,9 @@ impl Layout {
                 window: slice.window,
                 offset: slice.offset,
             };
-            let is_readable = way.is_compared && peer.is_none();
-            if is_readable && let Err(e) = self.let_read(stretch, (file, offset)) {
+            let is_readable = way.is_compared;
+            let readable = (file, offset, peer.is_some());
+            if is_readable && let Err(e) = self.let_read(stretch, readable) {
                 free(windows, slice);
                 reasons.push(format!("{name}: it cannot be compared: {}", chain(&e)));
                 continue;
@@ -190,15 +194,16 @@ impl Layout {
     fn let_read(
         &self,
         stretch: &Stretch,
-        (file, offset): (&Arc<OwnedFd>, u64),
+        (file, offset, is_device): (&Arc<OwnedFd>, u64, bool),
     ) -> Result<(), AccessError> {
+        let file = Arc::clone(file);
         let mapping = DmaMapping {
             address: stretch.address,
             length: stretch.length,
             writable: false,
-            target: DmaTarget::File {
-                file: Arc::clone(file),
-                offset,
+            target: match is_device {
+                true => DmaTarget::Device { file, offset },
+                false => DmaTarget::File { file, offset },
             },
         };
         self.messages.map(&mapping)

@@ -63,7 +63,9 @@ impl Layout {
             Some(placed) => Some((placed, PeerPath::SameLender)),
             None => self.other_lender(stretch, target, &peer, user, reasons)?,
         };
-        if let Some((_, path)) = &found {
+        if let Some((placed, path)) = &found
+            && !matches!(placed, Placed::Nowhere(_))
+        {
             log::info!(
                 "{} reaches {}/{} ({:#x} bytes at {:#x}): {path}",
                 self.name,
@@ -85,7 +87,7 @@ impl Layout {
         user: &User,
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placed>, SessionError> {
-        // The other device's key is for nobody but its own lender.
+        // The other device's key is for nobody but its own lender, and the one that asks that for a sublease.
         let session = &user.session;
         let is_same = |o: &&Origin| session.is_proved && o.lender == session.lender;
         let Some(origin) = origin.filter(is_same) else {
@@ -126,7 +128,9 @@ impl Layout {
             }
         }
         // Between the two lenders.
-        if let Some(place) = publication.origin.as_ref().and_then(|o| self.shown(o)) {
+        let is_proved = user.session.is_proved;
+        let origin = publication.origin.as_ref().filter(|_| is_proved);
+        if let Some(place) = origin.and_then(|o| self.shown(o)) {
             match ask(user, stretch, place, Some(peer))? {
                 Ok(()) => return Ok(Some((Placed::There, PeerPath::Window))),
                 Err(refusal) => reasons.push(format!("window: {refusal}")),
@@ -151,10 +155,11 @@ impl Layout {
             w.lender == origin.lender && w.device == origin.device && w.region == region
         })?;
         let bridge = self.ways.iter().position(|way| way.name == window.window)?;
-        Some(Place::Window {
+        Some(Place::Peer {
             bridge: u16::try_from(bridge).ok()?,
-            window: 0,
+            region,
             offset: origin.offset,
+            key: PeerKey(origin.key),
         })
     }
 }

@@ -4,6 +4,7 @@ use super::lease::{Lease, NotNow};
 use super::names::Borrower;
 use super::peers::{Lent, PeerUse};
 use super::session::Control;
+use super::sublease::Sublease;
 use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
 use farlane_pci::Source;
 use farlane_zero_copy::chain;
@@ -25,14 +26,18 @@ pub struct Offer {
 }
 
 pub(super) struct State {
-    lease: Lease,
+    pub(super) lease: Lease,
     /// The holder's link.
-    control: Weak<Control>,
+    pub(super) control: Weak<Control>,
     reach: Reach,
     /// What other devices can reach of it, while it is held.
     pub lent: Option<Lent>,
-    /// Those that do.
+    /// Those of this lender that do.
     pub users: Vec<Arc<PeerUse>>,
+    /// Other lenders whose devices do.
+    pub subleases: Vec<Arc<Sublease>>,
+    /// What it may still reach, as it was not reset: that is kept for it.
+    kept: Vec<Box<dyn Send>>,
 }
 
 /// What the holder of a device has it reach.
@@ -69,6 +74,8 @@ impl Device {
                 reach: Reach::default(),
                 lent: None,
                 users: Vec::new(),
+                subleases: Vec::new(),
+                kept: Vec::new(),
             }),
             changed: Condvar::new(),
             attached: AtomicU32::new(0),
@@ -144,15 +151,25 @@ impl Device {
         self.state().lent = Some(lent);
     }
 
+    /// Whether devices of other lenders reach it.
+    pub fn is_sublet(&self) -> bool {
+        !self.state().subleases.is_empty()
+    }
+
     /// Ends a lease; `reset` makes the device as new. Before, no other device reaches it any more. Where one of these is not
-    /// to be had, the device is quarantined.
-    pub fn give_back(&self, fence: Fence, reset: impl FnOnce()) {
+    /// to be had, the device is quarantined. False where it has not been reset.
+    pub fn give_back(&self, fence: Fence, reset: impl FnOnce()) -> bool {
         let name = &self.offer.name;
         let mut state = self.state();
         state.lease.begin_return(fence);
         state.lent = None;
         let users = std::mem::take(&mut state.users);
+        let subleases = std::mem::take(&mut state.subleases);
         drop(state);
+        for sublease in &subleases {
+            sublease.ask_back();
+        }
+        let told = Instant::now();
         let mut quarantine = None;
         for used in users {
             if let Err(e) = used.end() {
@@ -160,11 +177,19 @@ impl Device {
                 quarantine.get_or_insert(why);
             }
         }
+        if !subleases.iter().all(|sublease| sublease.wait(told)) {
+            let why = "another lender does not let go of it".to_owned();
+            quarantine.get_or_insert(why);
+        }
+        for sublease in &subleases {
+            sublease.shut();
+        }
         reset();
         // Under the lock, so that a reason that comes later finds a device on offer.
         let mut state = self.state();
-        let quarantine = quarantine.or_else(|| self.offer.source.quarantine());
-        match quarantine {
+        let failed = self.offer.source.quarantine();
+        let is_reset = failed.is_none();
+        match quarantine.or(failed) {
             None => state.lease.finish_return(fence),
             Some(why) => {
                 log::error!("{name}: quarantined, and not lent any more: {why}");
@@ -174,6 +199,12 @@ impl Device {
         state.control = Weak::new();
         state.reach = Reach::default();
         self.changed.notify_all();
+        is_reset
+    }
+
+    /// Keeps what the device may still reach as long as this process runs.
+    pub fn keep(&self, what: impl Send + 'static) {
+        self.state().kept.push(Box::new(what));
     }
 
     /// Takes the device off offer, and from its holder, if its source says that it must not be lent any more.

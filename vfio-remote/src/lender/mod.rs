@@ -1,6 +1,7 @@
 //! Offers functions, one borrower at a time.
 
 mod device;
+mod far;
 mod lease;
 mod memory;
 mod names;
@@ -10,15 +11,16 @@ mod queue;
 mod reach;
 mod registers;
 mod session;
+mod sublease;
 mod worker;
 
 pub use device::Offer;
 
-use crate::link::message::DeviceStatus;
-use crate::link::{Acceptor, HANDSHAKE, LinkError, Peer, Receiver, Sender};
+use crate::link::message::{DeviceStatus, PeerName};
+use crate::link::{Acceptor, Connector, HANDSHAKE, LinkError, Peer, Receiver, Sender};
 use device::Device;
 use farlane_ntb::Ntb;
-use farlane_pci::Counter;
+use farlane_pci::{Counter, Region};
 use farlane_zero_copy::chain;
 use names::{Borrower, Standing};
 use std::collections::BTreeMap;
@@ -50,6 +52,9 @@ pub struct LenderConfig {
     /// Users of this host, besides the lender's own and root, and the names that they may say are theirs. Those two may say
     /// any, and administer the lender; others may not connect.
     pub users: BTreeMap<u32, Vec<String>>,
+    /// Names of other lenders of other hosts, whose devices may reach devices here under subleases. Those of this host run as the
+    /// lender's own user or root.
+    pub lenders: Vec<String>,
     /// A lease ends when it has not been renewed for so long.
     pub term: Duration,
     /// How long a borrower has to give a device back that is revoked.
@@ -63,6 +68,30 @@ pub struct BridgeOffer {
     pub ntb: Arc<dyn Ntb>,
     /// Whose memory it shows: names of hosts. To anybody else it would be a way into that memory.
     pub borrowers: Vec<String>,
+    /// Where it shows a device of another lender, instead of a VM's memory: which.
+    pub shows: Option<FarBar>,
+}
+
+/// A BAR of a device of another lender, which a window shows from its beginning on.
+#[derive(Clone, Debug)]
+pub struct FarBar {
+    /// Name of the other lender.
+    pub lender: String,
+    /// Where it listens.
+    pub connector: Connector,
+    /// Its name of the device.
+    pub device: String,
+    /// The BAR.
+    pub region: Region,
+}
+
+impl FarBar {
+    fn name(&self) -> PeerName {
+        PeerName {
+            lender: self.lender.clone(),
+            device: self.device.clone(),
+        }
+    }
 }
 
 /// Why a lender cannot be set up.
@@ -97,6 +126,7 @@ pub struct Lender {
     devices: BTreeMap<String, Arc<Device>>,
     bridges: BTreeMap<String, BridgeOffer>,
     users: BTreeMap<u32, Vec<String>>,
+    lenders: Vec<String>,
     term: Duration,
     grace: Duration,
     links: Arc<AtomicUsize>,
@@ -114,6 +144,7 @@ impl Lender {
             offers,
             bridges,
             users,
+            lenders,
             term,
             grace,
         } = config;
@@ -121,7 +152,10 @@ impl Lender {
         let said = users.values().flatten();
         let borrowers = offers.iter().flat_map(|offer| &offer.borrowers);
         let shown = bridges.values().flat_map(|bridge| &bridge.borrowers);
+        let far = bridges.values().filter_map(|bridge| bridge.shows.as_ref());
+        let far = far.flat_map(|far| [&far.lender, &far.device]);
         let names = said.chain(borrowers).chain(shown).chain(bridges.keys());
+        let names = names.chain(far).chain(&lenders);
         let wrong = names.chain([&name]).find(|name| !is_name(name)).cloned();
         if let Some(name) = wrong {
             return Err(LenderError::Name(name));
@@ -148,6 +182,7 @@ impl Lender {
             devices,
             bridges,
             users,
+            lenders,
             term,
             grace,
             links: Arc::default(),
@@ -251,6 +286,15 @@ impl Lender {
     #[must_use]
     pub fn status(&self) -> Vec<DeviceStatus> {
         self.devices.values().map(|d| d.status()).collect()
+    }
+
+    /// Whether somebody who has proved `peer` is a lender whose devices may reach those of this one. Names of users of this host are
+    /// those of their VMs.
+    fn is_lender(&self, who: &Borrower, peer: &Peer) -> bool {
+        match peer {
+            Peer::User(_) => who.standing == Standing::Administrator,
+            Peer::Certificate(_) | Peer::Unproved => who.is_among(&self.lenders),
+        }
     }
 
     /// The devices that `borrower` may see.

@@ -2,13 +2,16 @@
 //! 6): both are held for the same VM.
 
 use super::device::Device;
-use crate::link::message::{PeerKey, Refusal};
+use crate::link::message::{Fence, PeerKey, Refusal};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, Region, SharedArea};
 use farlane_zero_copy::chain;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What a device has for others, while it is held.
+#[derive(Clone)]
 pub(crate) struct Lent {
+    /// The lease.
+    pub fence: Fence,
     /// Who knows it is told it by the holder.
     pub key: PeerKey,
     /// Memory that the holder has been given to map.
@@ -17,36 +20,81 @@ pub(crate) struct Lent {
     pub function: Weak<dyn Function>,
 }
 
+/// Whether the source of a [`PeerUse`] reaches its range.
+enum Reached {
+    /// As long as this is not taken away from it.
+    By(Arc<dyn Function>),
+    /// Not yet, or no more.
+    No,
+    /// It was not to be taken away, and goes with the source.
+    Stuck,
+}
+
 /// A range that another device, the source, reaches in this one.
 pub(crate) struct PeerUse {
     address: u64,
     length: u64,
-    /// None once the range has been taken away. Held while it is, and while it is being mapped.
-    source: Mutex<Option<Arc<dyn Function>>>,
+    /// Held while the range is taken away, and while it is being mapped.
+    reached: Mutex<Reached>,
 }
 
 impl PeerUse {
+    /// Has `source` reach a range. `register` makes it known to whoever may end it; from then on that waits for the mapping.
+    pub fn map(
+        source: &Arc<dyn Function>,
+        mapping: DmaMapping,
+        register: impl FnOnce(&Arc<Self>),
+    ) -> (Arc<Self>, Result<(), AccessError>) {
+        let used = Arc::new(Self {
+            address: mapping.address,
+            length: mapping.length,
+            reached: Mutex::new(Reached::No),
+        });
+        let mut reached = used.reached();
+        register(&used);
+        let mapped = source.map(mapping);
+        if mapped.is_ok() {
+            *reached = Reached::By(Arc::clone(source));
+        }
+        drop(reached);
+        (used, mapped)
+    }
+
+    fn reached(&self) -> MutexGuard<'_, Reached> {
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes the range away, unless that has been done. When this has succeeded, the source does not
     /// touch it; else it may, and this can be tried again.
     pub fn end(&self) -> Result<(), AccessError> {
-        let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = &*source {
-            function.unmap(self.address, self.length)?;
+        let mut reached = self.reached();
+        match &*reached {
+            Reached::By(function) => function.unmap(self.address, self.length)?,
+            Reached::No => {}
+            Reached::Stuck => return Err(std::io::Error::other("it was not taken away").into()),
         }
-        *source = None;
+        *reached = Reached::No;
         Ok(())
     }
 
-    /// The range ends with the source. Nobody else has its function when this returns.
-    pub fn take(&self) {
-        let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(source.take());
+    /// The source is about to go. Takes the range away before, as far as that can be had, and says whether it was. Nobody else
+    /// has the source's function when this returns.
+    pub fn take(&self) -> bool {
+        let ended = self.end();
+        if let Err(e) = &ended {
+            log::warn!(
+                "A device keeps memory of another one until it is reset: {}",
+                chain(e)
+            );
+            *self.reached() = Reached::Stuck;
+        }
+        ended.is_ok()
     }
 }
 
 impl Lent {
     /// Whether somebody knows the key. Takes as long for each wrong one.
-    fn is_opened_by(&self, key: PeerKey) -> bool {
+    pub fn is_opened_by(&self, key: PeerKey) -> bool {
         let pairs = self.key.0.iter().zip(key.0);
         pairs.fold(0, |differences, (ours, theirs)| {
             differences | (ours ^ theirs)
@@ -101,20 +149,11 @@ impl Device {
             writable,
             target,
         };
-        let used = Arc::new(PeerUse {
-            address,
-            length,
-            source: Mutex::default(),
-        });
         // A lease that ends from now on waits for what is here, and takes it away. Nobody else waits for it.
-        let mut slot = used.source.lock().unwrap_or_else(PoisonError::into_inner);
-        state.users.push(Arc::clone(&used));
-        drop(state);
-        let mapped = source.map(mapping);
-        if mapped.is_ok() {
-            *slot = Some(Arc::clone(source));
-        }
-        drop(slot);
+        let (used, mapped) = PeerUse::map(source, mapping, |used| {
+            state.users.push(Arc::clone(used));
+            drop(state);
+        });
         if let Err(e) = mapped {
             self.forget(&used);
             return Err(Refusal::Invalid(chain(&e)));

@@ -1,23 +1,23 @@
 //! One link at the lender: what its device reaches, and over which ways.
 
 use super::device::{Device, Reach};
+use super::far::{FarDevice, Owner, Used};
 use super::is_name;
 use super::memory::LeaseMemory;
-use super::peers::PeerUse;
 use super::proof::{self, Fault, Verdict, Word};
 use super::registers::device_error;
-use super::session::{Control, Ending};
+use super::session::Ending;
 use super::worker::{Answer, Held, Session, Worker};
 use crate::link::message::{
-    Fence, MAX_LISTED_MAPPINGS, MAX_LISTED_PEERS, MappingStatus, PeerName, PeerStatus, Place,
-    Refusal, Reply,
+    Fence, MAX_LISTED_MAPPINGS, MAX_LISTED_PEERS, MappingStatus, PeerKey, PeerName, PeerStatus,
+    Place, Refusal, Reply,
 };
-use farlane_pci::{DmaMapping, DmaSpace, DmaTarget, RemoteMemory};
+use farlane_pci::{DmaMapping, DmaSpace, DmaTarget, Region, RemoteMemory};
 use farlane_zero_copy::chain;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Ranges that one device reaches.
 const MAX_MAPPINGS: usize = 4096;
@@ -26,6 +26,12 @@ const MAX_MAPPINGS: usize = 4096;
 const MAX_MAPPED_BYTES: u64 = 4 << 40;
 /// Ranges that are compared again with one request, of those that were empty before.
 const LOOKS: usize = 4;
+/// Devices of other lenders that one device reaches.
+const MAX_FAR: usize = 8;
+/// How long another lender may take to give a sublease.
+const SUBLEASE_PATIENCE: Duration = Duration::from_secs(2);
+/// Bytes of a word that is compared.
+const WORD_BYTES: u64 = 8;
 /// Addresses and lengths of memory are multiples of this.
 const PAGE_BYTES: u64 = 4096;
 
@@ -37,25 +43,59 @@ pub(super) struct Mapped {
     hops: Option<u32>,
     /// The other device whose memory it is.
     peer: Option<PeerName>,
-    /// For one of this lender: that device, and what ends with its lease.
-    used: Option<(Arc<Device>, Arc<PeerUse>)>,
+    /// For another device: what ends with its lease.
+    used: Option<Used>,
     /// For memory behind a window that was empty when it was compared: what is to be looked at again.
     unproved: Option<Unproved>,
 }
 
-/// Memory behind a window that may be the VM's.
+/// Memory behind a window that may be what it should be.
 struct Unproved {
     bridge: u16,
     window: Arc<DmaSpace>,
+    other: Other,
+}
+
+/// What a window is compared with.
+#[derive(Clone)]
+enum Other {
+    /// What the borrower reads at the same addresses.
+    Borrower,
+    /// What another lender reads of its device.
+    Lender {
+        device: Arc<FarDevice>,
+        region: Region,
+        /// What is to be added to an address for the offset in the region.
+        shift: u64,
+    },
+}
+
+impl Other {
+    /// Whether there is something to compare with.
+    fn is_there(&self) -> bool {
+        match self {
+            Self::Borrower => true,
+            Self::Lender { device, .. } => !device.is_over(),
+        }
+    }
 }
 
 impl Mapped {
-    /// The range goes with the function: nobody else takes it away any more.
-    pub fn forget(&self) {
-        if let Some((device, used)) = &self.used {
-            device.forget(used);
-            used.take();
-        }
+    /// What is to be ended when the range is.
+    pub fn used(&self) -> Option<Used> {
+        self.used.clone()
+    }
+}
+
+impl Held {
+    fn let_go_of_the_unused(&mut self) {
+        self.far.retain(|_, far| {
+            let is_used = !far.is_unused();
+            if !is_used {
+                far.part();
+            }
+            is_used
+        });
     }
 }
 
@@ -75,11 +115,9 @@ impl Worker {
         place: Place,
         peer: Option<PeerName>,
     ) -> Answer {
-        let link = Arc::clone(&self.control.memory);
-        let memory = Arc::new(LeaseMemory::new(link, fence));
-        let control = Arc::clone(&self.control);
-        let words = words(&control, &memory, Instant::now() + proof::PATIENCE);
-        self.look_again(fence, &words)?;
+        let memory = Arc::new(self.memory(fence));
+        let until = Instant::now() + proof::PATIENCE;
+        self.look_again(fence, until)?;
         let lender = Arc::clone(&self.lender);
         let borrower = self.borrower.clone();
         let (session, held) = self.held(fence)?;
@@ -120,8 +158,47 @@ impl Worker {
                     .ok_or_else(|| Refusal::NoDevice(borrower.name.clone()))?;
                 let range = (address, length, writable);
                 let used = other.reach(key, (region, offset), &held.function, range)?;
-                let used = Some((Arc::clone(other), used));
+                let used = Some(Used::new(Owner::Here(Arc::clone(other)), used));
                 ("same lender".to_owned(), Some(0), used)
+            }
+            Place::Peer {
+                bridge,
+                region,
+                offset,
+                key,
+            } => {
+                let peer = peer.as_ref().ok_or_else(|| invalid("of no device"))?;
+                let device = self.far(fence, (bridge, region), peer, key, until)?;
+                let (session, held) = self.held(fence)?;
+                let place = Place::Window {
+                    bridge,
+                    window: 0,
+                    offset,
+                };
+                let range = (length, writable);
+                let found = find(session, &place, range, true, memory as _);
+                let found = found.map_err(|why| invalid(&why))?;
+                // Before anything is read through the window: that there is memory, not registers.
+                let ends = [offset, offset.wrapping_add(length - WORD_BYTES)];
+                let there = device.words(region, &ends, until);
+                there.map_err(|e| invalid(&chain(&e)))?;
+                let function = Arc::clone(&held.function);
+                let other = Other::Lender {
+                    device: Arc::clone(&device),
+                    region,
+                    shift: offset.wrapping_sub(address),
+                };
+                let range = (address, length);
+                unproved = self.prove(fence, bridge, &found.target, range, other, until)?;
+                let mapping = DmaMapping {
+                    address,
+                    length,
+                    writable,
+                    target: found.target,
+                };
+                let range = device.reach(&function, mapping)?;
+                let used = Some(Used::new(Owner::Far(device), range));
+                (found.way, found.hops, used)
             }
             place => {
                 let range = (length, writable);
@@ -136,21 +213,14 @@ impl Worker {
                 if let Place::Window { bridge, .. } = place
                     && found.hops != Some(0)
                 {
-                    if let Some(why) = held.refused.get(&bridge) {
-                        return Err(Refusal::Window(why.clone()));
+                    let way = session.ways.get(usize::from(bridge));
+                    // To look there may not be without effect.
+                    if way.is_some_and(|way| way.shows.is_some()) {
+                        return Err(invalid("the window shows a device"));
                     }
-                    // To read another device's registers is not without effect.
-                    if peer.is_none() {
-                        let window = window_of(&found.target, address, length)?;
-                        match proof::compare(&window, (address, length), &words) {
-                            Ok(Verdict::Proved) => {}
-                            Ok(Verdict::Empty) => unproved = Some(Unproved { bridge, window }),
-                            Err(Fault::NotRead(why)) => return Err(invalid(&why)),
-                            Err(Fault::Differs(why)) => {
-                                return Err(self.refuse_window(bridge, why));
-                            }
-                        }
-                    }
+                    let range = (address, length);
+                    let other = Other::Borrower;
+                    unproved = self.prove(fence, bridge, &found.target, range, other, until)?;
                 }
                 let (_, held) = self.held(fence)?;
                 let mapped = held.function.map(DmaMapping {
@@ -181,39 +251,152 @@ impl Worker {
         Ok(Reply::Done)
     }
 
+    fn memory(&self, fence: Fence) -> LeaseMemory {
+        LeaseMemory::new(Arc::clone(&self.control.memory), fence)
+    }
+
+    /// The device of another lender that a window shows, for as long as it is held there.
+    fn far(
+        &mut self,
+        fence: Fence,
+        (bridge, region): (u16, Region),
+        peer: &PeerName,
+        key: PeerKey,
+        until: Instant,
+    ) -> Result<Arc<FarDevice>, Refusal> {
+        let lender = Arc::clone(&self.lender);
+        let (session, held) = self.held(fence)?;
+        let way = session.ways.get(usize::from(bridge));
+        let shows = way.and_then(|way| way.shows.clone());
+        let shows = shows.filter(|bar| bar.name() == *peer && bar.region == region);
+        let PeerName {
+            lender: other,
+            device,
+        } = peer;
+        let shows = shows.ok_or_else(|| {
+            Refusal::Invalid(format!("no window shows {region:?} of {other}/{device}"))
+        })?;
+        let function = Arc::clone(&held.function);
+        let held = self.held_mut(fence)?;
+        if let Some(found) = held.far.get(peer).filter(|far| far.is_live(key)) {
+            return Ok(Arc::clone(found));
+        }
+        held.let_go_of_the_unused();
+        if held.far.len() >= MAX_FAR {
+            return Err(Refusal::Invalid("too many other devices".to_owned()));
+        }
+        let until = until.min(Instant::now() + SUBLEASE_PATIENCE);
+        let opened = FarDevice::open(&lender.name, &shows, key, &function, until)?;
+        held.far.insert(peer.clone(), Arc::clone(&opened));
+        Ok(opened)
+    }
+
+    /// Devices of other lenders of which nothing is reached are held for nobody.
+    pub(super) fn let_go_of_the_unused(&mut self, fence: Fence) {
+        if let Ok(held) = self.held_mut(fence) {
+            held.let_go_of_the_unused();
+        }
+    }
+
+    /// Compares what a window between hosts shows with what it should. What is returned is to be looked at again.
+    fn prove(
+        &mut self,
+        fence: Fence,
+        bridge: u16,
+        target: &DmaTarget,
+        (address, length): (u64, u64),
+        other: Other,
+        until: Instant,
+    ) -> Result<Option<Unproved>, Refusal> {
+        let (_, held) = self.held(fence)?;
+        if let Some(why) = held.refused.get(&bridge) {
+            return Err(Refusal::Window(why.clone()));
+        }
+        let window = window_of(target, address, length)?;
+        let words = self.words(fence, &other, until);
+        match proof::compare(&window, (address, length), words) {
+            Ok(Verdict::Proved) => Ok(None),
+            Ok(Verdict::Empty) => Ok(Some(Unproved {
+                bridge,
+                window,
+                other,
+            })),
+            Err(Fault::NotRead(why)) => Err(Refusal::Invalid(format!(
+                "{length:#x} bytes at {address:#x}: {why}"
+            ))),
+            Err(Fault::Differs(why)) => Err(self.refuse_window(bridge, why)),
+        }
+    }
+
+    /// Reads what a window is compared with, for one request, which is all done by `until`.
+    fn words(
+        &self,
+        fence: Fence,
+        other: &Other,
+        until: Instant,
+    ) -> impl Fn(&[u64]) -> io::Result<Vec<Word>> + use<> {
+        let control = Arc::clone(&self.control);
+        let memory = self.memory(fence);
+        let other = other.clone();
+        let read = move |addresses: &[u64], until| match &other {
+            Other::Borrower => memory.words(addresses, until),
+            Other::Lender {
+                device,
+                region,
+                shift,
+            } => {
+                let offset = |address: &u64| address.wrapping_add(*shift);
+                let offsets: Vec<u64> = addresses.iter().map(offset).collect();
+                device.words(*region, &offsets, until)
+            }
+        };
+        proof::asking(until, move || control.ending().is_some(), read)
+    }
+
     /// The device may become a bus master, as far as what it reaches is known.
     pub(super) fn look_before_mastering(&mut self, fence: Fence) -> Result<(), Refusal> {
-        let control = Arc::clone(&self.control);
-        let memory = LeaseMemory::new(Arc::clone(&control.memory), fence);
-        let words = words(&control, &memory, Instant::now() + proof::PATIENCE);
-        self.look_again(fence, words)
+        self.look_again(fence, Instant::now() + proof::PATIENCE)
     }
 
     /// Looks again at some of what was empty behind windows when it was mapped. A device that has reached another memory than
     /// its VM's since then is taken away. What is not read is to be looked at again.
-    fn look_again(
-        &mut self,
-        fence: Fence,
-        words: impl Fn(&[u64]) -> io::Result<Vec<Word>>,
-    ) -> Result<(), Refusal> {
-        let held = self.held_mut(fence)?;
+    fn look_again(&mut self, fence: Fence, until: Instant) -> Result<(), Refusal> {
+        let (_, held) = self.held(fence)?;
         let from = held.looked_at;
-        let open = |(_, mapped): &(&u64, &mut Mapped)| mapped.unproved.is_some();
-        let mut all: Vec<_> = held.mappings.iter_mut().filter(open).collect();
+        let open = |(_, mapped): &(&u64, &Mapped)| {
+            let unproved = mapped.unproved.as_ref();
+            unproved.is_some_and(|unproved| unproved.other.is_there())
+        };
+        let mut all: Vec<u64> = held
+            .mappings
+            .iter()
+            .filter(open)
+            .map(|(&address, _)| address)
+            .collect();
         // Those first that were not looked at last time.
-        let first = all.partition_point(|&(&address, _)| address <= from);
+        let first = all.partition_point(|&address| address <= from);
         all.rotate_left(first);
         let mut refused = None;
-        for (&address, mapped) in all.into_iter().take(LOOKS) {
-            held.looked_at = address;
+        for address in all.into_iter().take(LOOKS) {
+            self.held_mut(fence)?.looked_at = address;
+            let (_, held) = self.held(fence)?;
+            let Some(mapped) = held.mappings.get(&address) else {
+                continue;
+            };
             let Some(unproved) = &mapped.unproved else {
                 continue;
             };
-            match proof::compare(&unproved.window, (address, mapped.length), &words) {
-                Ok(Verdict::Proved) => mapped.unproved = None,
+            let length = mapped.length;
+            let words = self.words(fence, &unproved.other, until);
+            match proof::compare(&unproved.window, (address, length), words) {
+                Ok(Verdict::Proved) => {
+                    if let Some(mapped) = self.held_mut(fence)?.mappings.get_mut(&address) {
+                        mapped.unproved = None;
+                    }
+                }
                 Ok(Verdict::Empty) => {}
                 Err(Fault::NotRead(why)) => {
-                    log::debug!("{:#x} bytes at {address:#x}: {why}", mapped.length);
+                    log::debug!("{length:#x} bytes at {address:#x}: {why}");
                 }
                 Err(Fault::Differs(why)) => {
                     refused = Some((unproved.bridge, why));
@@ -237,7 +420,11 @@ impl Worker {
             let way = session.ways.get(usize::from(bridge));
             let name = way.map_or("none", |way| way.name.as_str());
             let borrower = &self.borrower.name;
-            log::error!("Window {name} does not show memory of {borrower}'s VM: {why}");
+            let what = way.and_then(|way| way.shows.as_ref()).map_or_else(
+                || format!("memory of {borrower}'s VM"),
+                |bar| format!("{:?} of {}/{}", bar.region, bar.lender, bar.device),
+            );
+            log::error!("Window {name} does not show {what}: {why}");
             held.refused.insert(bridge, why.clone());
         }
         Refusal::Window(why)
@@ -251,9 +438,9 @@ impl Worker {
         let mapped = mapped.filter(|m| m.length == length).ok_or_else(unknown)?;
         match &mapped.used {
             // It may have gone already, with the other device's lease.
-            Some((device, used)) => {
+            Some(used) => {
                 used.end().map_err(device_error)?;
-                device.forget(used);
+                used.forget();
             }
             None => held.function.unmap(address, length).map_err(device_error)?,
         }
@@ -261,22 +448,12 @@ impl Worker {
             && let Some(held) = &mut session.held
         {
             held.mappings.remove(&address);
+            // What is reached no more is held for nobody.
+            held.let_go_of_the_unused();
             report(&session.device, held);
         }
         Ok(Reply::Done)
     }
-}
-
-/// Reads what is to be compared with one request, which is all done by `until`.
-fn words(
-    control: &Control,
-    memory: &LeaseMemory,
-    until: Instant,
-) -> impl Fn(&[u64]) -> io::Result<Vec<Word>> {
-    let is_ending = || control.ending().is_some();
-    proof::asking(until, is_ending, |addresses, until| {
-        memory.words(addresses, until)
-    })
 }
 
 /// What the lender sees through a window, at the addresses at which the device is to reach it.

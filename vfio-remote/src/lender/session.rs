@@ -1,6 +1,6 @@
 //! One link at the lender: the thread that receives.
 //!
-//! It answers what must not wait (renewals, answers about memory), watches the time of the lease, keeps the device from
+//! It answers what must not wait (renewals, answers about memory, the return of a sublease), watches the time of the lease, keeps the device from
 //! memory when that is over, and hands everything else to the link's worker, in order. So a device that waits for memory of
 //! the borrower never keeps the answer from arriving.
 
@@ -9,6 +9,7 @@ use super::device::Device;
 use super::memory::LinkMemory;
 use super::names::Borrower;
 use super::queue::WorkQueue;
+use super::sublease::Sublease;
 use super::worker::Worker;
 use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
 use crate::link::{LinkError, Peer, Received, Receiver, Sender};
@@ -72,6 +73,8 @@ struct State {
     /// Under which lease the device is wanted back, and when it is taken. The lease may be still to come.
     wanted: Option<(Fence, Instant)>,
     ending: Option<Ending>,
+    /// Of another lender, at the other end.
+    sublease: Option<Arc<Sublease>>,
     /// Interrupts that are to be told, each once.
     raised: Vec<(Fence, InterruptKind, u16)>,
 }
@@ -105,6 +108,40 @@ impl Control {
         state.announced = false;
         state.ending = None;
         state.raised.clear();
+    }
+
+    /// The link is for a sublease.
+    pub fn set_sublease(&self, sublease: Arc<Sublease>) {
+        self.state().sublease = Some(sublease);
+    }
+
+    fn is_for_a_sublease(&self) -> bool {
+        self.state().sublease.is_some()
+    }
+
+    /// Another lender says that its device reaches this one's no more. False where the link is for no such sublease. The worker may
+    /// be reading the device for it meanwhile.
+    fn release(&self, fence: Fence) -> bool {
+        let state = self.state();
+        let sublease = state.sublease.as_ref().filter(|s| s.fence == fence);
+        sublease.inspect(|sublease| sublease.release()).is_some()
+    }
+
+    /// The link has ended like that. Where it is for a sublease, and the other lender has ended it, that says something of that one.
+    fn note_the_end(&self, end: &LinkError) {
+        let state = self.state();
+        if let Some(sublease) = &state.sublease
+            && matches!(end, LinkError::Closed | LinkError::Reset)
+        {
+            sublease.close();
+        }
+    }
+
+    /// What another lender says of its sublease is not heard any more.
+    fn ignore_sublease(&self) {
+        if let Some(sublease) = &self.state().sublease {
+            sublease.ignore();
+        }
     }
 
     /// The borrower has been told of its lease.
@@ -266,6 +303,19 @@ pub(crate) fn serve(
         .spawn(move || worker.run())?;
     let result = receive(&control, &mut receiver);
     control.end();
+    if control.is_for_a_sublease()
+        && let Err(end) = &result
+    {
+        match end.is_of_this_end() {
+            // The other lender lets go when it hears that, and hangs up.
+            true => {
+                control.ignore_sublease();
+                control.sender.finish();
+                control.note_the_end(&receiver.wait_for_end());
+            }
+            false => control.note_the_end(end),
+        }
+    }
     let _ = thread.join();
     // Not before: for the borrower, the end of the link says that the device has stopped.
     control.sender.close();
@@ -338,6 +388,15 @@ fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> 
                     .sender
                     .send_first(&ToBorrower::Reply { id, result })?;
             }
+            ToLender::Request {
+                id,
+                request: Request::Return { fence },
+            } if control.release(fence) => {
+                let result = Ok(Reply::Done);
+                control
+                    .sender
+                    .send_first(&ToBorrower::Reply { id, result })?;
+            }
             message => {
                 put_off = Some(Received {
                     message,
@@ -349,9 +408,12 @@ fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> 
 }
 
 fn renew(control: &Control, fence: Fence) -> Result<(), Refusal> {
-    let device = match &control.state().lease {
-        Some(tenure) if tenure.fence == fence => Arc::clone(&tenure.device),
+    let state = control.state();
+    let device = match (&state.lease, &state.sublease) {
+        (Some(tenure), _) if tenure.fence == fence => Arc::clone(&tenure.device),
+        (_, Some(sublease)) if sublease.fence == fence => return sublease.renew(),
         _ => return Err(Refusal::Ended(fence)),
     };
+    drop(state);
     device.renew(fence)
 }

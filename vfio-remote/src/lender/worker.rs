@@ -2,19 +2,22 @@
 //! [`reach`](super::reach) has what they reach, [`registers`](super::registers) their registers and
 //! interrupts.
 
+use super::FarBar;
 use super::Lender;
 use super::device::Device;
+use super::far::{FarDevice, Used};
 use super::names::{Borrower, Standing};
 use super::peers::Lent;
 use super::queue::Work;
 use super::reach::Mapped;
 use super::registers::device_error;
 use super::session::{Control, Ending, Tenure};
+use super::sublease::Sublease;
 use crate::bridge;
 use crate::link::Received;
 use crate::link::message::{
     Attached, Bridge, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, PeerKey,
-    Refusal, Reply, Request, ToBorrower, ToLender,
+    PeerName, Refusal, Reply, Request, ToBorrower, ToLender,
 };
 use farlane_ntb::Ntb;
 use farlane_pci::{Attachment, Function};
@@ -34,6 +37,8 @@ pub(super) struct Way {
     pub name: String,
     pub ntb: Arc<dyn Ntb>,
     pub hops: u32,
+    /// The device of another lender that it leads to, instead of the borrower's memory.
+    pub shows: Option<FarBar>,
 }
 
 /// A device in use.
@@ -46,6 +51,8 @@ pub(super) struct Held {
     pub refused: BTreeMap<u16, String>,
     /// The range behind a window that was looked at again last.
     pub looked_at: u64,
+    /// Devices of other lenders that it reaches. They are let go of after the function.
+    pub far: BTreeMap<PeerName, Arc<FarDevice>>,
 }
 
 /// The device that the link is for.
@@ -70,6 +77,8 @@ pub(crate) struct Worker {
     pub(super) control: Arc<Control>,
     pub(super) borrower: Borrower,
     pub(super) session: Option<Session>,
+    /// What the link is for, if another lender is at its other end.
+    sublease: Option<(Arc<Device>, Arc<Sublease>)>,
 }
 
 pub(super) type Answer = Result<Reply, Refusal>;
@@ -81,6 +90,7 @@ impl Worker {
             control,
             borrower,
             session: None,
+            sublease: None,
         }
     }
 
@@ -110,6 +120,7 @@ impl Worker {
                     log::debug!("{}: refused: {refusal}", self.borrower.name);
                 }
                 let is_taken = matches!(result, Ok(Reply::Taken { .. }));
+                let is_sublet = matches!(result, Ok(Reply::Sublet { .. }));
                 let fds: Vec<BorrowedFd<'_>> = attached.iter().map(|fd| fd.as_fd()).collect();
                 if let Err(e) = self
                     .control
@@ -117,9 +128,14 @@ impl Worker {
                     .send(&ToBorrower::Reply { id, result }, &fds)
                 {
                     log::warn!("{}: cannot be answered: {e}", self.borrower.name);
-                    self.control.sender.stop();
+                    // The end of a sublease's link is for the other lender to say.
+                    if self.sublease.is_none() {
+                        self.control.sender.stop();
+                    }
                 } else if is_taken {
                     self.control.announce();
+                } else if is_sublet && let Some((_, sublease)) = &self.sublease {
+                    sublease.announce();
                 }
             }
             ToLender::Post {
@@ -148,6 +164,15 @@ impl Worker {
             Request::Revoke { device } => self.revoke(&device),
             Request::Attach { device } => self.attach(&device, out),
             Request::Take => self.take(),
+            Request::Sublet { device, key } => self.sublet(&device, key),
+            Request::Words {
+                fence,
+                region,
+                offsets,
+            } => {
+                let (device, sublease) = self.sublease(fence)?;
+                Ok(Reply::Data(device.words(sublease, region, &offsets)?))
+            }
             Request::Return { fence } => {
                 self.held(fence)?;
                 self.end_lease(None);
@@ -160,7 +185,13 @@ impl Worker {
                 writable,
                 place,
                 peer,
-            } => self.map(fence, (address, length), writable, place, peer),
+            } => {
+                let mapped = self.map(fence, (address, length), writable, place, peer);
+                if mapped.is_err() {
+                    self.let_go_of_the_unused(fence);
+                }
+                mapped
+            }
             Request::Unmap {
                 fence,
                 address,
@@ -262,10 +293,52 @@ impl Worker {
         Ok(Reply::Done)
     }
 
-    fn attach(&mut self, name: &str, out: &mut Vec<Arc<OwnedFd>>) -> Answer {
-        if self.session.is_some() {
-            return Err(Refusal::Order("The link has a device already".to_owned()));
+    /// A link is for one thing.
+    fn check_unused(&self) -> Result<(), Refusal> {
+        match self.session.is_some() || self.sublease.is_some() {
+            true => Err(Refusal::Order("The link has a device already".to_owned())),
+            false => Ok(()),
         }
+    }
+
+    /// Another lender, which knows the key of a device's lease, has a device of its own reach that one.
+    fn sublet(&mut self, name: &str, key: PeerKey) -> Answer {
+        self.check_unused()?;
+        let no_device = || Refusal::NoDevice(self.borrower.name.clone());
+        if !self
+            .lender
+            .is_lender(&self.borrower, &self.control.sender.peer())
+        {
+            let who = &self.borrower.name;
+            log::warn!("{name}: {who} is none of the lenders whose devices may reach it");
+            return Err(no_device());
+        }
+        let device = self.lender.devices.get(name).ok_or_else(no_device)?;
+        let term = self.lender.term;
+        let sublease = device.sublet(key, &self.borrower, &self.control, term)?;
+        let sublease = sublease.ok_or_else(no_device)?;
+        let fence = sublease.fence;
+        log::info!(
+            "{name}: devices of {} reach it, lease {fence}",
+            self.borrower.name
+        );
+        self.control.set_sublease(Arc::clone(&sublease));
+        self.sublease = Some((Arc::clone(device), sublease));
+        Ok(Reply::Sublet {
+            fence,
+            term_ms: u32::try_from(term.as_millis()).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// What the link is for, if `fence` is its sublease's.
+    fn sublease(&self, fence: Fence) -> Result<&(Arc<Device>, Arc<Sublease>), Refusal> {
+        let sublease = self.sublease.as_ref();
+        let named = sublease.filter(|(_, s)| s.fence == fence && !s.is_released());
+        named.ok_or(Refusal::Ended(fence))
+    }
+
+    fn attach(&mut self, name: &str, out: &mut Vec<Arc<OwnedFd>>) -> Answer {
+        self.check_unused()?;
         let device = self.find(name)?;
         let carries = self.control.sender.carries_descriptors();
         let mut attachment = Attachment::default();
@@ -282,6 +355,7 @@ impl Worker {
                 name: "shm".to_owned(),
                 ntb: bridge::shm(ours).map_err(|e| Refusal::Device(chain(&e)))?,
                 hops: 0,
+                shows: None,
             });
             bridges.push(Bridge::Shm);
             out.push(Arc::new(theirs));
@@ -296,6 +370,7 @@ impl Worker {
                 name: name.clone(),
                 ntb: Arc::clone(&bridge.ntb),
                 hops: 1,
+                shows: bridge.shows.clone(),
             });
             bridges.push(Bridge::Named(name.clone()));
         }
@@ -357,6 +432,7 @@ impl Worker {
             self.borrower.name
         );
         device.lend(Lent {
+            fence,
             key,
             areas: session.attachment.areas.clone(),
             function: Arc::downgrade(&function),
@@ -368,6 +444,7 @@ impl Worker {
             mappings: BTreeMap::new(),
             refused: BTreeMap::new(),
             looked_at: 0,
+            far: BTreeMap::new(),
         });
         device.begin(fence);
         self.control.set_lease(Some(tenure));
@@ -389,11 +466,24 @@ impl Worker {
             return;
         };
         let fence = held.fence;
-        // Afterwards nobody else has the function.
-        for mapped in held.mappings.values() {
-            mapped.forget();
+        // Other lenders may take a while: it touches nothing of its borrower's meanwhile.
+        if session.device.is_sublet()
+            && let Err(e) = held.function.end_bus_master()
+        {
+            let name = &session.device.offer.name;
+            log::error!("{name}: cannot be kept from memory: {}", chain(&e));
         }
-        session.device.give_back(fence, || drop(held));
+        // Afterwards nobody else has the function. What does not let go of another device counts as reaching it until it has
+        // been reset.
+        let used: Vec<_> = held.mappings.values().filter_map(Mapped::used).collect();
+        let (taken, stuck): (Vec<_>, Vec<_>) = used.into_iter().partition(Used::take);
+        taken.iter().chain(&stuck).for_each(Used::part);
+        held.far.values().for_each(|far| far.part());
+        match session.device.give_back(fence, || drop(held)) {
+            true => stuck.iter().for_each(Used::forget),
+            // It has not been reset: it reaches them as long as this process runs.
+            false => session.device.keep(stuck),
+        }
         let name = &session.device.offer.name;
         match ending {
             None => log::info!("{name}: {} has returned it", self.borrower.name),
@@ -419,7 +509,7 @@ impl Worker {
     }
 
     /// The device in use, if `fence` is its lease's.
-    pub(super) fn held(&mut self, fence: Fence) -> Result<(&Session, &Held), Refusal> {
+    pub(super) fn held(&self, fence: Fence) -> Result<(&Session, &Held), Refusal> {
         let session = self.session.as_ref().ok_or(Refusal::Ended(fence))?;
         match &session.held {
             Some(held) if held.fence == fence => Ok((session, held)),

@@ -98,6 +98,16 @@ pub struct Received<M> {
     pub descriptors: Vec<OwnedFd>,
 }
 
+impl LinkError {
+    /// Whether the other end has said something that makes no sense, and has not ended.
+    pub(crate) fn is_of_this_end(&self) -> bool {
+        matches!(
+            self,
+            Self::Malformed(_) | Self::TooLong(_) | Self::Descriptors(_) | Self::Unexpected(_)
+        )
+    }
+}
+
 /// What the other end of a link has proved of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {

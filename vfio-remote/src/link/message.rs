@@ -10,7 +10,7 @@ use std::fmt;
 use thiserror::Error;
 
 /// Version of the protocol; both ends must have the same.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Largest number of bytes that one message reads or writes.
 pub const MAX_DATA_BYTES: usize = 32 << 10;
 /// Largest message in bytes, see [`MAX_DATA_BYTES`].
@@ -19,6 +19,8 @@ pub const MAX_FRAME_BYTES: usize = MAX_DATA_BYTES + 16 * 1024;
 pub const MAX_DESCRIPTORS: usize = 64;
 /// Largest number of vectors in one [`Request::SetInterrupts`].
 pub const MAX_VECTORS: usize = 64;
+/// Largest number of words that one [`Request::Words`] reads.
+pub const MAX_WORDS: usize = 256;
 /// How many ranges of a device's memory are listed.
 pub const MAX_LISTED_MAPPINGS: usize = 64;
 /// How many other devices that a device reaches are listed.
@@ -36,8 +38,8 @@ impl fmt::Display for Fence {
     }
 }
 
-/// What the holder of a device shows to have its other devices of the same lender reach it: random,
-/// new with each lease, and told to nobody but the holder.
+/// What the holder of a device shows to have its other devices reach it: random, new with each lease, and told to nobody but the
+/// holder. Where the other device is of another lender, that one shows it to the device's own lender.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerKey(pub [u8; 16]);
 
@@ -119,7 +121,8 @@ pub enum ToBorrower {
         /// How long, in milliseconds.
         grace_ms: u32,
     },
-    /// The lease has ended without the borrower's doing. The device touches nothing of the borrower any more.
+    /// The lease has ended without the borrower's doing. The device touches nothing of the borrower any more. Under a sublease: the
+    /// device is to be reached no more, and [`Request::Return`] says that it is not.
     Ended {
         /// The lease.
         fence: Fence,
@@ -255,6 +258,23 @@ pub enum Request {
         /// Whether it may.
         may: bool,
     },
+    /// Asked by a lender, for a device of its own that is to reach a device of this one through a window: this link is for a
+    /// sublease of that from now on. It ends with the device's lease, and is renewed and returned as a lease is.
+    Sublet {
+        /// Name of the device that is to be reached.
+        device: String,
+        /// Of its lease.
+        key: PeerKey,
+    },
+    /// Under a sublease: reads words of the device's memory, to compare what a window shows. Registers are not read.
+    Words {
+        /// The lease.
+        fence: Fence,
+        /// Where.
+        region: Region,
+        /// Offsets in bytes, at most [`MAX_WORDS`]: multiples of 8.
+        offsets: Vec<u64>,
+    },
 }
 
 /// A device, for people: what a lender is told of another one's.
@@ -289,6 +309,18 @@ pub enum Place {
         /// Offset in the region, in bytes.
         offset: u64,
         /// Of its lease.
+        key: PeerKey,
+    },
+    /// In a device of another lender, of which a bridge of this one shows a region from its beginning on. This one takes a
+    /// sublease of that device, and reads words of it, before it answers.
+    Peer {
+        /// Which bridge, in the order of [`Attached::bridges`].
+        bridge: u16,
+        /// The region.
+        region: Region,
+        /// Offset in the region, in bytes.
+        offset: u64,
+        /// Of the other device's lease.
         key: PeerKey,
     },
 }
@@ -358,8 +390,15 @@ pub enum Reply {
         /// What shows that a device is the holder's.
         key: PeerKey,
     },
-    /// To [`Request::Read`].
+    /// To [`Request::Read`] and [`Request::Words`].
     Data(Vec<u8>),
+    /// To [`Request::Sublet`].
+    Sublet {
+        /// Number of the device's lease.
+        fence: Fence,
+        /// The sublease ends when it has not been renewed for so long, in milliseconds.
+        term_ms: u32,
+    },
 }
 
 /// Why a request was not done.
@@ -386,8 +425,8 @@ pub enum Refusal {
     /// The device failed.
     #[error("The device failed: {0}")]
     Device(String),
-    /// A window does not show the memory of the VM: whatever else it is, it is not the device's to reach.
-    #[error("The window does not show the memory of the VM: {0}")]
+    /// A window does not show the memory of the VM, or of its other device: whatever else it is, it is not the device's to reach.
+    #[error("The window does not show the memory that it should: {0}")]
     Window(String),
     /// Only the administrator of the lender's host may ask that.
     #[error("Only the lender's own user and root may ask that, on its own host")]

@@ -36,6 +36,8 @@ pub const AREA: Area = Area {
 /// How a monitor sees the copier's MSI-X.
 pub const MSI: u32 = 1;
 
+/// Where memory begins, of one that has its own.
+const OWN: u64 = 0x1000;
 /// Writing it takes as long as [`NAP`].
 pub const SLOW: u64 = 0x28;
 pub const NAP: Duration = Duration::from_millis(10);
@@ -56,6 +58,10 @@ pub struct Hooks {
     pub masters_late: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before it maps memory.
     pub maps_late: AtomicBool,
+    /// Whether it waits until [`Hooks::release`] before memory is taken away from it.
+    pub unmaps_late: AtomicBool,
+    /// Whether it waits until [`Hooks::release`] before memory of its own is read.
+    pub reads_late: AtomicBool,
     /// Whether no memory can be taken away from it.
     pub keeps_memory: AtomicBool,
     /// Whether it cannot be lent again.
@@ -109,11 +115,21 @@ pub struct Copier {
     pub hooks: Arc<Hooks>,
     pub copies: Arc<AtomicU64>,
     with_area: bool,
+    memory: Option<Arc<OwnedFd>>,
 }
 
 impl Copier {
     pub fn new(with_area: bool) -> Self {
         Self::described(with_area, |template| template)
+    }
+
+    /// One whose BAR is prefetchable, and is this memory behind the registers.
+    pub fn with_memory(memory: OwnedFd) -> Self {
+        let prefetchable = |template: Template| template.memory_bar(0, 0x4000, true);
+        Self {
+            memory: Some(Arc::new(memory)),
+            ..Self::described(false, prefetchable)
+        }
     }
 
     /// One that has INTx and MSI too, by which it does not interrupt.
@@ -135,6 +151,7 @@ impl Copier {
             hooks: Arc::default(),
             copies: Arc::default(),
             with_area,
+            memory: None,
         }
     }
 }
@@ -170,6 +187,7 @@ impl Source for Copier {
             has_intx: self.description.interrupts.intx > 0,
             hooks: Arc::clone(&self.hooks),
             copies: Arc::clone(&self.copies),
+            own: self.memory.clone(),
             memory: DmaSpace::new(),
             registers: Mutex::default(),
             signals: Mutex::default(),
@@ -198,6 +216,8 @@ struct Copying {
     has_intx: bool,
     hooks: Arc<Hooks>,
     copies: Arc<AtomicU64>,
+    /// Memory of its own.
+    own: Option<Arc<OwnedFd>>,
     memory: Arc<DmaSpace>,
     registers: Mutex<HashMap<u64, u64>>,
     signals: Mutex<HashMap<u16, Arc<dyn Signal>>>,
@@ -237,7 +257,14 @@ impl Copying {
 impl Function for Copying {
     fn read(&self, region: Region, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
         data.fill(0);
-        if region == Region::Bar0 {
+        if region == Region::Bar0
+            && let Some(own) = self.own.as_ref().filter(|_| offset >= OWN)
+        {
+            if self.hooks.reads_late.load(Ordering::SeqCst) {
+                self.hooks.stall();
+            }
+            rustix::io::pread(own, data, offset).unwrap();
+        } else if region == Region::Bar0 {
             let value = *self.registers.lock().unwrap().get(&offset).unwrap_or(&0);
             let n = data.len().min(8);
             data[..n].copy_from_slice(&value.to_le_bytes()[..n]);
@@ -247,6 +274,10 @@ impl Function for Copying {
 
     fn write(&self, region: Region, offset: u64, data: &[u8]) -> Result<(), AccessError> {
         if region == Region::Bar0
+            && let Some(own) = self.own.as_ref().filter(|_| offset >= OWN)
+        {
+            rustix::io::pwrite(own, data, offset).unwrap();
+        } else if region == Region::Bar0
             && let Ok(bytes) = data.try_into()
         {
             let value = u64::from_le_bytes(bytes);
@@ -315,6 +346,9 @@ impl Function for Copying {
         if self.hooks.keeps_memory.load(Ordering::SeqCst) {
             return Err(std::io::Error::other("it keeps what it has").into());
         }
+        if self.hooks.unmaps_late.load(Ordering::SeqCst) {
+            self.hooks.stall();
+        }
         self.memory.unmap(address, length)
     }
 
@@ -372,6 +406,17 @@ pub fn lender_of(
     borrowers: &[&str],
     bridges: BTreeMap<String, BridgeOffer>,
 ) -> Arc<Lender> {
+    lender_with_term(Duration::from_secs(1), name, copiers, borrowers, bridges)
+}
+
+/// A lender of these copiers.
+pub fn lender_with_term(
+    term: Duration,
+    name: &str,
+    copiers: impl IntoIterator<Item = (&'static str, Copier)>,
+    borrowers: &[&str],
+    bridges: BTreeMap<String, BridgeOffer>,
+) -> Arc<Lender> {
     let offer = |(name, copier): (&str, Copier)| Offer {
         name: name.to_owned(),
         source: Box::new(copier),
@@ -382,7 +427,8 @@ pub fn lender_of(
         offers: copiers.into_iter().map(offer).collect(),
         bridges,
         users: BTreeMap::new(),
-        term: Duration::from_secs(1),
+        lenders: Vec::new(),
+        term,
         grace: Duration::from_millis(300),
     })
     .unwrap()
@@ -427,6 +473,7 @@ impl Rig {
             offers: vec![offer],
             bridges: BTreeMap::new(),
             users: BTreeMap::new(),
+            lenders: Vec::new(),
             term,
             grace: Duration::ZERO,
         });

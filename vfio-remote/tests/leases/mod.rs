@@ -235,6 +235,7 @@ fn a_term_and_a_grace_are_no_longer_than_a_minute() {
             offers: Vec::new(),
             bridges: BTreeMap::new(),
             users: BTreeMap::new(),
+            lenders: Vec::new(),
             term: Duration::from_secs(seconds),
             grace: Duration::from_secs(grace),
         })

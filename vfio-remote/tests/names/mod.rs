@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Does something as another user, for which it must run as root. Only one thread is that user.
-fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> T {
+pub fn as_user<T: Send>(user: u32, act: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let there = scope.spawn(move || {
             let user = rustix::process::Uid::from_raw(user);
@@ -44,8 +44,15 @@ impl Authority {
     }
 
     pub fn identity(&self, name: &str) -> TlsIdentity {
+        self.identity_of(&[name])
+    }
+
+    /// One who has several names.
+    pub fn identity_of(&self, names: &[&str]) -> TlsIdentity {
+        let name = names.join("+");
         let key = rcgen::KeyPair::generate().unwrap();
-        let parameters = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let names = names.iter().map(|&name| name.to_owned());
+        let parameters = rcgen::CertificateParams::new(names.collect::<Vec<_>>()).unwrap();
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
         let path = |end: &str| self.folder.path().join(format!("{name}.{end}"));
         std::fs::write(path("pem"), certificate.pem()).unwrap();
@@ -91,6 +98,7 @@ fn a_list_of_names_has_only_such_as_somebody_can_have() {
             offers: vec![offer],
             bridges: BTreeMap::new(),
             users: BTreeMap::from([(4001, vec![user.to_owned()])]),
+            lenders: Vec::new(),
             term: Duration::from_secs(1),
             grace: Duration::ZERO,
         })
@@ -124,6 +132,7 @@ fn a_user_of_the_host_has_the_names_that_are_configured() {
         offers: vec![offer],
         bridges: BTreeMap::new(),
         users: BTreeMap::from([(4001, vec!["rack2".to_owned(), "rack3".to_owned()])]),
+        lenders: Vec::new(),
         term: Duration::from_secs(1),
         grace: Duration::ZERO,
     });

@@ -1,27 +1,23 @@
 //! Devices of one VM reach each other.
 
-use super::common::{AREA, Copier, Rig, STATUS, TARGET, lender_of, listener, memfd, until};
+use super::common::{AREA, Copier, Rig, STATUS, TARGET, lender_of, listener, until};
 use super::{Monitor, Raw};
-use farlane_ntb::{LinkState, Ntb as _, ShmNtb, WindowLimits};
 use farlane_pci::Region;
-use farlane_vfio_remote::borrower::{self, PeerWindow, Peers};
-use farlane_vfio_remote::lender::BridgeOffer;
+use farlane_vfio_remote::borrower::{self, Peers};
 use farlane_vfio_remote::link::message::{
     DeviceStatus, Fence, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
 };
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, subscribe};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::BTreeMap;
-use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
 /// Where the guest puts the BAR of the device that others reach.
-const BAR: u64 = 0x38_0000_0000;
+pub(super) const BAR: u64 = 0x38_0000_0000;
 /// Memory decoding; and bus mastering.
-const DECODING: u16 = 0x02;
-const MASTER: u16 = 0x06;
+pub(super) const DECODING: u16 = 0x02;
+pub(super) const MASTER: u16 = 0x06;
 /// In the VM's memory.
 const DATA: u64 = 0x10_0000;
 const BACK: u64 = 0x18_0000;
@@ -57,12 +53,12 @@ impl Seen {
     }
 }
 
-fn in_one_process() -> Arc<Peers> {
+pub(super) fn in_one_process() -> Arc<Peers> {
     Peers::new(None)
 }
 
 /// Copies there and back; whether it came through.
-fn reaches(source: &mut Monitor, address: u64) -> bool {
+pub(super) fn reaches(source: &mut Monitor, address: u64) -> bool {
     source.write(0, b"from the other device");
     source.write(BACK - DATA, &[0; 21]);
     source.copy(DATA, address, 21) == 1
@@ -70,7 +66,7 @@ fn reaches(source: &mut Monitor, address: u64) -> bool {
         && source.read(BACK - DATA, 21) == b"from the other device"
 }
 
-fn way(name: &str, way: &str, hops: Option<u32>) -> Vec<(String, String, Option<u32>)> {
+pub(super) fn way(name: &str, way: &str, hops: Option<u32>) -> Vec<(String, String, Option<u32>)> {
     vec![(name.to_owned(), way.to_owned(), hops)]
 }
 
@@ -151,58 +147,6 @@ fn a_device_of_another_lender_is_reached_through_its_memory_on_this_host() {
 }
 
 #[test]
-fn a_window_between_the_lenders_is_shorter_than_messages() {
-    // What of the other lender's device is seen through the first one's window.
-    let shown = memfd(0x8000);
-    let (near, far) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap();
-    let limits = WindowLimits {
-        address_alignment: 4096,
-        size_alignment: 4096,
-        max_size: 1 << 30,
-    };
-    let near = ShmNtb::new(near, 1, limits).unwrap();
-    let far = ShmNtb::new(far, 1, limits).unwrap();
-    until("the bridge", || {
-        near.link() == LinkState::Up && far.link() == LinkState::Up
-    });
-    far.set_translation(0, shown.as_fd(), 0x1000, 0x4000, true)
-        .unwrap();
-    let bridge = BridgeOffer {
-        ntb: near,
-        borrowers: vec!["s".to_owned()],
-    };
-    let bridges = BTreeMap::from([("w".to_owned(), bridge)]);
-    let (first, second) = (Rig::with_bridges("first", bridges), Rig::called("second"));
-    let peers = in_one_process();
-    let mut target = Monitor::connect(&second.borrow_for(&peers, "t", "plain"));
-    target.place(BAR);
-    target.command(DECODING);
-    let window = PeerWindow {
-        window: "w".to_owned(),
-        lender: "second".to_owned(),
-        device: "plain".to_owned(),
-        region: Region::Bar0,
-    };
-    let path = first.borrow_with(&peers, "s", "plain", vec![window]);
-    let mut source = Monitor::connect(&path);
-    source.command(MASTER);
-    until("the way", || {
-        first.peers("plain") == way("second/plain", "via window w", Some(1))
-    });
-    assert!(reaches(&mut source, BAR + 0x2000));
-    let mut bytes = [0; 21];
-    rustix::io::pread(&shown, &mut bytes, 0x3000).unwrap();
-    assert_eq!(&bytes, b"from the other device");
-    drop(far);
-}
-
-#[test]
 fn what_cannot_be_mapped_is_reached_by_messages() {
     let (first, second) = (Rig::called("first"), Rig::called("second"));
     let peers = in_one_process();
@@ -249,7 +193,7 @@ fn devices_of_one_vm_come_and_go_while_others_reach_them() {
     }
 }
 
-fn taken(raw: &mut Raw, device: &str) -> (Fence, PeerKey) {
+pub(super) fn taken(raw: &mut Raw, device: &str) -> (Fence, PeerKey) {
     let device = device.to_owned();
     raw.ask(Request::Attach { device }).unwrap();
     match raw.ask(Request::Take).unwrap() {

@@ -29,7 +29,7 @@ const RAM: u64 = 1 << 20;
 const MORE: u64 = 1 << 32;
 
 /// A window at either of its ends.
-fn window(file: &OwnedFd) -> Arc<dyn Ntb> {
+pub(super) fn window(file: &OwnedFd) -> Arc<dyn Ntb> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     IvshmemNtb::open_file(Path::new(&path)).unwrap()
 }
@@ -42,6 +42,7 @@ fn lend(shown: &OwnedFd) -> (Arc<Lender>, Arc<Hooks>, Connector) {
     let bridge = BridgeOffer {
         ntb: window(shown),
         borrowers: vec![BORROWER.to_owned()],
+        shows: None,
     };
     let bridges = BTreeMap::from([("w".to_owned(), bridge)]);
     let lender = lender_of("lender", [("plain", copier)], &[], bridges);
@@ -256,6 +257,20 @@ fn a_window_that_was_wrong_is_wrong_for_what_is_said_to_be_of_another_device() {
     let mut teller = Teller::new(&connector);
     let refused = teller.map(None, Ok([0x5a; 8]));
     assert!(matches!(refused, Err(Refusal::Window(_))), "{refused:?}");
+    let peer = PeerName {
+        lender: "other".to_owned(),
+        device: "gpu".to_owned(),
+    };
+    let refused = teller.map(Some(peer), Ok([0x5a; 8]));
+    assert!(matches!(refused, Err(Refusal::Window(_))), "{refused:?}");
+}
+
+#[test]
+fn what_is_said_to_be_of_another_device_is_compared_too() {
+    let shown = memfd(2 * RAM);
+    fill(&shown, 1);
+    let (_lender, _hooks, connector) = lend(&shown);
+    let mut teller = Teller::new(&connector);
     let peer = PeerName {
         lender: "other".to_owned(),
         device: "gpu".to_owned(),

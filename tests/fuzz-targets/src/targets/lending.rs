@@ -40,6 +40,7 @@ fn lender() -> &'static Arc<Lender> {
             offers: vec![offer, other],
             bridges: BTreeMap::new(),
             users: BTreeMap::new(),
+            lenders: Vec::new(),
             term: Duration::from_secs(60),
             grace: Duration::ZERO,
         })
@@ -120,7 +121,8 @@ fn with_fence(frame: &[u8], given: Fence, other: PeerKey) -> Option<ToLender> {
             Request::Map {
                 place: Place::Device { key, .. },
                 ..
-            },
+            }
+            | Request::Sublet { key, .. },
         ..
     } = &mut message
         && *key == PeerKey([1; 16])
@@ -139,6 +141,7 @@ fn with_fence(frame: &[u8], given: Fence, other: PeerKey) -> Option<ToLender> {
                 | Request::Write { fence, .. }
                 | Request::SetInterrupts { fence, .. }
                 | Request::MaskIntx { fence, .. }
+                | Request::Words { fence, .. }
                 | Request::SetBusMaster { fence, .. }
                 | Request::Reset { fence },
             ..
@@ -192,7 +195,10 @@ pub fn run(bytes: &[u8]) {
         while let Ok(Some(Received { message, .. })) = answers.receive::<ToBorrower>(Some(until)) {
             match message {
                 ToBorrower::Reply { result, .. } => {
-                    if let Ok(Reply::Taken { fence: given, .. }) = result {
+                    if let Ok(
+                        Reply::Taken { fence: given, .. } | Reply::Sublet { fence: given, .. },
+                    ) = result
+                    {
                         fence = given;
                     }
                     break;

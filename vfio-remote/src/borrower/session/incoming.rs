@@ -19,7 +19,7 @@ pub(super) fn start(
         .name("lender".to_owned())
         .spawn(move || {
             let mut end = receive(&shared, &mut receiver, &queue);
-            if says_nothing_of_the_end(&end) {
+            if end.is_of_this_end() {
                 log::warn!("The link has failed: {}", chain(&end));
                 // The device is given up, and its lender stops it when it hears that. Its end says so.
                 shared.hang_up();
@@ -36,19 +36,14 @@ pub(super) fn start(
                 LinkError::Ended => {}
                 e => log::warn!("The link has failed: {}", chain(&e)),
             }
-            shared.close();
+            // What may still reach something of the lender's says by its end that it does not any more.
+            match shared.holds_on() {
+                true => shared.ask_nothing(),
+                false => shared.close(),
+            }
             shared.lose_and_tell();
         })?;
     Ok(())
-}
-
-/// Whether the lender has said something that makes no sense, and has not ended.
-fn says_nothing_of_the_end(error: &LinkError) -> bool {
-    use LinkError::{Descriptors, Malformed, TooLong, Unexpected};
-    matches!(
-        error,
-        Malformed(_) | TooLong(_) | Descriptors(_) | Unexpected(_)
-    )
 }
 
 /// Takes what comes, until the link ends or cannot be used any more: why.

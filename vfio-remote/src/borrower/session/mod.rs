@@ -4,6 +4,7 @@ mod incoming;
 mod memory;
 mod renewal;
 mod shared;
+mod subtenant;
 
 use super::signals::Signals;
 use crate::lender::{TERMS, is_name};
@@ -22,6 +23,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+pub(crate) use subtenant::{LetGo, Subtenant};
 use thiserror::Error;
 
 /// How long the lender may take to answer. A virtual machine monitor waits five seconds for us.
@@ -44,6 +46,9 @@ pub enum SessionError {
     /// The lender speaks another version of the protocol.
     #[error("The lender speaks version {0} of the protocol, not {VERSION}")]
     Version(u32),
+    /// It is not the one that is asked for, or does not prove that.
+    #[error("The lender does not prove that it is {0}")]
+    Stranger(String),
     /// It refuses.
     #[error("The lender refuses: {0}")]
     Refused(#[from] Refusal),

@@ -45,10 +45,16 @@ fn beat(shared: &Shared, fence: Fence, term: Duration) {
             return;
         }
         if let Err(e) = renewed {
-            log::warn!("The lease cannot be renewed: {}", chain(&e));
+            if !shared.is_told() {
+                log::warn!("The lease cannot be renewed: {}", chain(&e));
+            }
             shared.hang_up();
             shared.lose_and_tell();
-            return;
+            // Who has not let go yet goes on saying so.
+            match shared.can_ask() {
+                true => continue,
+                false => return,
+            }
         }
         shared.renewed();
     }

@@ -2,8 +2,8 @@
 
 use super::super::signals::Signals;
 use super::SessionError;
-use crate::link::Sender;
 use crate::link::message::{Fence, Refusal, Reply, Request, ToLender};
+use crate::link::{LinkError, Sender};
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -110,6 +110,8 @@ pub(super) struct Shared {
     lost: AtomicBool,
     /// `on_loss` has been called, or is being called.
     told: AtomicBool,
+    /// Something of the lender's may still be reached: the link is to stay, whatever comes.
+    holds_on: AtomicBool,
     signals: Arc<Signals>,
     on_loss: OnLoss,
 }
@@ -126,6 +128,7 @@ impl Shared {
             lease: Mutex::default(),
             lost: AtomicBool::new(false),
             told: AtomicBool::new(false),
+            holds_on: AtomicBool::new(false),
             signals,
             on_loss,
         }
@@ -184,6 +187,22 @@ impl Shared {
         self.lost.load(Ordering::Acquire)
     }
 
+    /// Whether it is known, or being said, to whom it concerns that the lease has ended.
+    pub fn is_told(&self) -> bool {
+        self.told.load(Ordering::Acquire)
+    }
+
+    /// From now on, or no more, something of the lender's may be reached, also after the lease: the link is not hung up, and the
+    /// lease is renewed.
+    pub fn hold_on(&self, holds: bool) {
+        self.holds_on.store(holds, Ordering::Release);
+    }
+
+    /// Whether something of the lender's may be reached.
+    pub fn holds_on(&self) -> bool {
+        self.holds_on.load(Ordering::Acquire)
+    }
+
     /// Nobody uses the session any more: whoever uses the signals next is not asked for anything.
     pub fn retire(&self) {
         self.lease().retired = true;
@@ -209,8 +228,12 @@ impl Shared {
     }
 
     /// The device is gone for the VM, and nothing is asked any more. What the lender still says is heard, until it hangs up too.
+    /// While something of the lender's may be reached, it alone is lost.
     pub fn hang_up(&self) {
         self.lose();
+        if self.holds_on() {
+            return;
+        }
         self.sender.finish();
         self.ask_nothing();
     }
@@ -221,9 +244,15 @@ impl Shared {
         self.ask_nothing();
     }
 
-    fn ask_nothing(&self) {
+    /// Nothing is asked any more.
+    pub fn ask_nothing(&self) {
         self.answers().closed = true;
         self.changed.notify_all();
+    }
+
+    /// Whether anything is asked.
+    pub fn can_ask(&self) -> bool {
+        !self.answers().closed
     }
 
     /// Renews no more.
@@ -259,7 +288,10 @@ impl Shared {
     pub fn answered(&self, id: u32, result: Result<Reply, Refusal>, descriptors: Vec<OwnedFd>) {
         let is_take = self.answers().waiting.get(&id).is_some_and(|w| w.is_take);
         // The device has been taken. Here, because what comes behind this answer may belong to the lease.
-        if is_take && let Ok(Reply::Taken { fence, term_ms, .. }) = result {
+        if is_take
+            && let Ok(Reply::Taken { fence, term_ms, .. } | Reply::Sublet { fence, term_ms }) =
+                result
+        {
             let tenure = Tenure::new(fence, term_ms);
             let mut lease = self.lease();
             lease.taken = Some(fence);
@@ -273,7 +305,8 @@ impl Shared {
         }
     }
 
-    /// Asks, and waits for the answer until then. A lender that gives none is not there.
+    /// Asks, and waits for the answer until then. A lender that gives none is not there; but of one that is slow to read its device,
+    /// renewals tell.
     pub fn ask(
         &self,
         request: Request,
@@ -281,6 +314,7 @@ impl Shared {
         until: Instant,
     ) -> Result<(Reply, Vec<OwnedFd>), SessionError> {
         let is_renewal = matches!(request, Request::Renew { .. });
+        let may_be_slow = matches!(request, Request::Words { .. });
         let id = {
             let mut answers = self.answers();
             if answers.closed {
@@ -289,7 +323,7 @@ impl Shared {
             answers.next = answers.next.wrapping_add(1);
             let id = answers.next;
             let waiting = Waiting {
-                is_take: matches!(request, Request::Take),
+                is_take: matches!(request, Request::Take | Request::Sublet { .. }),
                 answer: None,
             };
             answers.waiting.insert(id, waiting);
@@ -319,6 +353,9 @@ impl Shared {
             let left = until.saturating_duration_since(Instant::now());
             if answers.closed || left.is_zero() {
                 answers.waiting.remove(&id);
+                if may_be_slow && !answers.closed {
+                    return Err(LinkError::Stuck.into());
+                }
                 drop(answers);
                 // A lender that does not answer is one that is not there.
                 self.hang_up();

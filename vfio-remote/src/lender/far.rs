@@ -1,0 +1,248 @@
+//! Devices of other lenders, which windows show, as devices of this one reach them; and ranges of others, here and there.
+
+use super::FarBar;
+use super::device::Device;
+use super::peers::PeerUse;
+use super::proof::Word;
+use crate::borrower::{LetGo, Subtenant};
+use crate::link::message::{MAX_WORDS, PeerKey, PeerName, Refusal};
+use farlane_pci::{AccessError, DmaMapping, Function, Region};
+use farlane_zero_copy::chain;
+use std::io;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// How long it may take to take everything away, before a device is kept from all memory: it begins nothing more then. Shorter than the
+/// other lender allows for.
+const TAKING_AWAY: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+struct State {
+    /// The sublease has ended: nothing can be reached any more.
+    is_over: bool,
+    uses: Vec<Arc<PeerUse>>,
+}
+
+/// The ranges that one device of this lender reaches in one of another lender.
+struct Uses {
+    state: Mutex<State>,
+    /// The device of this lender, until it is given back. Never the last reference to it: the lock is held while it is used.
+    source: Mutex<Option<Weak<dyn Function>>>,
+}
+
+impl Uses {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn source(&self) -> MutexGuard<'_, Option<Weak<dyn Function>>> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The source begins nothing more. What it has begun ends when what it reaches has been taken away.
+    fn keep_from_memory(&self) {
+        let source = self.source();
+        if let Some(function) = source.as_ref().and_then(Weak::upgrade)
+            && let Err(e) = function.end_bus_master()
+        {
+            log::error!("A device cannot be kept from memory: {}", chain(&e));
+        }
+    }
+
+    /// Keeps the source from memory if it takes too long until what is returned is dropped.
+    fn hurry(self: &Arc<Self>) -> impl Sized + use<> {
+        let (ended, end) = channel::<()>();
+        let uses = Arc::clone(self);
+        let watcher = std::thread::Builder::new().name("bus master".to_owned());
+        let watching = watcher.spawn(move || {
+            if end.recv_timeout(TAKING_AWAY) == Err(RecvTimeoutError::Timeout) {
+                uses.keep_from_memory();
+            }
+        });
+        if watching.is_err() {
+            self.keep_from_memory();
+        }
+        ended
+    }
+
+    /// Takes them away. False if the source may go on to reach one.
+    fn end(self: &Arc<Self>) -> bool {
+        let mut state = self.state();
+        state.is_over = true;
+        // They are there until they have ended.
+        let uses = state.uses.clone();
+        drop(state);
+        let in_time = self.hurry();
+        // All of them, also after one that fails.
+        let mut failed = None;
+        for used in uses {
+            failed = used.end().err().or(failed);
+        }
+        drop(in_time);
+        let Some(e) = failed else {
+            self.state().uses.clear();
+            return true;
+        };
+        log::error!("A device of another lender is not let go of: {}", chain(&e));
+        // What it has begun has not ended by that.
+        self.keep_from_memory();
+        false
+    }
+}
+
+/// A device of another lender, as far as one device of this lender may reach it: as long as the other lender's device is held.
+pub(crate) struct FarDevice {
+    key: PeerKey,
+    uses: Arc<Uses>,
+    subtenant: Subtenant,
+}
+
+impl FarDevice {
+    /// Takes a sublease of what a window shows, for `source`, as the lender `name`.
+    pub fn open(
+        name: &str,
+        bar: &FarBar,
+        key: PeerKey,
+        source: &Arc<dyn Function>,
+        until: Instant,
+    ) -> Result<Arc<Self>, Refusal> {
+        let uses = Arc::new(Uses {
+            state: Mutex::default(),
+            source: Mutex::new(Some(Arc::downgrade(source))),
+        });
+        let ended = Arc::clone(&uses);
+        let let_go: LetGo = Box::new(move || ended.end());
+        let device = bar.name();
+        let opened = Subtenant::open(&bar.connector, name, (&device, key), let_go, until);
+        let subtenant = opened.map_err(|e| {
+            let PeerName { lender, device } = &device;
+            Refusal::Invalid(format!("no sublease of {lender}/{device}: {}", chain(&e)))
+        })?;
+        Ok(Arc::new(Self {
+            key,
+            uses,
+            subtenant,
+        }))
+    }
+
+    /// Whether it is one that such a key opens, and has not ended.
+    pub fn is_live(&self, key: PeerKey) -> bool {
+        self.key == key && !self.is_over()
+    }
+
+    /// Whether the sublease has ended.
+    pub fn is_over(&self) -> bool {
+        self.uses.state().is_over
+    }
+
+    /// The device of this lender is about to go. Nobody has it here when this returns.
+    pub fn part(&self) {
+        *self.uses.source() = None;
+    }
+
+    /// Whether nothing of it is reached.
+    pub fn is_unused(&self) -> bool {
+        self.uses.state().uses.is_empty()
+    }
+
+    /// Words of its memory, as its lender reads them.
+    pub fn words(&self, region: Region, offsets: &[u64], until: Instant) -> io::Result<Vec<Word>> {
+        let mut words = Vec::new();
+        for part in offsets.chunks(MAX_WORDS) {
+            let read = self.subtenant.words(region, part.to_vec(), until);
+            let bytes = read.map_err(io::Error::other)?;
+            words.extend(bytes.chunks_exact(size_of::<Word>()).map(|bytes| {
+                let mut word = Word::default();
+                word.copy_from_slice(bytes);
+                word
+            }));
+        }
+        Ok(words)
+    }
+
+    /// Has `source` reach a range of it, until that is ended or the sublease is.
+    pub fn reach(
+        &self,
+        source: &Arc<dyn Function>,
+        mapping: DmaMapping,
+    ) -> Result<Arc<PeerUse>, Refusal> {
+        let mut state = self.uses.state();
+        if state.is_over {
+            return Err(Refusal::Invalid("the sublease has ended".to_owned()));
+        }
+        // One that ends from now on waits for what is here, and takes it away.
+        let (used, mapped) = PeerUse::map(source, mapping, |used| {
+            state.uses.push(Arc::clone(used));
+            drop(state);
+        });
+        if let Err(e) = mapped {
+            self.forget(&used);
+            return Err(Refusal::Invalid(chain(&e)));
+        }
+        Ok(used)
+    }
+
+    /// A range was taken away.
+    pub fn forget(&self, used: &Arc<PeerUse>) {
+        let mut state = self.uses.state();
+        state.uses.retain(|other| !Arc::ptr_eq(other, used));
+    }
+}
+
+impl Drop for FarDevice {
+    fn drop(&mut self) {
+        self.subtenant.give_back();
+    }
+}
+
+/// Whose device is reached.
+#[derive(Clone)]
+pub(super) enum Owner {
+    /// This lender's.
+    Here(Arc<Device>),
+    /// Another lender's.
+    Far(Arc<FarDevice>),
+}
+
+/// A range of another device.
+#[derive(Clone)]
+pub(super) struct Used {
+    owner: Owner,
+    range: Arc<PeerUse>,
+}
+
+impl Used {
+    pub fn new(owner: Owner, range: Arc<PeerUse>) -> Self {
+        Self { owner, range }
+    }
+
+    /// Takes the range away, unless that has been done. See [`PeerUse::end`].
+    pub fn end(&self) -> Result<(), AccessError> {
+        self.range.end()
+    }
+
+    /// The range goes with the function. False if it was not to be taken away before.
+    pub fn take(&self) -> bool {
+        let taken = self.range.take();
+        if taken {
+            self.forget();
+        }
+        taken
+    }
+
+    /// The function is about to go.
+    pub fn part(&self) {
+        if let Owner::Far(device) = &self.owner {
+            device.part();
+        }
+    }
+
+    /// Nobody has to take it away any more.
+    pub fn forget(&self) {
+        match &self.owner {
+            Owner::Here(device) => device.forget(&self.range),
+            Owner::Far(device) => device.forget(&self.range),
+        }
+    }
+}
