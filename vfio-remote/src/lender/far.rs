@@ -40,6 +40,11 @@ impl Uses {
         self.source.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The source is about to go. Nobody has it here when this returns.
+    fn part(&self) {
+        *self.source() = None;
+    }
+
     /// The source begins nothing more. What it has begun ends when what it reaches has been taken away.
     fn keep_from_memory(&self) {
         let source = self.source();
@@ -73,6 +78,9 @@ impl Uses {
         // They are there until they have ended.
         let uses = state.uses.clone();
         drop(state);
+        if uses.is_empty() {
+            return true;
+        }
         let in_time = self.hurry();
         // All of them, also after one that fails.
         let mut failed = None;
@@ -116,6 +124,7 @@ impl FarDevice {
         let device = bar.name();
         let opened = Subtenant::open(&bar.connector, name, (&device, key), let_go, until);
         let subtenant = opened.map_err(|e| {
+            uses.part();
             let PeerName { lender, device } = &device;
             Refusal::Invalid(format!("no sublease of {lender}/{device}: {}", chain(&e)))
         })?;
@@ -138,7 +147,7 @@ impl FarDevice {
 
     /// The device of this lender is about to go. Nobody has it here when this returns.
     pub fn part(&self) {
-        *self.uses.source() = None;
+        self.uses.part();
     }
 
     /// Whether nothing of it is reached.
@@ -192,6 +201,7 @@ impl FarDevice {
 
 impl Drop for FarDevice {
     fn drop(&mut self) {
+        self.part();
         self.subtenant.give_back();
     }
 }

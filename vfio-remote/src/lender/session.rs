@@ -130,10 +130,10 @@ impl Control {
     /// The link has ended like that. Where it is for a sublease, and the other lender has ended it, that says something of that one.
     fn note_the_end(&self, end: &LinkError) {
         let state = self.state();
-        if let Some(sublease) = &state.sublease
-            && matches!(end, LinkError::Closed | LinkError::Reset)
-        {
-            sublease.close();
+        match (&state.sublease, end) {
+            (Some(sublease), LinkError::Closed) => sublease.close(),
+            (Some(sublease), LinkError::Reset) => sublease.break_off(),
+            _ => {}
         }
     }
 
@@ -141,6 +141,16 @@ impl Control {
     fn ignore_sublease(&self) {
         if let Some(sublease) = &self.state().sublease {
             sublease.ignore();
+        }
+    }
+
+    /// Answers what does not wait for the worker. Where the link is for a sublease, what the other lender has said before it went away
+    /// is still to be heard.
+    fn answer(&self, id: u32, result: Result<Reply, Refusal>) -> Result<(), LinkError> {
+        let sent = self.sender.send_first(&ToBorrower::Reply { id, result });
+        match self.is_for_a_sublease() {
+            true => Ok(()),
+            false => sent,
         }
     }
 
@@ -303,23 +313,37 @@ pub(crate) fn serve(
         .spawn(move || worker.run())?;
     let result = receive(&control, &mut receiver);
     control.end();
-    if control.is_for_a_sublease()
-        && let Err(end) = &result
-    {
-        match end.is_of_this_end() {
-            // The other lender lets go when it hears that, and hangs up.
-            true => {
-                control.ignore_sublease();
-                control.sender.finish();
-                control.note_the_end(&receiver.wait_for_end());
-            }
-            false => control.note_the_end(end),
-        }
-    }
+    let is_heard = hear_the_end(&control, &mut receiver, &result);
     let _ = thread.join();
+    if !is_heard {
+        // The worker may have been at it.
+        hear_the_end(&control, &mut receiver, &result);
+    }
     // Not before: for the borrower, the end of the link says that the device has stopped.
     control.sender.close();
     result
+}
+
+/// Hears how another lender ends the link, which has ended here like that. False where the link is for no sublease.
+fn hear_the_end(
+    control: &Control,
+    receiver: &mut Receiver,
+    result: &Result<(), LinkError>,
+) -> bool {
+    if !control.is_for_a_sublease() {
+        return false;
+    }
+    match result {
+        // The other lender lets go when it hears that, and hangs up.
+        Err(end) if end.is_of_this_end() => {
+            control.ignore_sublease();
+            control.sender.finish();
+            control.note_the_end(&receiver.wait_for_end());
+        }
+        Err(end) => control.note_the_end(end),
+        Ok(()) => {}
+    }
+    true
 }
 
 /// The first messages, which come until then. The borrower; nothing where it is not one to talk to.
@@ -384,18 +408,13 @@ fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> 
                 request: Request::Renew { fence },
             } => {
                 let result = renew(control, fence).map(|()| Reply::Done);
-                control
-                    .sender
-                    .send_first(&ToBorrower::Reply { id, result })?;
+                control.answer(id, result)?;
             }
             ToLender::Request {
                 id,
                 request: Request::Return { fence },
             } if control.release(fence) => {
-                let result = Ok(Reply::Done);
-                control
-                    .sender
-                    .send_first(&ToBorrower::Reply { id, result })?;
+                control.answer(id, Ok(Reply::Done))?;
             }
             message => {
                 put_off = Some(Received {

@@ -93,6 +93,25 @@ impl Sublease {
         self.changed.notify_all();
     }
 
+    /// Its link was broken off, by its end or by something in between.
+    pub fn break_off(&self) {
+        self.state().gone = true;
+        self.changed.notify_all();
+    }
+
+    /// Lets nobody go on with it who has let go, as far as time says: its link ends. Of a lender of this host time says nothing.
+    fn end_if_lapsed(&self) {
+        let mut state = self.state();
+        if self.is_here || !self.is_over(&state) || state.released {
+            return;
+        }
+        state.released = true;
+        drop(state);
+        if let Some(control) = self.control.upgrade() {
+            control.sender.stop();
+        }
+    }
+
     /// It is not listened to any more, but for its end: that it has not let go yet cannot be heard.
     pub fn ignore(&self) {
         self.state().goes_on = true;
@@ -153,7 +172,7 @@ impl Sublease {
     /// Whether nothing is to be done about it any more, whenever the device's lease ends.
     fn is_done(&self) -> bool {
         let state = self.state();
-        state.released || (self.is_silent(&state) && state.gone)
+        state.released || (self.is_over(&state) && state.gone)
     }
 
     /// Waits until the other lender has let go, which was told to then: as long as it goes on renewing, for a bounded time. False if
@@ -190,7 +209,9 @@ impl Device {
         let name = &self.offer.name;
         let mut state = self.state();
         let lent = state.lent.as_ref().filter(|lent| lent.is_opened_by(key));
-        let Some(fence) = lent.map(|lent| lent.fence) else {
+        let fence = lent.map(|lent| lent.fence);
+        // A lease that is over has none.
+        let Some(fence) = fence.filter(|&fence| state.lease.until(fence).is_some()) else {
             return Ok(None);
         };
         let holder = state.lease.holder(Instant::now());
@@ -201,6 +222,10 @@ impl Device {
             log::warn!("{name}: its holder, {}, asks to sublease it", lender.name);
             return Ok(None);
         }
+        state
+            .subleases
+            .iter()
+            .for_each(|other| other.end_if_lapsed());
         // One for which the device is being read is waited for when the lease ends.
         state
             .subleases
@@ -247,12 +272,10 @@ impl Device {
         if !*may {
             return Err(Refusal::Ended(fence));
         }
-        let readable = {
-            let state = self.state();
-            let lent = state.lent.as_ref().filter(|lent| lent.fence == fence);
-            let lent = lent.ok_or(Refusal::Ended(fence))?;
-            Readable::new(lent, self.offer.source.description(), region)?
-        };
+        let lent = self.state().lent.clone();
+        let lent = lent.filter(|lent| lent.fence == fence);
+        let lent = lent.ok_or(Refusal::Ended(fence))?;
+        let readable = Readable::new(lent, self.offer.source.description(), region)?;
         let mut words = Vec::new();
         for &offset in offsets {
             words.extend(readable.word(offset)?);
@@ -271,7 +294,7 @@ struct Readable<'a> {
 }
 
 impl<'a> Readable<'a> {
-    fn new(lent: &Lent, description: &'a Description, region: Region) -> Result<Self, Refusal> {
+    fn new(lent: Lent, description: &'a Description, region: Region) -> Result<Self, Refusal> {
         let areas = DmaSpace::new();
         for area in lent.areas.iter().filter(|area| area.region == region) {
             let mapped = areas.map(&DmaMapping {
@@ -286,7 +309,7 @@ impl<'a> Readable<'a> {
             mapped.map_err(|e| Refusal::Device(chain(&e)))?;
         }
         Ok(Self {
-            lent: lent.clone(),
+            lent,
             description,
             region,
             areas,

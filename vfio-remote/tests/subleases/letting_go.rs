@@ -3,7 +3,8 @@
 use super::super::Raw;
 use super::super::common::{Copier, Rig, listener, until};
 use super::{
-    Network, Raws, TERM, filled, first, first_of, kept, second, second_of, sublet, sublet_far,
+    Network, Raws, TERM, filled, first, first_of, kept, second, second_of, sublet, sublet_by,
+    sublet_far,
 };
 use farlane_pci::Region;
 use farlane_vfio_remote::link::message::{Refusal, Request, ToBorrower, ToLender, VERSION};
@@ -13,6 +14,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept,
     connect, recv, send, shutdown, socket_with,
 };
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -184,6 +186,57 @@ fn one_that_has_talked_nonsense_has_let_go_when_it_has_hung_up() {
         let taken = holder.ask(Request::Take);
         assert_eq!(taken.is_ok(), hangs_up, "{taken:?}");
     }
+}
+
+/// Has a connection go by here, which can be broken off: nobody says goodbye then.
+fn breakable(network: &Network) -> (Connector, mpsc::Receiver<[TcpStream; 2]>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let far = network.port;
+    let (sender, sockets) = mpsc::channel();
+    std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(("127.0.0.1", far)).unwrap();
+        for [from, to] in [[&near, &far], [&far, &near]] {
+            let [mut from, mut to] = [from, to].map(|socket| socket.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        }
+        sender.send([near, far]).unwrap();
+    });
+    let connector = network.connector_by(port, &["first.example"]);
+    (connector, sockets)
+}
+
+#[test]
+fn a_link_that_is_broken_off_says_nothing_of_who_has_let_go() {
+    let case = |says_so: bool| {
+        let second = second(&filled(1));
+        let network = Network::to(&second);
+        let (mut holder, lease, key) = kept(&second, "holder", "mapped");
+        let (connector, sockets) = breakable(&network);
+        let far = Raw::connect(&connector, "first.example");
+        let (mut far, fence) = sublet_by(far, key);
+        let sockets = sockets.recv().unwrap();
+        std::thread::scope(|scope| {
+            let returned = scope.spawn(|| holder.ask(Request::Return { fence: lease }));
+            far.hear_of_the_end(fence);
+            if says_so {
+                far.ask(Request::Renew { fence }).unwrap();
+            }
+            for socket in sockets {
+                socket.shutdown(std::net::Shutdown::Both).unwrap();
+            }
+            std::thread::sleep(Duration::from_secs(1));
+            assert!(!returned.is_finished());
+            returned.join().unwrap().unwrap();
+        });
+        let taken = holder.ask(Request::Take);
+        assert_eq!(taken.is_err(), says_so, "{taken:?}");
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| case(false));
+        scope.spawn(|| case(true));
+    });
 }
 
 /// A socket between two lenders, which the test can cut in half.

@@ -109,7 +109,12 @@ impl Network {
 
     /// Of one who has these names.
     fn connector(&self, names: &[&str]) -> Connector {
-        let address = format!("tls:127.0.0.1:{}", self.port).parse().unwrap();
+        self.connector_by(self.port, names)
+    }
+
+    /// The same by another port that leads there.
+    fn connector_by(&self, port: u16, names: &[&str]) -> Connector {
+        let address = format!("tls:127.0.0.1:{port}").parse().unwrap();
         Connector::new(address, Some(self.authority.identity_of(names))).unwrap()
     }
 }

@@ -1,19 +1,20 @@
 //! Who reaches a device of another lender, and what of it.
 
-use super::super::common::until;
+use super::super::common::{Copier, until};
 use super::super::names::as_user;
 use super::super::peers::{BAR, DECODING, MASTER, in_one_process, reaches, taken, way};
 use super::super::{Monitor, Raw};
 use super::{
     ADDRESS, BRIDGE, BYTES, Network, Raws, USER, by_window, filled, first, keep, kept, second,
-    sublet, word,
+    second_of, sublet, word,
 };
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{self, PeerWindow};
-use farlane_vfio_remote::link::message::{MAX_WORDS, Place, Refusal, Reply, Request};
+use farlane_vfio_remote::link::message::{MAX_WORDS, Place, Refusal, Reply, Request, ToLender};
 use farlane_vfio_remote::link::{Acceptor, Connector};
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 fn peer_window() -> PeerWindow {
     PeerWindow {
@@ -192,6 +193,45 @@ fn who_holds_a_device_gets_no_sublease_by_another_of_its_names() {
     for name in ["holder.example", "alias.example"] {
         let device = "mapped".to_owned();
         let answer = Raw::connect(&connector, name).ask(Request::Sublet { device, key });
+        assert!(matches!(answer, Err(Refusal::NoDevice(_))), "{answer:?}");
+    }
+}
+
+#[test]
+fn under_a_lease_that_is_over_there_are_no_subleases() {
+    let copier = Copier::with_memory(filled(1));
+    let hooks = Arc::clone(&copier.hooks);
+    let second = second_of(copier);
+    let network = Network::to(&second);
+    let connector = network.connector(&["holder.example", "alias.example"]);
+    let mut holder = Raw::connect(&connector, "holder.example");
+    let (fence, key) = taken(&mut holder, "mapped");
+    // Its worker is busy when the lease expires.
+    hooks.reads_late.store(true, Ordering::SeqCst);
+    let request = Request::Read {
+        fence,
+        region: Region::Bar0,
+        offset: 0x1000,
+        length: 8,
+    };
+    let read = ToLender::Request { id: 0, request };
+    holder.sender.send(&read, &[]).unwrap();
+    until("the end of the lease", || {
+        second
+            .holder("mapped")
+            .is_some_and(|name| name.contains("returning"))
+    });
+    let answers = ["first.example", "alias.example"].map(|name| {
+        let device = "mapped".to_owned();
+        let connector = match name {
+            "alias.example" => &connector,
+            name => &network.connector(&[name]),
+        };
+        Raw::connect(connector, name).ask(Request::Sublet { device, key })
+    });
+    hooks.reads_late.store(false, Ordering::SeqCst);
+    hooks.release();
+    for answer in answers {
         assert!(matches!(answer, Err(Refusal::NoDevice(_))), "{answer:?}");
     }
 }

@@ -79,7 +79,8 @@ impl Subtenant {
         let term = shared.term().filter(|&term| term <= LONGEST_TERM);
         let term = term.ok_or(SessionError::Nonsense)?;
         // The other lender counts from when it has answered, which may be a while ago.
-        shared.ask(Request::Renew { fence }, &[], Instant::now() + term)?;
+        let until = until.min(Instant::now() + term);
+        shared.ask(Request::Renew { fence }, &[], until)?;
         subtenant.heart = Some(Heart::start(shared, fence, term)?);
         Ok(subtenant)
     }
