@@ -29,7 +29,7 @@ const LOOKS: usize = 4;
 /// Devices of other lenders that one device reaches.
 const MAX_FAR: usize = 8;
 /// How long another lender may take to give a sublease.
-const SUBLEASE_PATIENCE: Duration = Duration::from_secs(2);
+const SUBLEASE_PATIENCE: Duration = Duration::from_secs(3);
 /// Bytes of a word that is compared.
 const WORD_BYTES: u64 = 8;
 /// Addresses and lengths of memory are multiples of this.

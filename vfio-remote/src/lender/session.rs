@@ -132,8 +132,18 @@ impl Control {
         let state = self.state();
         match (&state.sublease, end) {
             (Some(sublease), LinkError::Closed) => sublease.close(),
-            (Some(sublease), LinkError::Reset) => sublease.break_off(),
-            _ => {}
+            (Some(_), LinkError::Ended) | (None, _) => {}
+            (Some(sublease), _) => sublease.break_off(),
+        }
+        if let Some(sublease) = &state.sublease {
+            sublease.has_heard_all();
+        }
+    }
+
+    /// All that had come by then has been heard.
+    fn has_heard(&self, until: Instant) {
+        if let Some(sublease) = &self.state().sublease {
+            sublease.has_heard(until);
         }
     }
 
@@ -393,7 +403,9 @@ fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> 
             put_off = control.queue.push(message, control.next_look());
             continue;
         }
+        let now = Instant::now();
         let Some(received) = receiver.receive::<ToLender>(Some(control.next_look()))? else {
+            control.has_heard(now);
             continue;
         };
         match received.message {

@@ -30,9 +30,17 @@ fn silence(term: Duration) -> Duration {
     2 * term + STOPPING
 }
 
+/// What has come over the link of a sublease, and was heard: this lender may have been stopped, or slow.
+#[derive(Clone, Copy, Debug)]
+enum Heard {
+    Until(Instant),
+    All,
+}
+
 #[derive(Debug)]
 struct State {
     renewed: Instant,
+    heard: Heard,
     /// It has been told to let go.
     ending: bool,
     /// It has renewed since: it has not let go yet.
@@ -93,23 +101,22 @@ impl Sublease {
         self.changed.notify_all();
     }
 
-    /// Its link was broken off, by its end or by something in between.
+    /// Its link was broken off, by its end or by something in between. That is not heard of one of this host.
     pub fn break_off(&self) {
-        self.state().gone = true;
+        self.state().gone |= !self.is_here;
         self.changed.notify_all();
     }
 
-    /// Lets nobody go on with it who has let go, as far as time says: its link ends. Of a lender of this host time says nothing.
-    fn end_if_lapsed(&self) {
-        let mut state = self.state();
-        if self.is_here || !self.is_over(&state) || state.released {
-            return;
-        }
-        state.released = true;
-        drop(state);
-        if let Some(control) = self.control.upgrade() {
-            control.sender.stop();
-        }
+    /// All that had come over its link by then has been heard.
+    pub fn has_heard(&self, until: Instant) {
+        self.state().heard = Heard::Until(until);
+        self.changed.notify_all();
+    }
+
+    /// Nothing more comes over its link.
+    pub fn has_heard_all(&self) {
+        self.state().heard = Heard::All;
+        self.changed.notify_all();
     }
 
     /// It is not listened to any more, but for its end: that it has not let go yet cannot be heard.
@@ -166,7 +173,11 @@ impl Sublease {
     }
 
     fn is_silent(&self, state: &State) -> bool {
-        state.renewed.elapsed() >= silence(self.term)
+        let since = match state.heard {
+            Heard::Until(until) => until,
+            Heard::All => Instant::now(),
+        };
+        since.saturating_duration_since(state.renewed) >= silence(self.term)
     }
 
     /// Whether nothing is to be done about it any more, whenever the device's lease ends.
@@ -180,19 +191,28 @@ impl Sublease {
     pub fn wait(&self, told: Instant) -> bool {
         let latest = told + LETTING_GO.max(silence(self.term));
         let mut state = self.state();
-        while !state.released {
-            let until = latest.min(state.renewed + silence(self.term));
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+        while !state.released && !self.is_silent(&state) {
+            let now = Instant::now();
+            if latest <= now {
                 break;
             }
+            // When that has passed, it is still to be heard that nothing has come.
+            let silent_at = state.renewed + silence(self.term);
+            let until = if now < silent_at {
+                latest.min(silent_at)
+            } else {
+                latest
+            };
+            let left = until.saturating_duration_since(now);
             state = self
                 .changed
                 .wait_timeout(state, left)
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
         }
-        self.is_over(&state)
+        // Whoever goes on with it from now on is told so.
+        state.released |= self.is_over(&state);
+        state.released
     }
 }
 
@@ -211,7 +231,11 @@ impl Device {
         let lent = state.lent.as_ref().filter(|lent| lent.is_opened_by(key));
         let fence = lent.map(|lent| lent.fence);
         // A lease that is over has none.
-        let Some(fence) = fence.filter(|&fence| state.lease.until(fence).is_some()) else {
+        let goes_on = |&fence: &Fence| {
+            let until = state.lease.until(fence);
+            until.is_some_and(|until| Instant::now() < until)
+        };
+        let Some(fence) = fence.filter(goes_on) else {
             return Ok(None);
         };
         let holder = state.lease.holder(Instant::now());
@@ -222,10 +246,6 @@ impl Device {
             log::warn!("{name}: its holder, {}, asks to sublease it", lender.name);
             return Ok(None);
         }
-        state
-            .subleases
-            .iter()
-            .for_each(|other| other.end_if_lapsed());
         // One for which the device is being read is waited for when the lease ends.
         state
             .subleases
@@ -240,6 +260,7 @@ impl Device {
             is_here: control.sender.hears_of_the_end(),
             state: Mutex::new(State {
                 renewed: Instant::now(),
+                heard: Heard::Until(Instant::now()),
                 ending: false,
                 goes_on: false,
                 released: false,
@@ -354,6 +375,7 @@ mod tests {
             is_here,
             state: Mutex::new(State {
                 renewed: Instant::now().checked_sub(silent_for).unwrap(),
+                heard: Heard::All,
                 ending: false,
                 goes_on: false,
                 released: false,
@@ -379,6 +401,12 @@ mod tests {
             sublease.ask_back();
             (sublease.state().goes_on, sublease.state().gone) = (goes_on, gone);
             let said = (is_here, goes_on, gone);
+            // What has come may still be to be heard.
+            let renewed = sublease.state().renewed;
+            sublease.has_heard(renewed + TERM);
+            let told = Instant::now().checked_sub(LETTING_GO).unwrap();
+            assert!(!sublease.wait(told), "{said:?}");
+            sublease.has_heard(renewed + silence(TERM));
             assert_eq!(sublease.wait(Instant::now()), is_over, "{said:?}");
             sublease.release();
             assert!(sublease.wait(Instant::now()));

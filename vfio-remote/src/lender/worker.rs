@@ -127,9 +127,12 @@ impl Worker {
                     .sender
                     .send(&ToBorrower::Reply { id, result }, &fds)
                 {
-                    log::warn!("{}: cannot be answered: {e}", self.borrower.name);
+                    let who = &self.borrower.name;
                     // The end of a sublease's link is for the other lender to say.
-                    if self.sublease.is_none() {
+                    if self.sublease.is_some() {
+                        log::debug!("{who}: cannot be answered: {e}");
+                    } else {
+                        log::warn!("{who}: cannot be answered: {e}");
                         self.control.sender.stop();
                     }
                 } else if is_taken {

@@ -216,6 +216,7 @@ fn under_a_lease_that_is_over_there_are_no_subleases() {
     };
     let read = ToLender::Request { id: 0, request };
     holder.sender.send(&read, &[]).unwrap();
+    until("the reading", || hooks.is_stalled());
     until("the end of the lease", || {
         second
             .holder("mapped")
