@@ -83,21 +83,6 @@ static uint64_t absurd(void)
 	}
 }
 
-/* What a list may hold: pages for data, and what there is not. */
-static void fill_lists(void)
-{
-	int list, slot;
-
-	for (list = 0; list < LIST_COUNT; list++) {
-		uint64_t *entries = page(LISTS + list);
-
-		for (slot = 0; slot < 511; slot++)
-			entries[slot] = htole64(below(8) ? data_page() : absurd());
-		/* Lists that lead to lists, and to themselves. */
-		entries[511] = htole64(physical[LISTS + below(LIST_COUNT)]);
-	}
-}
-
 static void write_descriptor(uint8_t *at, uint64_t address, uint32_t length, uint8_t kind)
 {
 	address = htole64(address);
@@ -139,6 +124,25 @@ static void fill_scatter_list(void)
 
 	for (at = 0; at < PAGE; at += 16)
 		write_random_descriptor(list + at);
+}
+
+/*
+ * What a list may hold: pages for data, and what there is not. The last list is a scatter gather list. Neither kind is to be
+ * taken for the other: two addresses would be a descriptor of more memory than a page.
+ */
+static void fill_lists(void)
+{
+	int list, slot;
+
+	for (list = 0; list < LIST_COUNT - 1; list++) {
+		uint64_t *entries = page(LISTS + list);
+
+		for (slot = 0; slot < 511; slot++)
+			entries[slot] = htole64(below(8) ? data_page() : absurd());
+		/* Lists that lead to lists, and to themselves. */
+		entries[511] = htole64(physical[LISTS + below(LIST_COUNT - 1)]);
+	}
+	fill_scatter_list();
 }
 
 /* A read, or write, of some blocks that are the program's. */
@@ -250,7 +254,7 @@ static void attack_pointers(unsigned int rounds)
 			break;
 		case 2:
 			/* A list that begins with its last entries, which lead to further ones. */
-			command.data[1] = physical[LISTS + below(LIST_COUNT)] + 8 * (496 + below(16));
+			command.data[1] = physical[LISTS + below(LIST_COUNT - 1)] + 8 * (496 + below(16));
 			break;
 		default:
 			fill_scatter_list();
