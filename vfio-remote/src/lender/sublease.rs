@@ -66,6 +66,31 @@ pub(crate) struct Sublease {
 }
 
 impl Sublease {
+    fn new(
+        fence: Fence,
+        term: Duration,
+        control: Weak<Control>,
+        is_here: bool,
+        begun: Instant,
+    ) -> Self {
+        Self {
+            fence,
+            term,
+            control,
+            is_here,
+            state: Mutex::new(State {
+                renewed: begun,
+                heard: Heard::Until(begun),
+                ending: false,
+                goes_on: false,
+                released: false,
+                gone: false,
+            }),
+            changed: Condvar::new(),
+            readable: Mutex::new(true),
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -253,22 +278,10 @@ impl Device {
         if state.subleases.len() >= MAX_SUBLEASES {
             return Err(Refusal::Invalid(format!("{name} has too many subleases")));
         }
-        let sublease = Arc::new(Sublease {
-            fence,
-            term,
-            control: Arc::downgrade(control),
-            is_here: control.sender.hears_of_the_end(),
-            state: Mutex::new(State {
-                renewed: Instant::now(),
-                heard: Heard::Until(Instant::now()),
-                ending: false,
-                goes_on: false,
-                released: false,
-                gone: false,
-            }),
-            changed: Condvar::new(),
-            readable: Mutex::new(true),
-        });
+        let is_here = control.sender.hears_of_the_end();
+        let control = Arc::downgrade(control);
+        let sublease = Sublease::new(fence, term, control, is_here, Instant::now());
+        let sublease = Arc::new(sublease);
         state.subleases.push(Arc::clone(&sublease));
         Ok(Some(sublease))
     }
@@ -368,22 +381,10 @@ mod tests {
     const TERM: Duration = Duration::from_secs(1);
 
     fn sublease(is_here: bool, silent_for: Duration) -> Sublease {
-        Sublease {
-            fence: Fence(1),
-            term: TERM,
-            control: Weak::new(),
-            is_here,
-            state: Mutex::new(State {
-                renewed: Instant::now().checked_sub(silent_for).unwrap(),
-                heard: Heard::All,
-                ending: false,
-                goes_on: false,
-                released: false,
-                gone: false,
-            }),
-            changed: Condvar::new(),
-            readable: Mutex::new(true),
-        }
+        let begun = Instant::now().checked_sub(silent_for).unwrap();
+        let sublease = Sublease::new(Fence(1), TERM, Weak::new(), is_here, begun);
+        sublease.has_heard_all();
+        sublease
     }
 
     #[test]

@@ -107,7 +107,7 @@ fn one_that_has_said_that_it_has_not_let_go_yet_and_falls_silent_may_never_have(
 }
 
 #[test]
-fn a_sublease_is_given_back_also_while_the_device_is_read_for_it() {
+fn a_sublease_is_given_back_also_while_the_device_is_read_and_the_lease_ends_after_that() {
     let copier = Copier::with_memory(filled(1));
     let hooks = Arc::clone(&copier.hooks);
     let second = second_of(copier);
@@ -124,30 +124,6 @@ fn a_sublease_is_given_back_also_while_the_device_is_read_for_it() {
     until("the reading", || hooks.is_stalled());
     raw.ask(Request::Return { fence }).unwrap();
     assert!(hooks.is_stalled());
-    // The device is read no more when it is made as new.
-    hooks.reads_late.store(false, Ordering::SeqCst);
-    hooks.release();
-    holder.ask(Request::Return { fence: lease }).unwrap();
-    holder.ask(Request::Take).unwrap();
-}
-
-#[test]
-fn a_device_is_made_as_new_when_it_is_not_read_for_a_sublease_any_more() {
-    let copier = Copier::with_memory(filled(1));
-    let hooks = Arc::clone(&copier.hooks);
-    let second = second_of(copier);
-    let (mut holder, lease, key) = kept(&second, "holder", "mapped");
-    let (mut raw, fence) = sublet(&second, key);
-    hooks.reads_late.store(true, Ordering::SeqCst);
-    let request = Request::Words {
-        fence,
-        region: Region::Bar0,
-        offsets: vec![0x1000],
-    };
-    let words = ToLender::Request { id: 0, request };
-    raw.sender.send(&words, &[]).unwrap();
-    until("the reading", || hooks.is_stalled());
-    raw.ask(Request::Return { fence }).unwrap();
     // Those that have ended are forgotten, but not this one.
     let (mut next, fence) = sublet(&second, key);
     next.ask(Request::Return { fence }).unwrap();

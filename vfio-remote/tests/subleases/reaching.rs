@@ -1,6 +1,6 @@
 //! Who reaches a device of another lender, and what of it.
 
-use super::super::common::{Copier, until};
+use super::super::common::{Copier, Rig, until};
 use super::super::names::as_user;
 use super::super::peers::{BAR, DECODING, MASTER, in_one_process, reaches, taken, way};
 use super::super::{Monitor, Raw};
@@ -13,6 +13,7 @@ use farlane_vfio_remote::borrower::{self, PeerWindow};
 use farlane_vfio_remote::link::message::{MAX_WORDS, Place, Refusal, Reply, Request, ToLender};
 use farlane_vfio_remote::link::{Acceptor, Connector};
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -24,45 +25,60 @@ fn peer_window() -> PeerWindow {
         region: Region::Bar0,
     }
 }
+
+/// A device of a VM, and another one of it with such a memory, of which the lender of the first sees `shown`.
+struct Neighbours {
+    first: Rig,
+    second: Rig,
+    source: Monitor,
+    _target: Monitor,
+}
+
+impl Neighbours {
+    fn new(memory: &OwnedFd, shown: &OwnedFd) -> Self {
+        let second = second(memory);
+        let first = first(shown, second.connector());
+        let peers = in_one_process();
+        let mut target = Monitor::connect(&second.borrow_for(&peers, "t", "mapped"));
+        target.place(BAR);
+        target.command(DECODING);
+        let path = first.borrow_with(&peers, "s", "plain", vec![peer_window()]);
+        let mut source = Monitor::connect(&path);
+        source.command(MASTER);
+        Self {
+            first,
+            second,
+            source,
+            _target: target,
+        }
+    }
+
+    fn await_way(&self, name: &str, hops: Option<u32>) {
+        until("the way", || {
+            self.first.peers("plain") == way("second/mapped", name, hops)
+        });
+    }
+}
+
 #[test]
 fn a_window_to_a_device_of_another_lender_is_shorter_than_messages() {
     let memory = filled(1);
-    let second = second(&memory);
-    let first = first(&memory, second.connector());
-    let peers = in_one_process();
-    let mut target = Monitor::connect(&second.borrow_for(&peers, "t", "mapped"));
-    target.place(BAR);
-    target.command(DECODING);
-    let path = first.borrow_with(&peers, "s", "plain", vec![peer_window()]);
-    let mut source = Monitor::connect(&path);
-    source.command(MASTER);
-    until("the way", || {
-        first.peers("plain") == way("second/mapped", "via window w", Some(1))
-    });
-    assert!(reaches(&mut source, BAR + 0x2000));
+    let mut both = Neighbours::new(&memory, &memory);
+    both.await_way("via window w", Some(1));
+    assert!(reaches(&mut both.source, BAR + 0x2000));
     let mut bytes = [0; 21];
     rustix::io::pread(&memory, &mut bytes, 0x2000).unwrap();
     assert_eq!(&bytes, b"from the other device");
-    borrower::revoke(&second.connector(), "admin", "mapped").unwrap();
-    assert!(!reaches(&mut source, BAR + 0x2000));
+    borrower::revoke(&both.second.connector(), "admin", "mapped").unwrap();
+    assert!(!reaches(&mut both.source, BAR + 0x2000));
 }
 
 #[test]
 fn a_window_that_shows_another_memory_than_the_devices_is_not_used() {
     let (memory, other) = (filled(1), filled(2));
-    let second = second(&memory);
-    let first = first(&other, second.connector());
-    let peers = in_one_process();
-    let mut target = Monitor::connect(&second.borrow_for(&peers, "t", "mapped"));
-    target.place(BAR);
-    target.command(DECODING);
-    let path = first.borrow_with(&peers, "s", "plain", vec![peer_window()]);
-    let mut source = Monitor::connect(&path);
-    source.command(MASTER);
-    until("the way", || {
-        first.peers("plain") == way("second/mapped", "messages", None)
-    });
-    assert!(reaches(&mut source, BAR + 0x2000));
+    let mut both = Neighbours::new(&memory, &other);
+    both.await_way("messages", None);
+    assert!(reaches(&mut both.source, BAR + 0x2000));
     assert_eq!(word(&other, 0x2000) >> 32, 2);
 }
 
