@@ -106,8 +106,7 @@ static int farlane_release(struct inode *inode, struct file *file)
 	fl->opened--;
 	spin_unlock_irq(&fl->control_lock);
 	/* The id stays taken until the backend has let go of everything. */
-	err = farlane_simple_call(ctx, &ctx->close_call, FARLANE_OP_CLOSE, 0, 0,
-				  0);
+	err = farlane_take_away(ctx, &ctx->close_call, FARLANE_OP_CLOSE, 0);
 	if (!farlane_let_go(err)) {
 		farlane_kill(fl, "the backend refused to close a context");
 		farlane_quiesce(fl);

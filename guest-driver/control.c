@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /* The control queue: requests to the backend and their answers. */
+#include <linux/delay.h>
 #include <linux/scatterlist.h>
 
 #include "farlane.h"
+
+/* Pause before a backend is asked again. */
+#define AGAIN_MS 10
 
 /* Largest error number that a backend may report: EHWPOISON. */
 #define MAX_STATUS 133
@@ -144,4 +148,26 @@ int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
 		.length = cpu_to_le64(length),
 	};
 	return farlane_call(ctx->fl, call, NULL, 0);
+}
+
+/**
+ * farlane_take_away - tell the backend that a region or a context goes
+ * @ctx: context
+ * @call: whose memory is used
+ * @op: FARLANE_OP_DETACH or FARLANE_OP_CLOSE
+ * @region: the region for DETACH
+ *
+ * Disks may take as long as they like for what is under way in that memory. A backend that waits
+ * for them answers -EAGAIN meanwhile, so that it is not found dead, and is asked again.
+ *
+ * Return: as farlane_call(); see farlane_let_go().
+ */
+int farlane_take_away(struct farlane_context *ctx, struct farlane_call *call,
+		      u32 op, u32 region)
+{
+	int err;
+
+	while ((err = farlane_simple_call(ctx, call, op, region, 0, 0)) == -EAGAIN)
+		msleep(AGAIN_MS);
+	return err;
 }

@@ -48,8 +48,8 @@ static int farlane_device_let_go(struct farlane_device_memory *memory)
 
 	if (!memory->attached)
 		return 0;
-	err = farlane_simple_call(memory->ctx, &memory->call, FARLANE_OP_DETACH,
-				  memory->region->id, 0, 0);
+	err = farlane_take_away(memory->ctx, &memory->call, FARLANE_OP_DETACH,
+				memory->region->id);
 	if (farlane_let_go(err))
 		memory->attached = false;
 	return err;

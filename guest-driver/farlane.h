@@ -163,6 +163,8 @@ int farlane_call(struct farlane *fl, struct farlane_call *call,
 		 struct farlane_extent *extents, u32 count);
 int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
 			u32 op, u32 region, u64 address, u64 length);
+int farlane_take_away(struct farlane_context *ctx, struct farlane_call *call,
+		      u32 op, u32 region);
 
 /* Whether memory may be let go after DETACH or CLOSE had this outcome. */
 static inline bool farlane_let_go(int err)

@@ -43,10 +43,11 @@ pub trait Contexts: Send + Sync {
         window: Option<Arc<Pool>>,
     ) -> Result<(), Errno>;
 
-    /// Closes a context and releases everything it owns. When it returns nothing touches its memory any more.
+    /// Closes a context and releases everything it owns. When it succeeds nothing touches its memory any more.
     ///
     /// # Errors
-    /// `ENOENT` where none is open.
+    /// `ENOENT` where none is open, `EAGAIN` where something still touches its memory: the driver asks again. The driver's other
+    /// requests wait as long as this takes, and after a few seconds it finds the device dead.
     fn close(&self, context: u32) -> Result<(), Errno>;
 
     /// Whether a context is open.
@@ -94,10 +95,10 @@ pub trait Contexts: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Takes memory away. When this returns nothing touches it any more.
+    /// Takes memory away. When this succeeds nothing touches it any more.
     ///
     /// # Errors
-    /// `ENOENT` for an unknown region, `EBUSY` for a segment in use.
+    /// `ENOENT` for an unknown region, `EBUSY` for a segment in use, `EAGAIN` as in [`close`](Self::close).
     fn detach(&self, context: u32, region: u32) -> Result<(), Errno>;
 
     /// Closes all contexts: the VM is gone, or has reset the device.

@@ -75,6 +75,8 @@ pub enum Detaching {
     Done,
     /// It does not come to an end until this changes.
     Held,
+    /// It says that it is to be asked again; of a context that goes, too.
+    Later,
     /// It refuses.
     Refused,
 }
@@ -173,7 +175,16 @@ impl Recorder {
     /// # Errors
     /// When it was not, or the program has ended.
     pub fn wait(&self, what: &str, is: impl Fn(&Event) -> bool) -> Result<()> {
-        drop(self.wait_for(what, |state| state.events.iter().any(&is))?);
+        self.wait_times(1, what, is)
+    }
+
+    /// Waits until something was said so many times.
+    ///
+    /// # Errors
+    /// When it was not, or the program has ended.
+    pub fn wait_times(&self, times: usize, what: &str, is: impl Fn(&Event) -> bool) -> Result<()> {
+        let count = |state: &State| state.events.iter().filter(|event| is(event)).count();
+        drop(self.wait_for(what, |state| count(state) >= times)?);
         Ok(())
     }
 

@@ -129,7 +129,11 @@ impl Contexts for Recorder {
 
     fn close(&self, context: u32) -> Result<(), Errno> {
         self.note(context, Event::Close)?;
-        self.lock().open.remove(&context);
+        let mut state = self.lock();
+        if state.detaching == Detaching::Later {
+            return Err(Errno::EAGAIN);
+        }
+        state.open.remove(&context);
         Ok(())
     }
 
@@ -177,6 +181,7 @@ impl Contexts for Recorder {
             .wait_while(self.lock(), held)
             .unwrap_or_else(PoisonError::into_inner);
         match state.detaching {
+            Detaching::Later => Err(Errno::EAGAIN),
             Detaching::Refused => Err(Errno::EBUSY),
             Detaching::Done | Detaching::Held => Ok(()),
         }

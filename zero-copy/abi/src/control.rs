@@ -14,15 +14,16 @@ use zerocopy::little_endian::{U32, U64};
 /// must be this one; `region` then carries [`crate::config::ABI_VERSION`], `flags` is zero, and
 /// the accompanying descriptors are the process's wake event and its doorbell (two eventfds).
 pub const OP_OPEN: u32 = 1;
-/// Closes a context and releases everything it owns. Answered when nothing touches it any more.
+/// Closes a context and releases everything it owns. Succeeds when nothing touches it any more; `EAGAIN` says that I/O under
+/// way still does, and that the driver is to ask again.
 pub const OP_CLOSE: u32 = 2;
 /// Makes `length` bytes known as region `region` of the context, see [`Request`]. On the host
 /// socket a segment comes with its memfd.
 pub const OP_ATTACH: u32 = 3;
 /// Further extents of a region whose `ATTACH` did not hold them all.
 pub const OP_ATTACH_MORE: u32 = 4;
-/// Takes a region away. Memory registrations over it become invalid. Answered when nothing
-/// touches it any more.
+/// Takes a region away. Memory registrations over it become invalid. Succeeds when nothing
+/// touches it any more; `EAGAIN` as for [`OP_CLOSE`].
 pub const OP_DETACH: u32 = 5;
 /// The process maps buffer `region` of the window, of `length` bytes at offset `address`.
 /// Answered with an error if the backend has not granted exactly that to this context. On the

@@ -14,6 +14,11 @@ use farlane_abi::tunnel::{
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+/// How long requests under way are waited for before whoever takes memory away is told to ask again. What it is a part of serves
+/// one request of the driver at a time, so that this is also how long each other one waits.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Device memory that a process has mapped.
 #[derive(Debug)]
@@ -62,11 +67,6 @@ impl DeviceRegion {
             left -= run;
             at += 1;
         }
-    }
-
-    /// Ends all use.
-    pub fn revoke(&self) {
-        self.gate.close();
     }
 }
 
@@ -210,13 +210,20 @@ impl Context {
         devices.contains_key(&region)
     }
 
-    /// Takes device memory away. Nothing touches it when this returns.
+    /// Takes device memory away: nothing more begins in it, and nothing touches it when this succeeds.
+    ///
+    /// # Errors
+    /// `ENOENT` where there is none such, `EAGAIN` where requests that are under way have not ended within [`PATIENCE`].
     pub fn remove_device(&self, region: u32) -> Result<(), Errno> {
-        let removed = {
-            let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
-            devices.remove(&region).ok_or(Errno::ENOENT)?
+        let memory = {
+            let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+            devices.get(&region).cloned().ok_or(Errno::ENOENT)?
         };
-        removed.revoke();
+        if !memory.gate.close_within(PATIENCE) {
+            return Err(Errno::EAGAIN);
+        }
+        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        devices.remove(&region);
         Ok(())
     }
 
@@ -317,6 +324,18 @@ impl Context {
         // What is under way finishes; its receipts are for nobody.
         self.suspend();
         self.gate.close();
+    }
+
+    /// The process goes: nothing more of it begins, and nothing of it is touched when this succeeds.
+    ///
+    /// # Errors
+    /// `EAGAIN` where requests that are under way have not ended within [`PATIENCE`].
+    pub fn try_close(&self) -> Result<(), Errno> {
+        self.suspend();
+        match self.gate.close_within(PATIENCE) {
+            true => Ok(()),
+            false => Err(Errno::EAGAIN),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Who is inside, and waiting until nobody is.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Lets transfers in until it is closed. Whoever closes it waits for those inside.
 #[derive(Debug, Default)]
@@ -45,6 +46,17 @@ impl Gate {
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
+
+    /// Closes the gate, and waits at most `patience` for those inside. Says whether nobody is inside any more.
+    pub fn close_within(&self, patience: Duration) -> bool {
+        let mut state = self.state();
+        state.closed = true;
+        let (state, _) = self
+            .idle
+            .wait_timeout_while(state, patience, |state| state.inside > 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.inside == 0
+    }
 }
 
 impl Drop for Pass {
@@ -84,5 +96,16 @@ mod tests {
         closing.join().unwrap();
         gate.close();
         assert!(gate.enter().is_none());
+    }
+
+    #[test]
+    fn closing_for_some_time_says_whether_somebody_is_inside() {
+        let gate = Arc::new(Gate::default());
+        let pass = gate.enter().unwrap();
+        assert!(!gate.close_within(Duration::ZERO));
+        assert!(gate.enter().is_none());
+        assert!(!gate.close_within(Duration::from_millis(1)));
+        drop(pass);
+        assert!(gate.close_within(Duration::ZERO));
     }
 }

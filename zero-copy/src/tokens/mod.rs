@@ -320,19 +320,20 @@ impl Tokens {
         state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)
     }
 
-    /// Closes context `id`. Nothing of it is touched when this returns.
+    /// Closes context `id`: nothing more of it begins, and nothing of it is touched when this succeeds.
     ///
     /// # Errors
-    /// `ENOENT` where none is open.
+    /// `ENOENT` where none is open, `EAGAIN` where requests are still under way: it is to be asked again.
     pub fn close_context(&self, id: u32) -> Result<(), Errno> {
         let context = {
             let mut state = self.state_mut();
-            let context = state.contexts.remove(&id).ok_or(Errno::ENOENT)?;
+            let context = state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)?;
             state.phony.retain(|_, phony| phony.owner != id);
             self.any.store(!state.phony.is_empty(), Ordering::Release);
             context
         };
-        context.close();
+        context.try_close()?;
+        self.state_mut().contexts.remove(&id);
         Ok(())
     }
 
@@ -413,10 +414,10 @@ impl Tokens {
             .add_device(region, DeviceRegion::new(runs, writable))
     }
 
-    /// Takes a phony buffer or device memory away. Nothing touches device memory of it when this returns.
+    /// Takes a phony buffer or device memory away. Nothing touches device memory of it when this succeeds.
     ///
     /// # Errors
-    /// `ENOENT` where there is none such.
+    /// `ENOENT` where there is none such, `EAGAIN` where requests are still under way in it: it is to be asked again.
     pub fn detach(&self, id: u32, region: u32) -> Result<(), Errno> {
         let context = self.context(id)?;
         if context.has_device(region) {

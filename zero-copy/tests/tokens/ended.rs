@@ -5,7 +5,7 @@ use farlane_abi::tunnel::{OFF_EPOCH, TOKEN_EPOCHS};
 use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_zero_copy::tokens::{Direction, TokenError};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 #[test]
 fn tokens_expire_and_are_revoked() {
@@ -45,16 +45,9 @@ fn tokens_expire_and_are_revoked() {
         },
     );
     let opened = vm.open(&whole).unwrap();
-    let gone = Arc::new(AtomicBool::new(false));
-    let detaching = std::thread::spawn({
-        let (tokens, gone) = (Arc::clone(&vm.tokens), Arc::clone(&gone));
-        move || {
-            tokens.detach(0, REGION).unwrap();
-            gone.store(true, Ordering::SeqCst);
-        }
-    });
-    let mut sequence = 4;
-    loop {
+    for sequence in 4..6 {
+        // Whoever has it go is not kept waiting, and asks again.
+        assert_eq!(vm.tokens.detach(0, REGION), Err(Errno::EAGAIN));
         vm.prepare(
             1,
             Page {
@@ -62,18 +55,17 @@ fn tokens_expire_and_are_revoked() {
                 ..Page::new(1, 0)
             },
         );
-        match vm.open(&[(PHONY + PAGE_BYTES, PAGE_BYTES)]) {
-            Ok(opened) => drop(opened),
-            Err(e) => {
-                assert!(matches!(e, TokenError::NoRegion { region: REGION }));
-                break;
-            }
-        }
-        sequence += 1;
+        assert!(matches!(
+            vm.open(&[(PHONY + PAGE_BYTES, PAGE_BYTES)]),
+            Err(TokenError::NoRegion { region: REGION })
+        ));
+        let again = vm
+            .tokens
+            .add_device(0, REGION, &[(DEVICE, PAGE_BYTES)], true);
+        assert_eq!(again, Err(Errno::EEXIST));
     }
-    assert!(!gone.load(Ordering::SeqCst));
     read_disk(opened, &[5; 4096]);
-    detaching.join().unwrap();
+    vm.tokens.detach(0, REGION).unwrap();
     assert_eq!(vm.tokens.detach(0, REGION), Err(Errno::ENOENT));
     // The phony buffer goes: its pages are ordinary memory again.
     vm.tokens.detach(0, PIN).unwrap();
@@ -130,13 +122,13 @@ fn receipts_wait_while_the_vm_does_not_run() {
     // A process that has gone gets none.
     vm.prepare(2, Page::new(2, 0));
     let last = vm.open(&[(PHONY + 2 * PAGE_BYTES, PAGE_BYTES)]).unwrap();
-    let tokens = Arc::clone(&vm.tokens);
-    let closing = std::thread::spawn(move || tokens.close_context(0).unwrap());
-    while vm.tokens.has_context(0) {
-        std::thread::yield_now();
+    for _ in 0..2 {
+        assert_eq!(vm.tokens.close_context(0), Err(Errno::EAGAIN));
+        assert!(vm.tokens.has_context(0));
+        assert_eq!(vm.tokens.open_context(0), Err(Errno::EEXIST));
     }
     read_disk(last, &[3; 4096]);
-    closing.join().unwrap();
+    vm.tokens.close_context(0).unwrap();
     assert_eq!(vm.landed(2), 0);
     assert!(
         vm.open_with(Direction::IntoDevice, &[(PHONY, 512)])

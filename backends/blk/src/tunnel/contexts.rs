@@ -87,8 +87,10 @@ impl Contexts for TunnelContexts {
     }
 
     fn close(&self, context: u32) -> Result<(), Errno> {
-        self.regions().remove(&context).ok_or(Errno::ENOENT)?;
-        self.tokens.close_context(context)
+        self.check(context)?;
+        self.tokens.close_context(context)?;
+        self.regions().remove(&context);
+        Ok(())
     }
 
     fn check(&self, context: u32) -> Result<(), Errno> {
@@ -137,16 +139,20 @@ impl Contexts for TunnelContexts {
 
     fn detach(&self, context: u32, region: u32) -> Result<(), Errno> {
         {
-            let mut all = self.regions();
-            let regions = all.get_mut(&context).ok_or(Errno::ENOENT)?;
+            let all = self.regions();
+            let regions = all.get(&context).ok_or(Errno::ENOENT)?;
             if regions.header == Some(region) {
                 return Err(Errno::EBUSY);
             }
-            if !regions.used.remove(&region) {
+            if !regions.used.contains(&region) {
                 return Err(Errno::ENOENT);
             }
         }
-        self.tokens.detach(context, region)
+        self.tokens.detach(context, region)?;
+        if let Some(regions) = self.regions().get_mut(&context) {
+            regions.used.remove(&region);
+        }
+        Ok(())
     }
 
     fn close_all(&self) {

@@ -100,6 +100,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     machine.life()?;
     let rounds = machine.race()?;
     machine.waits()?;
+    machine.asks_again()?;
     machine.killed()?;
     machine.unplugged()?;
     no_complaint(&guest)?;
@@ -308,6 +309,39 @@ impl<'a> Machine<'a> {
         let output = job.wait(PATIENCE)?;
         ensure!(output.success(), "unmap: {}", output.all());
         self.backend.take_to_close()?;
+        Ok(())
+    }
+
+    /// A backend that cannot let go yet is asked until it does.
+    fn asks_again(&self) -> Result<()> {
+        self.backend.set_detaching(Detaching::Later)?;
+        let job = self.start("unmap")?;
+        let is_detach = |event: &Event| matches!(event, Event::Detach { .. });
+        self.backend
+            .wait_times(3, "the region is to go", is_detach)?;
+        let said = job.so_far();
+        ensure!(said.is_empty(), "Memory was unmapped that is in use");
+        self.backend.set_detaching(Detaching::Done)?;
+        let output = job.wait(PATIENCE)?;
+        ensure!(output.success(), "unmap: {}", output.all());
+        self.backend.take_to_close()?;
+        // The end of a process.
+        self.backend.set_detaching(Detaching::Later)?;
+        let job = self
+            .guest
+            .spawn(&format!("{PROGRAM} features {}", self.node))?;
+        let is_close = |event: &Event| *event == Event::Close;
+        self.backend
+            .wait_times(3, "the context is to go", is_close)?;
+        ensure!(!job.has_ended(), "A context has gone that is in use");
+        self.backend.set_detaching(Detaching::Done)?;
+        let output = job.wait(PATIENCE)?;
+        ensure!(output.success(), "features: {}", output.all());
+        let said = self.backend.take()?;
+        ensure!(
+            said.last() == Some(&Event::Close),
+            "The backend was told {said:?}"
+        );
         Ok(())
     }
 
