@@ -5,8 +5,9 @@
 
 #include "farlane.h"
 
-/* Pause before a backend is asked again. */
+/* Pause before a backend is asked again, and how often before the log says so: seconds. */
 #define AGAIN_MS 10
+#define AGAIN_TOLD 500
 
 /* Largest error number that a backend may report: EHWPOISON. */
 #define MAX_STATUS 133
@@ -165,9 +166,13 @@ int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
 int farlane_take_away(struct farlane_context *ctx, struct farlane_call *call,
 		      u32 op, u32 region)
 {
+	unsigned int tries = 0;
 	int err;
 
-	while ((err = farlane_simple_call(ctx, call, op, region, 0, 0)) == -EAGAIN)
+	while ((err = farlane_simple_call(ctx, call, op, region, 0, 0)) == -EAGAIN) {
+		if (++tries == AGAIN_TOLD)
+			dev_warn(&ctx->fl->dev, "memory goes that a disk still uses\n");
 		msleep(AGAIN_MS);
+	}
 	return err;
 }

@@ -46,7 +46,7 @@ pub trait Contexts: Send + Sync {
     /// Closes a context and releases everything it owns. When it succeeds nothing touches its memory any more.
     ///
     /// # Errors
-    /// `ENOENT` where none is open, `EAGAIN` where something still touches its memory: the driver asks again. The driver's other
+    /// `ENOENT` where none is open, `EAGAIN` where something still touches its memory: the driver asks again. Its other
     /// requests wait as long as this takes, and after a few seconds it finds the device dead.
     fn close(&self, context: u32) -> Result<(), Errno>;
 

@@ -340,7 +340,9 @@ impl Control {
                 Err(errno)
             }
         };
-        self.counters.count(status);
+        if status != Err(Errno::EAGAIN) {
+            self.counters.count(status);
+        }
         self.answer(vring, chain, status);
         true
     }
@@ -351,7 +353,10 @@ impl Control {
         request: &ControlRequest,
         status: Result<(), Errno>,
     ) -> Result<(), Errno> {
-        if let Err(errno) = status {
+        // It comes again.
+        if let Err(errno) = status
+            && errno != Errno::EAGAIN
+        {
             let what = match request {
                 ControlRequest::Attach { new, .. } => format!("{new:?}"),
                 ControlRequest::AttachMore { region, .. } => format!("more of region {region}"),

@@ -23,6 +23,8 @@ const LAST_LINES: usize = 60;
 /// How many processors a job needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weight {
+    /// None: nearly all of its time it waits for terms and deadlines to end.
+    Waits,
     /// One.
     One,
     /// All: it measures.
@@ -82,8 +84,8 @@ pub struct Outcome {
 /// The environment variable by which a job is told where to write what it did.
 pub const RECORD_VARIABLE: &str = "FARLANE_RECORD";
 
-/// Runs jobs side by side, in their order as far as there is room for them; those with [`Weight::All`] come last. Their output goes to
-/// files in `logs`, which stay for those that fail.
+/// Runs jobs side by side, in their order as far as there is room for them; those with [`Weight::Waits`] begin at once, those with
+/// [`Weight::All`] come last. Their output goes to files in `logs`, which stay for those that fail.
 ///
 /// # Errors
 /// When a job cannot be started, or its files not be read.
@@ -98,21 +100,25 @@ pub fn run_all(jobs: Vec<Job>, logs: &Path) -> Result<Vec<Outcome>> {
     for (mut waiting, at_once) in [(light, room), (heavy, 1)] {
         let (ended, end) = channel();
         let mut running = 0;
-        while running > 0 || !waiting.is_empty() {
-            while running < at_once
-                && let Some(job) = waiting.pop_front()
+        let mut beside = 0;
+        while running > 0 || beside > 0 || !waiting.is_empty() {
+            while let Some(at) = waiting
+                .iter()
+                .position(|job| job.weight == Weight::Waits || running < at_once)
+                && let Some(job) = waiting.remove(at)
             {
+                let waits = job.weight == Weight::Waits;
                 let (ended, logs) = (ended.clone(), logs.to_owned());
                 let record = records.join(format!("{}.json", file_name(&job.name)));
-                running += 1;
+                *(if waits { &mut beside } else { &mut running }) += 1;
                 thread::Builder::new()
                     .name(job.name.clone())
-                    .spawn(move || ended.send(perform(job, &logs, &record)))
+                    .spawn(move || ended.send((waits, perform(job, &logs, &record))))
                     .context("Cannot start a thread")?;
             }
-            let outcome = end.recv().context("A job was lost")??;
-            running -= 1;
-            outcomes.push(outcome);
+            let (waits, outcome) = end.recv().context("A job was lost")?;
+            *(if waits { &mut beside } else { &mut running }) -= 1;
+            outcomes.push(outcome?);
             if let Some(outcome) = outcomes.last() {
                 say(outcome, outcomes.len(), total);
             }
@@ -244,6 +250,34 @@ mod tests {
             "{said}"
         );
         assert_eq!(fs::read_dir(logs.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_waits_takes_no_room() {
+        let logs = tempfile::tempdir().unwrap();
+        let fifos: Vec<_> = (0..processors().unwrap().len())
+            .map(|number| logs.path().join(format!("fifo{number}")))
+            .collect();
+        let made = Command::new("mkfifo").args(&fifos).status().unwrap();
+        assert!(made.success());
+        // As many as there is room for, which end only when the last one runs beside them.
+        let mut jobs = Vec::new();
+        let mut all = "cat".to_owned();
+        for fifo in &fifos {
+            let fifo = fifo.display();
+            jobs.push(job(
+                &format!("one {fifo}"),
+                &format!("echo >{fifo}"),
+                Weight::One,
+            ));
+            all.push_str(&format!(" {fifo}"));
+        }
+        jobs.push(job("beside them", &all, Weight::Waits));
+        for job in &mut jobs {
+            job.timeout = Duration::from_secs(20);
+        }
+        let outcomes = run_all(jobs, logs.path()).unwrap();
+        assert!(outcomes.iter().all(|outcome| outcome.verdict.failed == 0));
     }
 
     #[test]

@@ -136,6 +136,9 @@ fn tests_in(text: &str, module: &str) -> Vec<String> {
     tests
 }
 
+/// Test programs that take little of a processor, and long: leases and links that end by time.
+const WAITING: [&str; 1] = ["vfio-remote/tests/lending"];
+
 /// The jobs that run test programs, or what of them a filter means.
 pub fn jobs(programs: Vec<TestProgram>, filter: Option<&str>) -> Vec<Job> {
     programs
@@ -149,9 +152,12 @@ pub fn jobs(programs: Vec<TestProgram>, filter: Option<&str>) -> Vec<Job> {
                 command.arg(filter);
             }
             Job {
+                weight: match WAITING.contains(&program.name.as_str()) {
+                    true => Weight::Waits,
+                    false => Weight::One,
+                },
                 name: program.name,
                 command,
-                weight: Weight::One,
                 timeout: TIMEOUT,
                 judge,
             }

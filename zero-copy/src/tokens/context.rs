@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-/// How long requests under way are waited for before whoever takes memory away is told to ask again. What it is a part of serves
-/// one request of the driver at a time, so that this is also how long each other one waits.
+/// How long requests under way are waited for, once, before whoever takes memory away is told to ask again. The driver's other
+/// requests wait as long.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Device memory that a process has mapped.
@@ -309,6 +309,11 @@ impl Context {
     /// The VM does not run: nothing of it is touched from here until [`resume`](Self::resume).
     pub fn suspend(&self) {
         self.held_back().get_or_insert_default();
+    }
+
+    /// Waits for what is under way now.
+    pub fn drain(&self) {
+        self.gate.drain();
     }
 
     /// The VM goes on.

@@ -7,22 +7,48 @@ use std::time::Duration;
 #[derive(Debug, Default)]
 pub struct Gate {
     state: Mutex<State>,
-    idle: Condvar,
+    changed: Condvar,
+    /// Held by whoever waits for those that came before.
+    draining: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    inside: usize,
+    /// How many are inside that entered in even and in odd phases.
+    inside: [usize; 2],
+    /// Whether those who enter now do so in an odd phase.
+    phase: bool,
     closed: bool,
+    /// Whether somebody waits for those inside of a gate that is open.
+    drains: bool,
 }
 
 /// Somebody inside of a gate.
 #[derive(Debug)]
-pub struct Pass(Arc<Gate>);
+pub struct Pass {
+    gate: Arc<Gate>,
+    phase: bool,
+}
+
+impl State {
+    fn is_empty(&self) -> bool {
+        self.inside == [0; 2]
+    }
+}
 
 impl Gate {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        goes_on: impl FnMut(&mut State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        self.changed
+            .wait_while(state, goes_on)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets one more in, unless the gate is closed.
@@ -31,40 +57,54 @@ impl Gate {
         if state.closed {
             return None;
         }
-        state.inside += 1;
-        Some(Pass(Arc::clone(self)))
+        let phase = state.phase;
+        state.inside[usize::from(phase)] += 1;
+        Some(Pass {
+            gate: Arc::clone(self),
+            phase,
+        })
     }
 
     /// Closes the gate. Nobody is inside when this returns.
     pub fn close(&self) {
         let mut state = self.state();
         state.closed = true;
-        while state.inside > 0 {
-            state = self
-                .idle
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
+        drop(self.wait(state, |state| !state.is_empty()));
     }
 
-    /// Closes the gate, and waits at most `patience` for those inside. Says whether nobody is inside any more.
+    /// Closes the gate, and says whether nobody is inside any more. Who closes it first waits at most `patience` for that.
     pub fn close_within(&self, patience: Duration) -> bool {
         let mut state = self.state();
-        state.closed = true;
+        if std::mem::replace(&mut state.closed, true) {
+            return state.is_empty();
+        }
         let (state, _) = self
-            .idle
-            .wait_timeout_while(state, patience, |state| state.inside > 0)
+            .changed
+            .wait_timeout_while(state, patience, |state| !state.is_empty())
             .unwrap_or_else(PoisonError::into_inner);
-        state.inside == 0
+        state.is_empty()
+    }
+
+    /// Waits for those inside. Others may enter meanwhile, and are not waited for.
+    pub fn drain(&self) {
+        let _one = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        let before = state.phase;
+        // Nobody is inside of the next phase: the last one who waited has waited for them.
+        state.phase = !before;
+        state.drains = true;
+        let mut state = self.wait(state, |state| state.inside[usize::from(before)] > 0);
+        state.drains = false;
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        let mut state = self.0.state();
-        state.inside -= 1;
-        if state.closed && state.inside == 0 {
-            self.0.idle.notify_all();
+        let mut state = self.gate.state();
+        let inside = &mut state.inside[usize::from(self.phase)];
+        *inside -= 1;
+        if *inside == 0 && (state.closed || state.drains) {
+            self.gate.changed.notify_all();
         }
     }
 }
@@ -104,8 +144,38 @@ mod tests {
         let pass = gate.enter().unwrap();
         assert!(!gate.close_within(Duration::ZERO));
         assert!(gate.enter().is_none());
-        assert!(!gate.close_within(Duration::from_millis(1)));
+        // Once it is closed nobody waits.
+        assert!(!gate.close_within(Duration::MAX));
         drop(pass);
         assert!(gate.close_within(Duration::ZERO));
+    }
+
+    #[test]
+    fn draining_waits_for_those_who_came_before_alone() {
+        let gate = Arc::new(Gate::default());
+        for _ in 0..3 {
+            let early = gate.enter().unwrap();
+            let drained = Arc::new(AtomicBool::new(false));
+            let draining = std::thread::spawn({
+                let (gate, drained) = (Arc::clone(&gate), Arc::clone(&drained));
+                move || {
+                    gate.drain();
+                    drained.store(true, Ordering::SeqCst);
+                }
+            });
+            while !gate.state().drains {
+                std::thread::yield_now();
+            }
+            let late = gate.enter().unwrap();
+            assert!(!drained.load(Ordering::SeqCst));
+            drop(early);
+            draining.join().unwrap();
+            drop(late);
+        }
+        let early = gate.enter().unwrap();
+        assert!(!gate.close_within(Duration::ZERO));
+        drop(early);
+        gate.drain();
+        gate.close();
     }
 }

@@ -448,14 +448,26 @@ impl Tokens {
         }
     }
 
-    /// The VM does not run, or resets the device: its memory is not written until [`resume`](Self::resume). Requests under
-    /// way go on; their receipts wait.
+    /// The VM does not run, or resets the device: its memory is not written until [`resume`](Self::resume), device memory by
+    /// requests that are under way only until this returns. Those that come later go on; all receipts wait.
     pub fn suspend(&self) {
-        let mut state = self.state_mut();
-        state.suspended = true;
-        for context in state.contexts.values() {
-            context.suspend();
+        let contexts: Vec<_> = {
+            let mut state = self.state_mut();
+            state.suspended = true;
+            for context in state.contexts.values() {
+                context.suspend();
+            }
+            state.contexts.values().cloned().collect()
+        };
+        for context in contexts {
+            context.drain();
         }
+    }
+
+    /// Whether it is so.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.state().suspended
     }
 
     /// The VM goes on.

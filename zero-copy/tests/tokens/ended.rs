@@ -5,7 +5,7 @@ use farlane_abi::tunnel::{OFF_EPOCH, TOKEN_EPOCHS};
 use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_zero_copy::tokens::{Direction, TokenError};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
 fn tokens_expire_and_are_revoked() {
@@ -109,12 +109,25 @@ fn receipts_wait_while_the_vm_does_not_run() {
     vm.prepare(0, Page::new(0, 0));
     vm.prepare(1, Page::new(1, PAGE_BYTES));
     let first = vm.open(&[(PHONY, PAGE_BYTES)]).unwrap();
-    vm.tokens.suspend();
-    read_disk(first, &[1; 4096]);
+    // What is under way is waited for, as a driver that resets its device relies on.
+    let suspended = Arc::new(AtomicBool::new(false));
+    let suspending = std::thread::spawn({
+        let (tokens, suspended) = (Arc::clone(&vm.tokens), Arc::clone(&suspended));
+        move || {
+            tokens.suspend();
+            suspended.store(true, Ordering::SeqCst);
+        }
+    });
+    while !vm.tokens.is_suspended() {
+        std::thread::yield_now();
+    }
     read_disk(
         vm.open(&[(PHONY + PAGE_BYTES, PAGE_BYTES)]).unwrap(),
         &[2; 4096],
     );
+    assert!(!suspended.load(Ordering::SeqCst));
+    read_disk(first, &[1; 4096]);
+    suspending.join().unwrap();
     vm.tokens.tick();
     assert_eq!([vm.landed(0), vm.landed(1)], [0, 0]);
     vm.tokens.resume();

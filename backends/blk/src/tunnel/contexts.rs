@@ -173,3 +173,114 @@ impl Contexts for TunnelContexts {
         Ok(None)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tunnel::clock::Clock;
+    use farlane_abi::PAGE_BYTES;
+    use farlane_abi::tunnel::{
+        DIRECTION_INTO_DEVICE, ENVELOPE_MAGIC, Envelope, OFF_EPOCH, OFF_SLOTS, SLOT_ARMED,
+        SLOT_KEY, SLOT_LENGTH, SLOT_REGION, segment_bytes,
+    };
+    use farlane_abi::zerocopy::IntoBytes as _;
+    use farlane_guest_device::events::EventQueue;
+    use farlane_zero_copy::tokens::{Direction, Opened};
+    use farlane_zero_copy::{AddressSpace, Mapping, SharedMemory};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::AsFd as _;
+    use std::sync::atomic::Ordering;
+    use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+
+    const PIN: u32 = 1;
+    const REGION: u32 = 2;
+    const DEVICE: u64 = 1 << 40;
+    /// Guest-physical address of a phony page.
+    const PHONY: u64 = 0;
+
+    fn memory(bytes: u64) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, bytes).unwrap();
+        fd
+    }
+
+    /// A request of process 0 that is under way in a page of device memory.
+    fn under_way(contexts: &TunnelContexts, ram: &AddressSpace, header: &SharedMemory) -> Opened {
+        let epoch = header.word(OFF_EPOCH).unwrap().load(Ordering::Acquire);
+        for (field, word) in [
+            (
+                SLOT_REGION,
+                u64::from(REGION) | u64::from(DIRECTION_INTO_DEVICE) << 32,
+            ),
+            (SLOT_LENGTH, PAGE_BYTES | u64::from(epoch) << 32),
+            (SLOT_ARMED, 1),
+        ] {
+            header.write(OFF_SLOTS + field, &word).unwrap();
+        }
+        let key: [u64; 2] = header.read(OFF_SLOTS + SLOT_KEY).unwrap();
+        for sector in 0..8_u32 {
+            let envelope = Envelope {
+                magic: ENVELOPE_MAGIC.into(),
+                key: key.map(Into::into),
+                sequence: 1.into(),
+                slot: 0.into(),
+                sector: sector.into(),
+            };
+            let at = PHONY + u64::from(sector) * 512;
+            ram.view().write(at, envelope.as_bytes()).unwrap();
+        }
+        let opened =
+            contexts
+                .tokens
+                .open(&ram.view(), Direction::IntoDevice, &[(PHONY, PAGE_BYTES)]);
+        opened.unwrap().unwrap()
+    }
+
+    #[test]
+    fn what_is_under_way_keeps_its_region_and_its_process_until_it_has_ended() {
+        let ram = AddressSpace::new();
+        ram.map(PHONY, PAGE_BYTES, memory(PAGE_BYTES).as_fd(), 0, true)
+            .unwrap();
+        let device = AddressSpace::of_devices();
+        device
+            .map(DEVICE, PAGE_BYTES, memory(PAGE_BYTES).as_fd(), 0, true)
+            .unwrap();
+        let tokens = Tokens::new(device, Vec::new());
+        let clock = Clock::new(Arc::clone(&tokens)).unwrap();
+        let contexts = TunnelContexts::new(Arc::clone(&tokens), clock.handle());
+        let events = EventQueue::new(GuestMemoryAtomic::new(GuestMemoryMmap::new()));
+        let open = || contexts.open(0, events.context(0), None);
+        for whole in [false, true] {
+            open().unwrap();
+            let bytes = segment_bytes(8);
+            let header = memory(bytes);
+            let map = || SharedMemory::new(Mapping::new(header.as_fd(), 0, bytes, true).unwrap());
+            tokens.set_header(0, map()).unwrap();
+            contexts
+                .attach_phony(0, PIN, vec![(PHONY, PAGE_BYTES)])
+                .unwrap();
+            let device = || vec![(DEVICE, PAGE_BYTES)];
+            contexts.attach_device(0, REGION, device(), true).unwrap();
+            let opened = under_way(&contexts, &ram, &map());
+            let go = || match whole {
+                true => contexts.close(0),
+                false => contexts.detach(0, REGION),
+            };
+            for _ in 0..2 {
+                assert_eq!(go(), Err(Errno::EAGAIN));
+                assert_eq!(open(), Err(Errno::EEXIST));
+                assert_eq!(
+                    contexts.attach_device(0, REGION, device(), true),
+                    Err(Errno::EEXIST)
+                );
+            }
+            drop(opened);
+            go().unwrap();
+            assert_eq!(go(), Err(Errno::ENOENT));
+            if !whole {
+                contexts.attach_device(0, REGION, device(), true).unwrap();
+                contexts.close(0).unwrap();
+            }
+        }
+    }
+}
