@@ -264,11 +264,14 @@ fn step(world: &mut World<'_>, input: &mut Input<'_>) {
             }
         }
         11 => world.tokens.tick(),
+        // Whoever takes away or suspends waits for requests under way, and here is nobody to end them meanwhile.
         12 => match input.u8() % 2 {
-            0 => world.tokens.suspend(),
+            0 => {
+                world.open.clear();
+                world.tokens.suspend();
+            }
             _ => world.tokens.resume(),
         },
-        // Whoever takes away waits for requests under way, and here is nobody to end them meanwhile.
         13 => {
             world.open.clear();
             let _ = world.tokens.detach(number, REGION);
