@@ -106,6 +106,7 @@ pub struct Run<'a> {
     logs: PathBuf,
     /// Worker threads of the RDMA daemons that it starts.
     workers: Cell<usize>,
+    is_brief: Cell<bool>,
 }
 
 impl<'a> Run<'a> {
@@ -116,6 +117,7 @@ impl<'a> Run<'a> {
             scratch: Scratch::new()?,
             logs: context.workspace.log_folder(name)?,
             workers: Cell::new(1),
+            is_brief: Cell::new(false),
         })
     }
 
@@ -132,6 +134,16 @@ impl<'a> Run<'a> {
     /// Worker threads of the RDMA daemons that it starts.
     pub fn workers(&self) -> usize {
         self.workers.get()
+    }
+
+    /// Has it do things less often: in the test run, a scenario whose long form is for a soak.
+    pub fn be_brief(&self) {
+        self.is_brief.set(true);
+    }
+
+    /// Whether things are to be done less often.
+    pub fn is_brief(&self) -> bool {
+        self.is_brief.get()
     }
 
     /// The socket at which a daemon of this run tells its counters.

@@ -5,13 +5,16 @@ use super::{
 };
 
 macro_rules! with_two_workers {
-    ($($constant:ident: $scenario:ident, $name:literal;)*) => {$(
+    ($($constant:ident: $scenario:ident, $name:literal, $about:literal, $is_test:literal, $is_brief:literal;)*) => {$(
         pub const $constant: Scenario = Scenario {
-            name: concat!($name, "-workers"),
-            about: concat!($name, " with two worker threads"),
-            is_test: true,
+            name: $name,
+            about: $about,
+            is_test: $is_test,
             run: |run, report| {
                 run.use_workers(2);
+                if $is_brief {
+                    run.be_brief();
+                }
                 $scenario::run(run, report)
             },
         };
@@ -19,10 +22,13 @@ macro_rules! with_two_workers {
 }
 
 with_two_workers! {
-    BUFFERS: rdma_buffers, "rdma-buffers";
-    CRASH: rdma_crash, "rdma-crash";
-    HOST: rdma_host, "rdma-host";
-    ISOLATION: rdma_isolation, "rdma-isolation";
-    PERFTEST: rdma_perftest, "rdma-perftest";
-    PINGPONG: rdma_pingpong, "rdma-pingpong";
+    BUFFERS: rdma_buffers, "rdma-buffers-workers", "rdma-buffers with two worker threads", true, false;
+    ISOLATION: rdma_isolation, "rdma-isolation-workers", "rdma-isolation with two worker threads", true, false;
+    PINGPONG: rdma_pingpong, "rdma-pingpong-workers", "rdma-pingpong with two worker threads", true, false;
+    CRASH: rdma_crash, "rdma-crash-workers", "rdma-crash with two worker threads, half as many kills", true, true;
+    CRASH_LONG: rdma_crash, "rdma-crash-workers-long", "rdma-crash with two worker threads", false, false;
+    HOST: rdma_host, "rdma-host-workers", "rdma-host with two worker threads, one size where that has all", true, true;
+    HOST_LONG: rdma_host, "rdma-host-workers-long", "rdma-host with two worker threads", false, false;
+    PERFTEST: rdma_perftest, "rdma-perftest-workers", "rdma-perftest with two worker threads, one size where that has all", true, true;
+    PERFTEST_LONG: rdma_perftest, "rdma-perftest-workers-long", "rdma-perftest with two worker threads", false, false;
 }

@@ -14,27 +14,38 @@ use crate::farlane::Pair;
 use crate::place::{Host, Place};
 use crate::run::Run;
 
-/// How often.
+/// How often, and in a brief run.
 const ROUNDS: usize = 10;
+const BRIEF_ROUNDS: usize = 5;
 
 /// After so many rounds the daemon has all the memory that it will need.
 const WARM_ROUNDS: usize = 3;
 
 /// Reads for a while: what is read is counted apart from what those write that die.
 const SURVIVORS: &str = "ib_read_bw -F -s 65536 -D 15";
+const BRIEF_SURVIVORS: &str = "ib_read_bw -F -s 65536 -D 6";
+
+/// How often something is killed in this run.
+fn times(run: &Run<'_>) -> usize {
+    match run.is_brief() {
+        true => BRIEF_ROUNDS,
+        false => ROUNDS,
+    }
+}
 
 /// Between the same two guests, others go on.
 pub fn guest_programs(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> Result<()> {
     let slowest = rounds(run, pair, idle, [&pair.a, &pair.b], [&pair.a, &pair.b])?;
     let figure = format!("peer ends after at most {:.1} s", slowest.as_secs_f64());
-    shown(report, "program in a VM killed, 10 times", &figure);
+    let what = format!("program in a VM killed, {} times", times(run));
+    shown(report, &what, &figure);
     Ok(())
 }
 
 /// While it opens devices, registers memory and maps buffers: somewhere in there.
 pub fn starting(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -> Result<()> {
     let guests = [&pair.a, &pair.b];
-    for _ in 0..ROUNDS {
+    for _ in 0..times(run) {
         let job = pair.a.spawn(&Watcher::command())?;
         let begun = || {
             ensure!(!job.has_ended(), "It has ended:\n{}", job.so_far());
@@ -45,11 +56,8 @@ pub fn starting(run: &Run<'_>, pair: &Pair, idle: &Facts, report: &mut Report) -
         was_killed(Box::new(job))?;
         idle.wait(idle, run, guests)?;
     }
-    shown(
-        report,
-        "program killed as it starts, 10 times",
-        "all is released",
-    );
+    let what = format!("program killed as it starts, {} times", times(run));
+    shown(report, &what, "all is released");
     Ok(())
 }
 
@@ -63,7 +71,8 @@ pub fn host_programs(
 ) -> Result<()> {
     let slowest = rounds(run, pair, idle, [host, host], [&pair.b, &pair.a])?;
     let figure = format!("peer ends after at most {:.1} s", slowest.as_secs_f64());
-    shown(report, "process of the host killed, 10 times", &figure);
+    let what = format!("process of the host killed, {} times", times(run));
+    shown(report, &what, &figure);
     Ok(())
 }
 
@@ -78,10 +87,14 @@ fn rounds(
     let mut slowest = Duration::ZERO;
     let mut warm = Holdings::of(pair.backend.pid())?;
     let mut others = None;
-    for round in 0..ROUNDS {
+    let reads = match run.is_brief() {
+        true => BRIEF_SURVIVORS,
+        false => SURVIVORS,
+    };
+    for round in 0..times(run) {
         let mut going = match others.take() {
             Some(going) => going,
-            None => Talk::flowing(run, READS, SURVIVORS, survivors[0], survivors[1])?,
+            None => Talk::flowing(run, READS, reads, survivors[0], survivors[1])?,
         };
         let took = kill_one(run, pair, idle, victims, &mut going, round % 2 == 0);
         slowest = slowest.max(took.with_context(|| format!("In round {round}"))?);
