@@ -92,6 +92,12 @@ pub enum TokenError {
         /// Guest-physical address of the sector.
         address: u64,
     },
+    /// An envelope, while the VM does not run or has reset the device.
+    #[error("The page at {address:#x} carries an envelope, and the device does not run")]
+    Suspended {
+        /// Guest-physical address of the sector.
+        address: u64,
+    },
     /// The addresses are no memory (any more).
     #[error(transparent)]
     Memory(#[from] AddressSpaceError),
@@ -258,6 +264,8 @@ impl Tokens {
             tunnelled: 0,
             receipts: Vec::new(),
             passes: Vec::new(),
+            suspended: state.suspended,
+            secret: state.secret,
         };
         for &(address, length) in segments {
             opening.segment(&state.phony, address, length)?;
@@ -448,8 +456,10 @@ impl Tokens {
         }
     }
 
-    /// The VM does not run, or resets the device: its memory is not written until [`resume`](Self::resume), device memory by
-    /// requests that are under way only until this returns. Those that come later go on; all receipts wait.
+    /// The VM does not run, or resets the device: until [`resume`](Self::resume) or [`close_all`](Self::close_all), which of both
+    /// is not known yet, its processes are told nothing, and tokens are not used. Device memory is touched by requests that are under way
+    /// until this returns, and then by none. Phony pages are what they are: memory of whoever has them by now. What is read goes into them,
+    /// and what is in them is written, but for an envelope, which is refused.
     pub fn suspend(&self) {
         let contexts: Vec<_> = {
             let mut state = self.state_mut();
@@ -501,20 +511,24 @@ fn refuse_envelopes(
         let end = start.saturating_add(length);
         let mut at = start;
         while at < end {
-            let sectors = Sectors::new(at, SECTOR_BYTES as u64);
-            let mut bytes = [0; ENVELOPE_BYTES];
-            if let Ok(sectors) = sectors
-                && end - at >= SECTOR_BYTES as u64
-                && ram.read(at, &mut bytes).is_ok()
-                && let Ok(claim) = envelope::parse(at, &bytes, sectors)
-                && secret.is_some_and(|secret| secret.has_made(claim.key))
-            {
+            if end - at >= SECTOR_BYTES as u64 && has_envelope(ram, at, secret) {
                 return Err(TokenError::Orphan { address: at });
             }
             at = (at / PAGE_BYTES + 1).saturating_mul(PAGE_BYTES);
         }
     }
     Ok(())
+}
+
+/// Whether an envelope whose key was made with `secret` lies at an address.
+fn has_envelope(ram: &View, address: u64, secret: Option<Secret>) -> bool {
+    let mut bytes = [0; ENVELOPE_BYTES];
+    let Ok(sectors) = Sectors::new(address, SECTOR_BYTES as u64) else {
+        return false;
+    };
+    ram.read(address, &mut bytes).is_ok()
+        && envelope::parse(address, &bytes, sectors)
+            .is_ok_and(|claim| secret.is_some_and(|secret| secret.has_made(claim.key)))
 }
 
 /// A request that is being opened.
@@ -532,6 +546,9 @@ struct Opening {
     tunnelled: u64,
     receipts: Vec<(Arc<Context>, Receipt)>,
     passes: Vec<[Pass; 2]>,
+    /// Whether no token is to be used.
+    suspended: bool,
+    secret: Option<Secret>,
 }
 
 impl Opening {
@@ -556,7 +573,15 @@ impl Opening {
             let piece = match found {
                 Some(found) => {
                     let piece = (PAGE_BYTES - address % PAGE_BYTES).min(length);
-                    match self.envelope(&found.context, address, piece) {
+                    let moved = if !self.suspended {
+                        self.envelope(&found.context, address, piece)
+                    } else if self.writes() || !has_envelope(&self.ram, address, self.secret) {
+                        self.plain(address, piece)?;
+                        Ok(())
+                    } else {
+                        Err(TokenError::Suspended { address })
+                    };
+                    match moved {
                         Ok(()) => self.useful = true,
                         Err(why) => self.refuse(address, piece, why)?,
                     }

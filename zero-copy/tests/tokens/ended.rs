@@ -1,7 +1,7 @@
 //! What ends: tokens by their time, device memory, and the VM for a while.
 
 use crate::vm::{DEVICE, DEVICE_PAGES, PHONY, PIN, Page, REGION, Vm, read_disk};
-use farlane_abi::tunnel::{OFF_EPOCH, TOKEN_EPOCHS};
+use farlane_abi::tunnel::{DIRECTION_OUT_OF_DEVICE, OFF_EPOCH, TOKEN_EPOCHS};
 use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_zero_copy::tokens::{Direction, TokenError};
 use std::sync::Arc;
@@ -121,17 +121,18 @@ fn receipts_wait_while_the_vm_does_not_run() {
     while !vm.tokens.is_suspended() {
         std::thread::yield_now();
     }
-    read_disk(
-        vm.open(&[(PHONY + PAGE_BYTES, PAGE_BYTES)]).unwrap(),
-        &[2; 4096],
-    );
+    // What comes later is not moved.
+    let later = vm.open(&[(PHONY + PAGE_BYTES, PAGE_BYTES)]).unwrap();
+    assert_eq!((later.tunnelled_bytes(), later.refused()), (0, &[][..]));
+    read_disk(later, &[2; 4096]);
+    assert_eq!(vm.device_bytes(PAGE_BYTES, 4096), [0; 4096]);
     assert!(!suspended.load(Ordering::SeqCst));
     read_disk(first, &[1; 4096]);
     suspending.join().unwrap();
     vm.tokens.tick();
     assert_eq!([vm.landed(0), vm.landed(1)], [0, 0]);
     vm.tokens.resume();
-    assert_eq!([vm.landed(0), vm.landed(1)], [1 << 16 | 0xff; 2]);
+    assert_eq!([vm.landed(0), vm.landed(1)], [1 << 16 | 0xff, 0]);
     // A process that has gone gets none.
     vm.prepare(2, Page::new(2, 0));
     let last = vm.open(&[(PHONY + 2 * PAGE_BYTES, PAGE_BYTES)]).unwrap();
@@ -148,4 +149,57 @@ fn receipts_wait_while_the_vm_does_not_run() {
             .unwrap()
             .is_none()
     );
+}
+
+/// A device that was reset cannot be told from one whose VM is paused. Its process may be gone, its pages another's.
+#[test]
+fn pages_are_whose_they_are_by_now_while_the_vm_does_not_run() {
+    let vm = Vm::new();
+    let (plain, whole) = ((0, PAGE_BYTES), (PHONY, PAGE_BYTES));
+    let of_another = [0x77; 4096];
+    vm.prepare(1, Page::new(1, 0));
+    vm.tokens.suspend();
+    vm.ram.view().write(PHONY, &of_another).unwrap();
+    // Written back beside other pages: none is left out.
+    let opened = vm
+        .open_with(Direction::OutOfDevice, &[plain, whole])
+        .unwrap()
+        .unwrap();
+    assert_eq!((opened.tunnelled_bytes(), opened.refused()), (0, &[][..]));
+    let bytes: Vec<u8> = opened
+        .runs()
+        .iter()
+        .flat_map(|&(base, length)| {
+            // SAFETY: `opened` keeps `length` bytes at `base` mapped; nobody writes them now.
+            unsafe { std::slice::from_raw_parts(base, length) }.to_vec()
+        })
+        .collect();
+    assert_eq!(bytes[4096..], of_another);
+    drop(opened);
+    // Read, also where an envelope lies: into the page.
+    for at in 0..2 {
+        let opened = vm.open(&[(PHONY + at * PAGE_BYTES, PAGE_BYTES)]).unwrap();
+        assert_eq!((opened.tunnelled_bytes(), opened.refused()), (0, &[][..]));
+        read_disk(opened, &[3; 4096]);
+        let mut page = [0; 4096];
+        let address = PHONY + at * PAGE_BYTES;
+        vm.ram.view().read(address, &mut page).unwrap();
+        assert_eq!(page, [3; 4096]);
+    }
+    assert_eq!(vm.device_bytes(0, 4096), [0; 4096]);
+    // An envelope is not written as if it were data.
+    let page = Page {
+        direction: DIRECTION_OUT_OF_DEVICE,
+        ..Page::new(2, 0)
+    };
+    vm.prepare(2, page);
+    let written = [(PHONY + 2 * PAGE_BYTES, PAGE_BYTES)];
+    assert!(matches!(
+        vm.open_with(Direction::OutOfDevice, &written),
+        Err(TokenError::Suspended { .. })
+    ));
+    // It was a pause: the token is as good as before.
+    vm.tokens.resume();
+    let opened = vm.open_with(Direction::OutOfDevice, &written).unwrap();
+    assert_eq!(opened.unwrap().tunnelled_bytes(), PAGE_BYTES);
 }

@@ -130,6 +130,9 @@ impl World<'_> {
             let mut refused = opened.refused().iter();
             refused.any(|&(start, length)| (start..start + length).contains(&done))
         };
+        // No token is used then.
+        let suspended = self.tokens.is_suspended();
+        assert!(!suspended || opened.tunnelled_bytes() == 0);
         let mut done = 0;
         let mut owners = [false; 2];
         for &(address, length) in segments {
@@ -138,6 +141,7 @@ impl World<'_> {
                 let piece = (PAGE - at % PAGE).min(address + length - at);
                 if let Some(owner) = self.owner(at)
                     && !is_refused(done)
+                    && !suspended
                 {
                     owners[owner] = true;
                     self.use_up(owner, at, piece);
