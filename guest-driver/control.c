@@ -5,8 +5,7 @@
 
 #include "farlane.h"
 
-/* Pause before a backend is asked again, and how often before the log says so: seconds. */
-#define AGAIN_MS 10
+/* How often a backend is asked again before the log says so: seconds. */
 #define AGAIN_TOLD 500
 
 /* Largest error number that a backend may report: EHWPOISON. */
@@ -170,9 +169,15 @@ int farlane_take_away(struct farlane_context *ctx, struct farlane_call *call,
 	int err;
 
 	while ((err = farlane_simple_call(ctx, call, op, region, 0, 0)) == -EAGAIN) {
-		if (++tries == AGAIN_TOLD)
-			dev_warn(&ctx->fl->dev, "memory goes that a disk still uses\n");
-		msleep(AGAIN_MS);
+		farlane_late(ctx->fl, ++tries);
+		msleep(FARLANE_AGAIN_MS);
 	}
 	return err;
+}
+
+/* So many times in a row the backend could not let go yet. */
+void farlane_late(struct farlane *fl, unsigned int tries)
+{
+	if (tries == AGAIN_TOLD)
+		dev_warn(&fl->dev, "memory goes that a disk still uses\n");
 }

@@ -8,6 +8,7 @@
  * mapping is taken away. After that the region is an id with nothing behind it, until the process
  * detaches it.
  */
+#include <linux/delay.h>
 #include <linux/mmu_notifier.h>
 #include <linux/pci.h>
 #include <linux/sched/signal.h>
@@ -29,7 +30,7 @@ struct farlane_device_memory {
 
 	/*
 	 * Held while the backend is told, and taken by the notifier: no memory is allocated under
-	 * it, and no user memory touched.
+	 * it, and no user memory touched. Not held from one try to the next.
 	 */
 	struct mutex lock;
 	struct farlane_call call;	/* so that letting go needs no memory */
@@ -41,27 +42,35 @@ struct farlane_device_memory {
 static DEFINE_MUTEX(farlane_devices_lock);
 static LIST_HEAD(farlane_device_memories);
 
-/* Under lock: has the backend let go. */
-static int farlane_device_let_go(struct farlane_device_memory *memory)
+/* Under lock: has the backend let go, if it can: see farlane_take_away(). */
+static int farlane_device_try(struct farlane_device_memory *memory)
 {
 	int err;
 
 	if (!memory->attached)
 		return 0;
-	err = farlane_take_away(memory->ctx, &memory->call, FARLANE_OP_DETACH,
-				memory->region->id);
+	err = farlane_simple_call(memory->ctx, &memory->call, FARLANE_OP_DETACH,
+				  memory->region->id, 0, 0);
 	if (farlane_let_go(err))
 		memory->attached = false;
 	return err;
 }
 
-/* Under lock: the same where the memory goes in any case. */
-static void farlane_device_revoke(struct farlane_device_memory *memory)
+/* Under lock: the same where the memory goes in any case. Whether it has gone. */
+static bool farlane_device_try_revoke(struct farlane_device_memory *memory,
+				      unsigned int tries)
 {
-	if (farlane_let_go(farlane_device_let_go(memory)))
-		return;
-	farlane_condemn(memory->ctx->fl, "the backend refused to let go of device memory");
-	memory->attached = false;
+	int err = farlane_device_try(memory);
+
+	if (err == -EAGAIN) {
+		farlane_late(memory->ctx->fl, tries);
+		return false;
+	}
+	if (!farlane_let_go(err)) {
+		farlane_condemn(memory->ctx->fl, "the backend refused to let go of device memory");
+		memory->attached = false;
+	}
+	return true;
 }
 
 /* Called with mmap_lock or a lock of the file that is mapped. */
@@ -72,14 +81,24 @@ static bool farlane_device_invalidate(struct mmu_interval_notifier *notifier,
 	struct farlane_device_memory *memory =
 		container_of(notifier, struct farlane_device_memory, notifier);
 
+	unsigned int tries = 0;
+	bool gone;
+
 	if (!mmu_notifier_range_blockable(range))
 		return false;
 	mutex_lock(&memory->lock);
+	/* Nobody attaches it again before this returns. */
 	mmu_interval_set_seq(notifier, seq);
 	/* This one only counts writes of the processor. */
-	if (range->event != MMU_NOTIFY_SOFT_DIRTY)
-		farlane_device_revoke(memory);
+	gone = range->event == MMU_NOTIFY_SOFT_DIRTY ||
+	       farlane_device_try_revoke(memory, ++tries);
 	mutex_unlock(&memory->lock);
+	while (!gone) {
+		msleep(FARLANE_AGAIN_MS);
+		mutex_lock(&memory->lock);
+		gone = farlane_device_try_revoke(memory, ++tries);
+		mutex_unlock(&memory->lock);
+	}
 	return true;
 }
 
@@ -92,18 +111,28 @@ static int farlane_device_removed(struct notifier_block *block,
 				  unsigned long action, void *data)
 {
 	struct farlane_device_memory *memory;
+	unsigned int tries = 0;
+	bool gone;
 
 	if (action != BUS_NOTIFY_REMOVED_DEVICE)
 		return NOTIFY_DONE;
-	mutex_lock(&farlane_devices_lock);
-	list_for_each_entry(memory, &farlane_device_memories, link) {
-		mutex_lock(&memory->lock);
-		if (memory->pdev && &memory->pdev->dev == data)
-			farlane_device_revoke(memory);
-		mutex_unlock(&memory->lock);
+	for (;;) {
+		gone = true;
+		tries++;
+		mutex_lock(&farlane_devices_lock);
+		list_for_each_entry(memory, &farlane_device_memories, link) {
+			mutex_lock(&memory->lock);
+			if (memory->pdev && &memory->pdev->dev == data &&
+			    !farlane_device_try_revoke(memory, tries))
+				gone = false;
+			mutex_unlock(&memory->lock);
+		}
+		mutex_unlock(&farlane_devices_lock);
+		if (gone)
+			return NOTIFY_OK;
+		/* Others register and release device memory meanwhile. */
+		msleep(FARLANE_AGAIN_MS);
 	}
-	mutex_unlock(&farlane_devices_lock);
-	return NOTIFY_OK;
 }
 
 static struct notifier_block farlane_bus_notifier = {
@@ -159,12 +188,18 @@ void farlane_device_memory_free(struct farlane_device_memory *memory)
 
 int farlane_device_memory_detach(struct farlane_device_memory *memory)
 {
+	unsigned int tries = 0;
 	int err;
 
-	mutex_lock(&memory->lock);
-	err = farlane_device_let_go(memory);
-	mutex_unlock(&memory->lock);
-	return err;
+	for (;;) {
+		mutex_lock(&memory->lock);
+		err = farlane_device_try(memory);
+		mutex_unlock(&memory->lock);
+		if (err != -EAGAIN)
+			return err;
+		farlane_late(memory->ctx->fl, ++tries);
+		msleep(FARLANE_AGAIN_MS);
+	}
 }
 
 /* What is found where the region is mapped. */

@@ -165,6 +165,10 @@ int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
 			u32 op, u32 region, u64 address, u64 length);
 int farlane_take_away(struct farlane_context *ctx, struct farlane_call *call,
 		      u32 op, u32 region);
+void farlane_late(struct farlane *fl, unsigned int tries);
+
+/* Pause before a backend that could not let go is asked again. */
+#define FARLANE_AGAIN_MS 10
 
 /* Whether memory may be let go after DETACH or CLOSE had this outcome. */
 static inline bool farlane_let_go(int err)

@@ -28,6 +28,9 @@ const BARS: [&str; 2] = ["bar", "other"];
 const BAR_BYTES: u64 = 1 << 20;
 const PAGE: u64 = 4096;
 
+/// A device that has no memory of anybody's.
+const BYSTANDER: &str = "bystander";
+
 /// The program in the guest.
 const PROGRAM: &str = "/usr/bin/device_memory";
 
@@ -79,6 +82,14 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
             format!("ivshmem-plain,id={bar},memdev={bar}-memory,bus={bar}-port"),
         );
     }
+    qemu(
+        "-device",
+        format!("pcie-root-port,id={BYSTANDER}-port,chassis=110,slot=110"),
+    );
+    qemu(
+        "-device",
+        format!("virtio-rng-pci,id={BYSTANDER},bus={BYSTANDER}-port"),
+    );
     qemu(
         "-chardev",
         format!("socket,id=plain,path={}", sockets[1].display()),
@@ -321,6 +332,8 @@ impl<'a> Machine<'a> {
             .wait_times(3, "the region is to go", is_detach)?;
         let said = job.so_far();
         ensure!(said.is_empty(), "Memory was unmapped that is in use");
+        // Another device goes meanwhile.
+        self.guest.unplug(BYSTANDER)?;
         self.backend.set_detaching(Detaching::Done)?;
         let output = job.wait(PATIENCE)?;
         ensure!(output.success(), "unmap: {}", output.all());
