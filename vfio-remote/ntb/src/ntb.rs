@@ -211,6 +211,19 @@ pub trait Ntb: Send + Sync + Debug {
     /// No such window, or it shows nothing; the link is down.
     fn peer_window(&self, window: u32) -> Result<PeerWindow, NtbError>;
 
+    /// What was written through a window of the other end is there when this returns: by this
+    /// thread, or by a device whose interrupt or whose answer has come. A bridge whose writes are
+    /// posted reads `offset` in the window for that, which has to be memory: a read passes no posted
+    /// writes (PCI Express Base Specification, 2.4.1). Otherwise writes are there at once, and
+    /// nothing is done.
+    ///
+    /// # Errors
+    /// No such window, or it has no such bytes; the system failed.
+    fn flush_peer_window(&self, window: u32, offset: u64) -> Result<(), NtbError> {
+        let _ = (window, offset);
+        Ok(())
+    }
+
     /// Own doorbells that have been rung, as bits. Clears the
     /// [`doorbell_event`](Self::doorbell_event) first.
     ///

@@ -9,9 +9,11 @@ use crate::file::Examined;
 use crate::sysfs::{SysfsFunction, open};
 use crate::{FileId, Limits, LinkState, Ntb, NtbError, PeerWindow, Translation, WindowLimits};
 use crate::{event, ivshmem};
+use farlane_zero_copy::{Mapping, SharedMemory};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A window onto this host's memory, which the other end looks through.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,9 +46,20 @@ pub struct OutboundWindow {
 pub struct PciNtb {
     limits: Limits,
     inbound: Vec<Translation>,
-    outbound: Vec<PeerWindow>,
+    outbound: Vec<Outbound>,
     link_event: OwnedFd,
 }
+
+/// A window onto the other host's memory that is there.
+#[derive(Debug)]
+struct Outbound {
+    window: PeerWindow,
+    /// The page that was read last, and where it is in the file.
+    read: Mutex<Option<(u64, SharedMemory)>>,
+}
+
+/// Bytes that a flush reads.
+const WORD_BYTES: u64 = 4;
 
 const PAGE: u64 = 4096;
 
@@ -79,6 +92,13 @@ impl PciNtb {
                 .collect::<Result<_, _>>()?,
             link_event: event::create()?,
         }))
+    }
+
+    fn outbound(&self, window: u32) -> Result<&Outbound, NtbError> {
+        ivshmem::get(&self.outbound, window).ok_or(NtbError::Window {
+            window,
+            count: self.limits.peer_windows,
+        })
     }
 }
 
@@ -113,7 +133,7 @@ impl InboundWindow {
 }
 
 impl OutboundWindow {
-    fn open(&self, sysfs: &Path) -> Result<PeerWindow, NtbError> {
+    fn open(&self, sysfs: &Path) -> Result<Outbound, NtbError> {
         let function = SysfsFunction::find(sysfs, &self.function)?;
         function.enable()?;
         let (file, bytes) = function.open_bar(self.bar, self.write_combining)?;
@@ -128,11 +148,44 @@ impl OutboundWindow {
             writable: true,
             sealed: true,
         };
-        Ok(PeerWindow {
-            offset: window.locate(self.offset, self.size)?,
-            size: self.size,
-            ..window
+        Ok(Outbound {
+            window: PeerWindow {
+                offset: window.locate(self.offset, self.size)?,
+                size: self.size,
+                ..window
+            },
+            read: Mutex::default(),
         })
+    }
+}
+
+impl Outbound {
+    /// Reads a word of the window. Large windows are not mapped for that: a page is.
+    fn read(&self, offset: u64) -> Result<(), NtbError> {
+        let at = self.window.locate(offset, WORD_BYTES)?;
+        let (page, word) = (at - at % PAGE, at % PAGE);
+        let beyond = || NtbError::Range {
+            offset,
+            length: WORD_BYTES,
+        };
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let memory = match read.take() {
+            Some((of, memory)) if of == page => memory,
+            _ => {
+                let mapped = Mapping::new(self.window.file.as_fd(), page, PAGE, false);
+                SharedMemory::new(mapped.map_err(|e| NtbError::Io {
+                    what: "map a window".into(),
+                    source: std::io::Error::other(e),
+                })?)
+            }
+        };
+        let (_, memory) = read.insert((page, memory));
+        let word = usize::try_from(word).ok().and_then(|w| memory.word(w).ok());
+        let word = word.ok_or_else(beyond)?;
+        // Writes that this processor has gathered are on their way first.
+        fence(Ordering::SeqCst);
+        std::hint::black_box(word.load(Ordering::SeqCst));
+        Ok(())
     }
 }
 
@@ -163,12 +216,11 @@ impl Ntb for PciNtb {
     }
 
     fn peer_window(&self, window: u32) -> Result<PeerWindow, NtbError> {
-        ivshmem::get(&self.outbound, window)
-            .cloned()
-            .ok_or(NtbError::Window {
-                window,
-                count: self.limits.peer_windows,
-            })
+        Ok(self.outbound(window)?.window.clone())
+    }
+
+    fn flush_peer_window(&self, window: u32, offset: u64) -> Result<(), NtbError> {
+        self.outbound(window)?.read(offset)
     }
 }
 
@@ -209,6 +261,12 @@ mod tests {
         window.locate(0x9fff, 2).unwrap_err();
         window.locate(u64::MAX, 2).unwrap_err();
         window.locate(0, 0).unwrap_err();
+        ntb.flush_peer_window(1, 0x9ffc).unwrap();
+        ntb.flush_peer_window(1, 0x9ffc).unwrap();
+        ntb.flush_peer_window(1, 0).unwrap();
+        ntb.flush_peer_window(1, 0x9ffe).unwrap_err();
+        ntb.flush_peer_window(1, 0x9ffd).unwrap_err();
+        ntb.flush_peer_window(2, 0).unwrap_err();
         assert!(matches!(
             ntb.peer_window(2),
             Err(NtbError::Window {

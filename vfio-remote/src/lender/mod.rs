@@ -6,6 +6,7 @@ mod lease;
 mod memory;
 mod names;
 mod peers;
+mod posted;
 mod proof;
 mod queue;
 mod reach;

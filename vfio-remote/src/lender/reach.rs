@@ -4,6 +4,7 @@ use super::device::{Device, Reach};
 use super::far::{FarDevice, Owner, Used};
 use super::is_name;
 use super::memory::LeaseMemory;
+use super::posted::Through;
 use super::proof::{self, Fault, Verdict, Word};
 use super::registers::device_error;
 use super::session::Ending;
@@ -43,6 +44,8 @@ pub(super) struct Mapped {
     hops: Option<u32>,
     /// The other device whose memory it is.
     peer: Option<PeerName>,
+    /// The window between hosts through which it may be written.
+    through: Option<Through>,
     /// For another device: what ends with its lease.
     used: Option<Used>,
     /// For memory behind a window that was empty when it was compared: what is to be looked at again.
@@ -88,6 +91,12 @@ impl Mapped {
 }
 
 impl Held {
+    /// What is written from now on goes through no other windows than those of the mappings.
+    pub(super) fn write_through(&self) {
+        let through = self.mappings.values().filter_map(|m| m.through.as_ref());
+        self.written.set(through);
+    }
+
     fn let_go_of_the_unused(&mut self) {
         self.far.retain(|_, far| {
             let is_used = !far.is_unused();
@@ -104,6 +113,7 @@ struct Found {
     target: DmaTarget,
     way: String,
     hops: Option<u32>,
+    through: Option<Through>,
 }
 
 impl Worker {
@@ -144,7 +154,7 @@ impl Worker {
             return Err(invalid("the other device has no name"));
         }
         let mut unproved = None;
-        let (way, hops, used) = match place {
+        let (way, hops, through, used) = match place {
             Place::Device {
                 device,
                 region,
@@ -159,7 +169,7 @@ impl Worker {
                 let range = (address, length, writable);
                 let used = other.reach(key, (region, offset), &held.function, range)?;
                 let used = Some(Used::new(Owner::Here(Arc::clone(other)), used));
-                ("same lender".to_owned(), Some(0), used)
+                ("same lender".to_owned(), Some(0), None, used)
             }
             Place::Peer {
                 bridge,
@@ -198,7 +208,7 @@ impl Worker {
                 };
                 let range = device.reach(&function, mapping)?;
                 let used = Some(Used::new(Owner::Far(device), range));
-                (found.way, found.hops, used)
+                (found.way, found.hops, found.through, used)
             }
             place => {
                 let range = (length, writable);
@@ -230,7 +240,7 @@ impl Worker {
                     target: found.target,
                 });
                 mapped.map_err(|e| Refusal::Invalid(chain(&e)))?;
-                (found.way, found.hops, None)
+                (found.way, found.hops, found.through, None)
             }
         };
         let mapped = Mapped {
@@ -238,6 +248,7 @@ impl Worker {
             writable,
             way,
             hops,
+            through,
             peer,
             used,
             unproved,
@@ -487,11 +498,17 @@ fn find(
             target: DmaTarget::Remote(memory),
             way: "messages".to_owned(),
             hops: None,
+            through: None,
         });
     };
     let way = session.ways.get(usize::from(bridge));
     let way = way.ok_or_else(|| "no such bridge".to_owned())?;
     let shown = way.ntb.peer_window(window).map_err(|e| chain(&e))?;
+    let through = (way.hops > 0 && writable).then(|| Through {
+        ntb: Arc::clone(&way.ntb),
+        window,
+        offset,
+    });
     let offset = shown.locate(offset, length).map_err(|e| chain(&e))?;
     if writable && !shown.writable {
         return Err("the window cannot be written".to_owned());
@@ -502,6 +519,7 @@ fn find(
             target: DmaTarget::File { file, offset },
             way: format!("{} {window}", way.name),
             hops: Some(way.hops),
+            through,
         },
         true => Found {
             target: DmaTarget::Device { file, offset },
@@ -510,6 +528,7 @@ fn find(
                 _ => format!("via window {}", way.name),
             },
             hops: Some(way.hops),
+            through,
         },
     })
 }

@@ -1,5 +1,6 @@
 //! One link at the lender: registers and interrupts of its device.
 
+use super::posted::Ordered;
 use super::session::MessageSignal;
 use super::worker::{Answer, Held, Worker};
 use crate::link::message::{Delivery, Fence, MAX_DATA_BYTES, MAX_VECTORS, Refusal, Reply};
@@ -98,8 +99,12 @@ impl Worker {
                     Some(Arc::new(EventSignal::new(fd)))
                 }
             };
+            let ordered = signal.map(|signal| -> Arc<dyn Signal> {
+                let written = Arc::clone(&held.written);
+                Arc::new(Ordered { written, signal })
+            });
             held.function
-                .set_interrupt(kind, vector, signal)
+                .set_interrupt(kind, vector, ordered)
                 .map_err(device_error)?;
         }
         Ok(Reply::Done)

@@ -8,6 +8,7 @@ use super::device::Device;
 use super::far::{FarDevice, Used};
 use super::names::{Borrower, Standing};
 use super::peers::Lent;
+use super::posted::Written;
 use super::queue::Work;
 use super::reach::Mapped;
 use super::registers::device_error;
@@ -47,6 +48,8 @@ pub(super) struct Held {
     /// Others have it for as long as they take memory of another device away from it.
     pub function: Arc<dyn Function>,
     pub mappings: BTreeMap<u64, Mapped>,
+    /// The windows between hosts through which it may write.
+    pub written: Arc<Written>,
     /// Why bridges, by number, show another memory than the borrower's VM's.
     pub refused: BTreeMap<u16, String>,
     /// The range behind a window that was looked at again last.
@@ -116,6 +119,7 @@ impl Worker {
             ToLender::Request { id, request } => {
                 let mut attached = Vec::new();
                 let result = self.request(request, descriptors, &mut attached);
+                self.flush();
                 if let Err(refusal) = &result {
                     log::debug!("{}: refused: {refusal}", self.borrower.name);
                 }
@@ -445,6 +449,7 @@ impl Worker {
             fence,
             function,
             mappings: BTreeMap::new(),
+            written: Arc::default(),
             refused: BTreeMap::new(),
             looked_at: 0,
             far: BTreeMap::new(),
@@ -469,6 +474,7 @@ impl Worker {
             return;
         };
         let fence = held.fence;
+        let written = Arc::clone(&held.written);
         // Other lenders may take a while: it touches nothing of its borrower's meanwhile.
         if session.device.is_sublet()
             && let Err(e) = held.function.end_bus_master()
@@ -487,6 +493,7 @@ impl Worker {
             // It has not been reset: it reaches them as long as this process runs.
             false => session.device.keep(stuck),
         }
+        written.flush();
         let name = &session.device.offer.name;
         match ending {
             None => log::info!("{name}: {} has returned it", self.borrower.name),
@@ -498,6 +505,14 @@ impl Worker {
                     self.control.sender.stop();
                 }
             }
+        }
+    }
+
+    /// Nothing that the device has written is under way when its borrower is answered.
+    fn flush(&self) {
+        if let Some(held) = self.session.as_ref().and_then(|s| s.held.as_ref()) {
+            held.written.flush();
+            held.write_through();
         }
     }
 

@@ -1,5 +1,7 @@
 //! Windows between hosts, which show what somebody has configured.
 
+mod posted;
+
 use super::Raw;
 use super::common::{Copier, Hooks, lender_of, memfd, serve_configured};
 use super::names::Authority;
@@ -37,10 +39,15 @@ pub(super) fn window(file: &OwnedFd) -> Arc<dyn Ntb> {
 /// A lender that sees `shown` through its window, over TLS as if it were of another host: what it is, what its device is seen to
 /// do, and how its borrower comes to it.
 fn lend(shown: &OwnedFd) -> (Arc<Lender>, Arc<Hooks>, Connector) {
+    lend_over(window(shown))
+}
+
+/// The same, through any bridge.
+fn lend_over(ntb: Arc<dyn Ntb>) -> (Arc<Lender>, Arc<Hooks>, Connector) {
     let copier = Copier::new(false);
     let hooks = Arc::clone(&copier.hooks);
     let bridge = BridgeOffer {
-        ntb: window(shown),
+        ntb,
         borrowers: vec![BORROWER.to_owned()],
         shows: None,
     };
@@ -78,7 +85,12 @@ fn fill(file: &OwnedFd, of: u32) {
 
 impl Rig {
     fn new(shown: &OwnedFd, memory: OwnedFd) -> Self {
-        let (lender, hooks, connector) = lend(shown);
+        Self::over(window(shown), memory)
+    }
+
+    /// One whose lender comes to the memory over this bridge.
+    fn over(ntb: Arc<dyn Ntb>, memory: OwnedFd) -> Self {
+        let (lender, hooks, connector) = lend_over(ntb);
         let config = BorrowerConfig {
             name: BORROWER.to_owned(),
             device: "plain".to_owned(),
