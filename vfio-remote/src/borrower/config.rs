@@ -2,8 +2,9 @@
 
 use super::bars::Decoded;
 use super::device::{Borrowed, Presence, RETRY};
-use super::layout::User;
-use crate::link::message::Request;
+use super::layout::{LayoutError, User};
+use super::session::SessionError;
+use crate::link::message::{Refusal, Request};
 use farlane_pci::{ConfigSpace, Effects, Region};
 use farlane_zero_copy::chain;
 use std::sync::Arc;
@@ -30,7 +31,10 @@ impl Borrowed {
                 let shown = self.layout().set_user(user);
                 if let Err(e) = shown {
                     log::error!("{}: given up: {}", self.config.device, chain(&e));
-                    session.give_up(fence);
+                    match e {
+                        LayoutError::StillThere { .. } => session.abandon(),
+                        _ => session.give_up(fence),
+                    }
                 }
             }
         }
@@ -152,8 +156,14 @@ impl Borrowed {
         });
         self.follow_bars();
         self.follow_bus_master();
-        self.with_device("reset", |session, fence| {
-            session.ask(Request::Reset { fence }, &[])
+        let is_at_it = self.layout().is_at_it();
+        self.with_device("reset", |session, fence| match is_at_it {
+            // There is no time to wait for it again.
+            true => {
+                session.abandon();
+                Err(SessionError::Refused(Refusal::InProgress))
+            }
+            false => session.ask(Request::Reset { fence }, &[]),
         });
         if was_silent {
             self.mask_intx(false);

@@ -311,7 +311,10 @@ impl Borrowed {
 
     fn memory_error(&self, what: &str, error: &LayoutError) -> Errno {
         log::error!("{}: cannot {what}: {}", self.config.device, chain(error));
-        Errno::IO
+        match error {
+            LayoutError::StillThere { .. } => Errno::BUSY,
+            _ => Errno::IO,
+        }
     }
 
     fn region_of(index: u32) -> Result<Region, Errno> {
@@ -339,7 +342,7 @@ impl Device for Borrowed {
         if let Some(bars) = &self.bars {
             bars.end(None);
         }
-        self.layout().clear();
+        self.layout().remove_user();
         if let Presence::Held(session, fence) =
             std::mem::replace(&mut self.presence, Presence::Away)
         {
@@ -349,6 +352,7 @@ impl Device for Borrowed {
                 Err(e) => log::warn!("{}: cannot be returned: {}", self.config.device, chain(&e)),
             }
         }
+        self.layout().clear();
         self.counters.held.store(0, Ordering::Relaxed);
         self.client = None;
         self.space = None;
@@ -458,8 +462,8 @@ impl Device for Borrowed {
         }
     }
 
-    fn dma_unmap(&mut self, address: u64, _size: u64) -> Result<(), Errno> {
-        let removed = self.layout().remove(address);
+    fn dma_unmap(&mut self, address: u64, size: u64) -> Result<(), Errno> {
+        let removed = self.layout().remove(address, size);
         self.notice_loss();
         removed.map_err(|e| self.memory_error("unmap", &e))
     }

@@ -1,5 +1,6 @@
 //! Memory of the VM, and how the lender's device reaches it.
 
+use super::leaving::Leaving;
 use super::peers::Target;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Doubt, Session, SessionError};
@@ -9,10 +10,11 @@ use farlane_ntb::{Ntb, WindowSlice, WindowSpace};
 use farlane_pci::DmaSpace;
 use farlane_vfio_user::{Client, DmaMap};
 use farlane_zero_copy::chain;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 use thiserror::Error;
 
 /// Why memory is not as the VM asks for it.
@@ -27,6 +29,14 @@ pub(crate) enum LayoutError {
         length: u64,
         /// What the ways to it say.
         why: String,
+    },
+    /// The device is still at what it has begun there.
+    #[error("The device is still at {length:#x} bytes at {address:#x}")]
+    StillThere {
+        /// Guest-physical address.
+        address: u64,
+        /// Bytes.
+        length: u64,
     },
     /// A lender fell silent before it said that its device had stopped.
     #[error("The device may still reach what it has reached, {0}")]
@@ -112,6 +122,8 @@ pub(crate) struct Layout {
     /// Memory of the VM's other devices, by number.
     pub(super) targets: BTreeMap<u64, Arc<Target>>,
     pub(super) pieces: BTreeMap<u64, Piece>,
+    /// What the device may still reach of what it is to reach no more.
+    pub(super) leaving: VecDeque<Leaving>,
     pub(super) ways: Vec<Way>,
     pub(super) peer_windows: Vec<PeerWindow>,
     /// What is reached by messages now.
@@ -128,6 +140,7 @@ impl Layout {
             ranges: BTreeMap::new(),
             targets: BTreeMap::new(),
             pieces: BTreeMap::new(),
+            leaving: VecDeque::new(),
             ways: Vec::new(),
             peer_windows,
             messages: DmaSpace::new(),
@@ -145,6 +158,7 @@ impl Layout {
     /// The monitor is gone, and with it all of the VM's own memory. Nobody uses it.
     pub fn clear(&mut self) {
         self.remove_user();
+        self.release_leaving();
         self.ranges.clear();
         self.ways.clear();
     }
@@ -202,7 +216,7 @@ impl Layout {
         };
         self.ranges.insert(address, range);
         let settled = self.settle();
-        if let Err(LayoutError::Unreachable { .. }) = &settled {
+        if let Err(LayoutError::Unreachable { .. } | LayoutError::StillThere { .. }) = &settled {
             self.ranges.remove(&address);
             self.follow_publications();
         }
@@ -210,10 +224,17 @@ impl Layout {
     }
 
     /// The VM has no memory there any more. The device does not reach it when this has succeeded.
-    pub fn remove(&mut self, address: u64) -> Result<(), LayoutError> {
+    pub fn remove(&mut self, address: u64, size: u64) -> Result<(), LayoutError> {
         self.ranges.remove(&address);
         self.follow_publications();
-        self.check_doubt()
+        self.check_doubt()?;
+        match self.is_leaving((address, size)) {
+            true => Err(LayoutError::StillThere {
+                address,
+                length: size,
+            }),
+            false => Ok(()),
+        }
     }
 
     /// Whether the device reaches nothing but what it is shown, as far as this end knows.
@@ -259,29 +280,33 @@ impl Layout {
     }
 
     fn set_bus_master(&mut self, may: bool) -> Result<(), SessionError> {
-        let Some(User { session, fence, .. }) = self.user.clone() else {
+        let Some(user) = self.user.clone() else {
             return Ok(());
         };
+        let (session, fence) = (&user.session, user.fence);
         let set = session.ask(Request::SetBusMaster { fence, may }, &[]);
         if set.is_err() {
             session.give_up(fence);
-            self.forget_user();
+            self.forget(&user);
         }
         set
     }
 
     /// The device is gone: it is shown nothing any more, and there is nobody to be told.
     pub fn lose_user(&mut self) {
-        self.forget_user();
+        if let Some(user) = self.user.take() {
+            self.forget(&user);
+        }
+        self.release_leaving();
         self.remove_user();
     }
 
     /// Nobody is asked any more to keep the device from memory.
-    pub(super) fn forget_user(&mut self) {
-        if let Some(user) = self.user.take()
-            && user.session.doubt().is_some()
-        {
-            self.doubt = Some(user.session);
+    pub(super) fn forget(&mut self, user: &User) {
+        self.user
+            .take_if(|own| Arc::ptr_eq(&own.session, &user.session));
+        if user.session.doubt().is_some() {
+            self.doubt = Some(Arc::clone(&user.session));
         }
     }
 
@@ -363,6 +388,7 @@ impl Layout {
     /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be reached, and some of its
     /// memory: a VM has ranges, such as its firmware, that no device needs.
     fn settle(&mut self) -> Result<(), LayoutError> {
+        self.chase(Duration::ZERO);
         let wanted = self.wanted();
         let stale = self.pieces.iter().filter(|(address, piece)| {
             wanted
@@ -380,6 +406,7 @@ impl Layout {
             if self.pieces.contains_key(&address) {
                 continue;
             }
+            self.check_left(&stretch)?;
             match self.show(&stretch, &user) {
                 Ok((placed, path)) => {
                     let piece = Piece {

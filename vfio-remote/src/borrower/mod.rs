@@ -6,6 +6,7 @@ mod config;
 mod device;
 mod interrupts;
 mod layout;
+mod leaving;
 mod peers;
 mod placement;
 mod resolve;

@@ -1,6 +1,6 @@
 //! How stretches of memory get their way to the lender's device, and lose it.
 
-use super::layout::{Backing, Layout, Piece, Placed, Stretch, User, Way};
+use super::layout::{Backing, Layout, Placed, Stretch, User, Way};
 use super::resolve::PeerPath;
 use super::session::SessionError;
 use crate::link::message::{PeerName, Place, Refusal, Request};
@@ -238,52 +238,9 @@ impl Layout {
         }
         Ok(None)
     }
-
-    /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked. A device that cannot be kept
-    /// from it is given up.
-    pub(super) fn hide(&mut self, address: u64) {
-        let Some(Piece {
-            stretch, placed, ..
-        }) = self.pieces.remove(&address)
-        else {
-            return;
-        };
-        if let Some(user) = &self.user
-            && !matches!(placed, Placed::Nowhere(_))
-            && let Err(e) = user.session.unmap(user.fence, address, stretch.length)
-        {
-            log::error!(
-                "{}: given up, because {:#x} bytes at {address:#x} are not taken away from it: {}",
-                self.name,
-                stretch.length,
-                chain(&e)
-            );
-            self.forget_user();
-        }
-        match placed {
-            Placed::Window {
-                way,
-                slice,
-                is_readable,
-            } => {
-                if is_readable {
-                    let _ = self.messages.unmap(address, stretch.length);
-                }
-                if let Some(windows) = self.ways.get(way).and_then(|w| w.windows.as_ref()) {
-                    free(windows, slice);
-                }
-            }
-            Placed::Messages => {
-                if let Err(e) = self.messages.unmap(address, stretch.length) {
-                    log::debug!("Memory at {address:#x} was not mapped: {}", chain(&e));
-                }
-            }
-            Placed::There | Placed::Nowhere(_) => {}
-        }
-    }
 }
 
-fn free(windows: &WindowSpace, slice: WindowSlice) {
+pub(super) fn free(windows: &WindowSpace, slice: WindowSlice) {
     match windows.free(slice) {
         // The lender has gone, and the bridge with it.
         Ok(()) | Err(NtbError::LinkDown) => {}

@@ -13,6 +13,7 @@ mod reach;
 mod registers;
 mod session;
 mod sublease;
+pub(crate) mod unmapping;
 mod worker;
 
 pub use device::Offer;

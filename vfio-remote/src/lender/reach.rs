@@ -8,6 +8,7 @@ use super::posted::Through;
 use super::proof::{self, Fault, Verdict, Word};
 use super::registers::device_error;
 use super::session::Ending;
+use super::unmapping::{self, Unmapping};
 use super::worker::{Answer, Held, Session, Worker};
 use crate::link::message::{
     Fence, MAX_LISTED_MAPPINGS, MAX_LISTED_PEERS, MappingStatus, PeerKey, PeerName, PeerStatus,
@@ -139,6 +140,9 @@ impl Worker {
             || address.checked_add(length).is_none()
         {
             return Err(invalid("not whole pages"));
+        }
+        if held.unmapping.is_some() {
+            return Err(being_unmapped());
         }
         if held.mappings.len() >= MAX_MAPPINGS {
             return Err(invalid("too many ranges"));
@@ -442,18 +446,29 @@ impl Worker {
     }
 
     pub(super) fn unmap(&mut self, fence: Fence, address: u64, length: u64) -> Answer {
-        let (_, held) = self.held(fence)?;
+        let held = self.held_mut(fence)?;
         let unknown =
             || Refusal::Invalid(format!("{length:#x} bytes at {address:#x} are not mapped"));
         let mapped = held.mappings.get(&address);
         let mapped = mapped.filter(|m| m.length == length).ok_or_else(unknown)?;
-        match &mapped.used {
-            // It may have gone already, with the other device's lease.
-            Some(used) => {
-                used.end().map_err(device_error)?;
-                used.forget();
+        let used = mapped.used();
+        let range = (address, length);
+        let unmapping = match held.unmapping.take() {
+            Some(unmapping) if unmapping.range == range => unmapping,
+            None => Unmapping::begin(&held.function, used.clone(), range)
+                .map_err(|e| device_error(e.into()))?,
+            other => {
+                held.unmapping = other;
+                return Err(being_unmapped());
             }
-            None => held.function.unmap(address, length).map_err(device_error)?,
+        };
+        let Some(unmapped) = unmapping.wait(unmapping::PATIENCE) else {
+            held.unmapping = Some(unmapping);
+            return Err(Refusal::InProgress);
+        };
+        unmapped.map_err(device_error)?;
+        if let Some(used) = used {
+            used.forget();
         }
         if let Some(session) = &mut self.session
             && let Some(held) = &mut session.held
@@ -465,6 +480,10 @@ impl Worker {
         }
         Ok(Reply::Done)
     }
+}
+
+fn being_unmapped() -> Refusal {
+    Refusal::Order("Other memory is being taken away".to_owned())
 }
 
 /// What the lender sees through a window, at the addresses at which the device is to reach it.

@@ -14,6 +14,7 @@ use super::reach::Mapped;
 use super::registers::device_error;
 use super::session::{Control, Ending, Tenure};
 use super::sublease::Sublease;
+use super::unmapping::Unmapping;
 use crate::bridge;
 use crate::link::Received;
 use crate::link::message::{
@@ -48,6 +49,8 @@ pub(super) struct Held {
     /// Others have it for as long as they take memory of another device away from it.
     pub function: Arc<dyn Function>,
     pub mappings: BTreeMap<u64, Mapped>,
+    /// What of them is being taken away.
+    pub unmapping: Option<Unmapping>,
     /// The windows between hosts through which it may write.
     pub written: Arc<Written>,
     /// Why bridges, by number, show another memory than the borrower's VM's.
@@ -449,6 +452,7 @@ impl Worker {
             fence,
             function,
             mappings: BTreeMap::new(),
+            unmapping: None,
             written: Arc::default(),
             refused: BTreeMap::new(),
             looked_at: 0,
@@ -470,7 +474,7 @@ impl Worker {
         let Some(session) = &mut self.session else {
             return;
         };
-        let Some(held) = session.held.take() else {
+        let Some(mut held) = session.held.take() else {
             return;
         };
         let fence = held.fence;
@@ -488,7 +492,15 @@ impl Worker {
         let (taken, stuck): (Vec<_>, Vec<_>) = used.into_iter().partition(Used::take);
         taken.iter().chain(&stuck).for_each(Used::part);
         held.far.values().for_each(|far| far.part());
-        match session.device.give_back(fence, || drop(held)) {
+        let reset = || {
+            if let Some(unmapping) = held.unmapping.take()
+                && let Err(e) = unmapping.finish()
+            {
+                log::debug!("{}", chain(&e));
+            }
+            drop(held);
+        };
+        match session.device.give_back(fence, reset) {
             true => stuck.iter().for_each(Used::forget),
             // It has not been reset: it reaches them as long as this process runs.
             false => session.device.keep(stuck),

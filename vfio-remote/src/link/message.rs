@@ -10,7 +10,7 @@ use std::fmt;
 use thiserror::Error;
 
 /// Version of the protocol; both ends must have the same.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Largest number of bytes that one message reads or writes.
 pub const MAX_DATA_BYTES: usize = 32 << 10;
 /// Largest message in bytes, see [`MAX_DATA_BYTES`].
@@ -431,6 +431,9 @@ pub enum Refusal {
     /// Only the administrator of the lender's host may ask that.
     #[error("Only the lender's own user and root may ask that, on its own host")]
     NotHere,
+    /// It has been begun and takes a while, for what the device is at: to be asked again.
+    #[error("The device is still at it")]
+    InProgress,
 }
 
 /// A device on offer, for people and programs.

@@ -1,5 +1,6 @@
 //! Windows between hosts, which show what somebody has configured.
 
+mod leaving;
 mod posted;
 
 use super::Raw;

@@ -7,7 +7,7 @@ mod shared;
 mod subtenant;
 
 use super::signals::Signals;
-use crate::lender::{TERMS, is_name};
+use crate::lender::{TERMS, is_name, unmapping};
 use crate::link::message::{
     Attached, Fence, MAX_DATA_BYTES, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender,
     VERSION,
@@ -28,6 +28,10 @@ use thiserror::Error;
 
 /// How long the lender may take to answer. A virtual machine monitor waits five seconds for us.
 const PATIENCE: Duration = Duration::from_millis(4500);
+/// How long it may go on with what it has begun in memory that is taken away: so that its last word comes in time.
+pub(super) const UNMAP_PATIENCE: Duration = Duration::from_secs(4);
+/// Before it is asked again.
+const PAUSE: Duration = Duration::from_millis(10);
 /// Longest term of a lease that makes sense.
 const LONGEST_TERM: Duration = *TERMS.end();
 
@@ -234,19 +238,35 @@ impl Session {
         Ok(())
     }
 
-    /// Has the device reach a range no more. A device that is not kept from it by this is given up, as by
-    /// [`give_up`](Self::give_up).
-    pub fn unmap(&self, fence: Fence, address: u64, length: u64) -> Result<(), SessionError> {
-        let request = Request::Unmap {
-            fence,
-            address,
-            length,
-        };
-        let unmapped = self.ask(request, &[]);
-        if unmapped.is_err() {
-            self.give_up(fence);
+    /// Has the device reach a range no more. False where it is still at it after `patience`: this is to be called again. A device
+    /// that is not kept from it by this is given up, as by [`give_up`](Self::give_up).
+    pub fn unmap(
+        &self,
+        fence: Fence,
+        (address, length): (u64, u64),
+        patience: Duration,
+    ) -> Result<bool, SessionError> {
+        let begun = Instant::now();
+        loop {
+            let request = Request::Unmap {
+                fence,
+                address,
+                length,
+            };
+            match self.shared.ask(request, &[], begun + PATIENCE) {
+                Ok((Reply::Done, _)) => return Ok(true),
+                Err(SessionError::Refused(Refusal::InProgress)) => {
+                    if begun.elapsed() + unmapping::PATIENCE > patience {
+                        return Ok(false);
+                    }
+                    std::thread::sleep(PAUSE);
+                }
+                failed => {
+                    self.give_up(fence);
+                    return Err(failed.err().unwrap_or(SessionError::Nonsense));
+                }
+            }
         }
-        unmapped
     }
 
     /// Gives back a device that does not do what it must, and ends the link: the VM loses it. Whether it reaches memory after
@@ -259,6 +279,12 @@ impl Session {
             }
         }
         // Whoever renews the lease notices, and says so to whom it concerns.
+        self.shared.hang_up();
+    }
+
+    /// Ends the link of a device that is at it for too long, without waiting any more: the VM loses it, and its lender takes it
+    /// back when it can. Until then it may reach memory, as [`doubt`](Self::doubt) says.
+    pub fn abandon(&self) {
         self.shared.hang_up();
     }
 

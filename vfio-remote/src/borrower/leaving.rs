@@ -1,0 +1,155 @@
+//! How stretches of memory are taken away from the lender's device.
+//!
+//! A device that has begun something there, such as to read from a disk that does not answer, is
+//! waited for as long as the monitor waits for us. Then the monitor is told that it was not done,
+//! and the stretch is as it was for the device, until the lender says that it is not reached any
+//! more: the window goes on showing it, and nothing else is shown there. The device is not lost.
+
+use super::layout::{Backing, Layout, LayoutError, Piece, Placed, Stretch, User};
+use super::placement::free;
+use super::session::UNMAP_PATIENCE;
+use farlane_zero_copy::chain;
+use std::time::Duration;
+
+/// A stretch that the device may still reach, and whose device that is.
+pub(super) struct Leaving {
+    piece: Piece,
+    user: User,
+}
+
+impl Layout {
+    /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked. A device that cannot be kept
+    /// from it is given up; one that is still at it reaches it until [`chase`](Self::chase) has seen it end.
+    pub(super) fn hide(&mut self, address: u64) {
+        let Some(piece) = self.pieces.remove(&address) else {
+            return;
+        };
+        let is_reached = !matches!(piece.placed, Placed::Nowhere(_));
+        if is_reached && let Some(user) = self.user.clone() {
+            let is_peer = matches!(piece.stretch.backing, Backing::Peer(_));
+            // One after the other: the monitor does not wait for each of them.
+            let ended = match self.leaving.is_empty() || is_peer {
+                true => self.take_away(&user, &piece.stretch, UNMAP_PATIENCE),
+                false => false,
+            };
+            if !ended && is_peer {
+                // Whose memory that is does not wait.
+                let Stretch { length, .. } = piece.stretch;
+                let why = format!("it is still at {length:#x} bytes at {address:#x}");
+                user.session.abandon();
+                self.given_up(&user, &why);
+            } else if !ended {
+                self.leaving.push_back(Leaving { piece, user });
+                return;
+            }
+        }
+        self.release(piece);
+    }
+
+    /// Asks the lender. False where the device is still at it; true as well where it has been given up.
+    fn take_away(&mut self, user: &User, stretch: &Stretch, patience: Duration) -> bool {
+        let &Stretch {
+            address, length, ..
+        } = stretch;
+        let unmapped = user.session.unmap(user.fence, (address, length), patience);
+        match unmapped {
+            Ok(true) => true,
+            Ok(false) => {
+                log::warn!(
+                    "{}: the device is still at {length:#x} bytes at {address:#x}",
+                    self.name
+                );
+                false
+            }
+            Err(e) => {
+                let why = format!(
+                    "{length:#x} bytes at {address:#x} are not taken away from it: {}",
+                    chain(&e)
+                );
+                self.given_up(user, &why);
+                true
+            }
+        }
+    }
+
+    fn given_up(&mut self, user: &User, why: &str) {
+        log::error!("{}: given up: {why}", self.name);
+        self.forget(user);
+    }
+
+    /// Sees what is leaving end, as far as it does within `patience`.
+    pub(super) fn chase(&mut self, patience: Duration) {
+        while let Some(leaving) = self.leaving.pop_front() {
+            let Leaving { piece, user } = leaving;
+            if !self.take_away(&user, &piece.stretch, patience) {
+                self.leaving.push_front(Leaving { piece, user });
+                return;
+            }
+            self.release(piece);
+        }
+    }
+
+    /// There is nobody to be asked any more.
+    pub(super) fn release_leaving(&mut self) {
+        while let Some(Leaving { piece, user }) = self.leaving.pop_front() {
+            self.forget(&user);
+            self.release(piece);
+        }
+    }
+
+    /// Nothing of the stretch is leaving. What is in its way is waited for.
+    pub(super) fn check_left(&mut self, stretch: &Stretch) -> Result<(), LayoutError> {
+        let range = (stretch.address, stretch.length);
+        if self.is_leaving(range) {
+            self.chase(UNMAP_PATIENCE);
+        }
+        match self.is_leaving(range) {
+            true => Err(LayoutError::StillThere {
+                address: stretch.address,
+                length: stretch.length,
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether the device is still at what it has begun.
+    pub fn is_at_it(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// Whether something of a range is leaving.
+    pub(super) fn is_leaving(&self, (address, length): (u64, u64)) -> bool {
+        let mut stretches = self.leaving.iter().map(|leaving| leaving.piece.stretch);
+        stretches.any(|stretch| {
+            stretch.address < address.saturating_add(length)
+                && address < stretch.address.saturating_add(stretch.length)
+        })
+    }
+
+    /// This end's part of the way to a stretch is not needed any more.
+    fn release(&mut self, piece: Piece) {
+        let Stretch {
+            address, length, ..
+        } = piece.stretch;
+        match piece.placed {
+            Placed::Window {
+                way,
+                slice,
+                is_readable,
+            } => {
+                if is_readable {
+                    let _ = self.messages.unmap(address, length);
+                }
+                if let Some(windows) = self.ways.get(way).and_then(|w| w.windows.as_ref()) {
+                    free(windows, slice);
+                }
+            }
+            Placed::Messages => {
+                if let Err(e) = self.messages.unmap(address, length) {
+                    log::debug!("Memory at {address:#x} was not mapped: {}", chain(&e));
+                }
+            }
+            Placed::There | Placed::Nowhere(_) => {}
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Memory that is being taken away from a device.
+//!
+//! That waits for what the device has begun there: a disk that does not answer, for instance. Only
+//! the borrower's request for it is held up by that, and for a moment at most; it is asked again
+//! until it is done. Registers, interrupts and the lease do not wait.
+
+use super::far::Used;
+use farlane_pci::{AccessError, Function};
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::Builder;
+use std::time::Duration;
+
+/// How long one request of a borrower waits.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A range that a device is to reach no more.
+pub(super) struct Unmapping {
+    /// Address and bytes.
+    pub range: (u64, u64),
+    done: Receiver<Result<(), AccessError>>,
+}
+
+impl Unmapping {
+    /// Begins. Memory of another device is `used`.
+    pub fn begin(
+        function: &Arc<dyn Function>,
+        used: Option<Used>,
+        range: (u64, u64),
+    ) -> io::Result<Self> {
+        let function = Arc::clone(function);
+        let (tell, done) = channel();
+        let (address, length) = range;
+        let unmap = move || {
+            let unmapped = match &used {
+                // It may have gone already, with the other device's lease.
+                Some(used) => used.end(),
+                None => function.unmap(address, length),
+            };
+            // Whoever hears of the result is the only one that has the function.
+            drop((used, function));
+            let _ = tell.send(unmapped);
+        };
+        Builder::new()
+            .name("link unmap".to_owned())
+            .spawn(unmap)
+            .map(|_| Self { range, done })
+    }
+
+    /// The result, if it is there in time.
+    pub fn wait(&self, patience: Duration) -> Option<Result<(), AccessError>> {
+        match self.done.recv_timeout(patience) {
+            Ok(unmapped) => Some(unmapped),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Err(failed())),
+        }
+    }
+
+    /// The result, however long that takes.
+    pub fn finish(self) -> Result<(), AccessError> {
+        self.done.recv().unwrap_or_else(|_| Err(failed()))
+    }
+}
+
+fn failed() -> AccessError {
+    io::Error::other("memory could not be taken away").into()
+}

@@ -1,0 +1,109 @@
+//! Memory that is taken away while the device is at something that takes longer than a monitor waits.
+
+use super::super::common::{STATUS, memfd, until};
+use super::{CONFIG, MASTER, MORE, RAM, Rig, fill};
+use farlane_vfio_client::ClientError;
+use farlane_vfio_user::wire::Command;
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+const BAR0: u32 = 0;
+
+/// A VM whose memory is all reached, and whose device does not let go of it.
+fn at_it() -> (Rig, OwnedFd) {
+    let memory = memfd(2 * RAM);
+    fill(&memory, 1);
+    let shown = memory.try_clone().unwrap();
+    let mut rig = Rig::new(&shown, memory);
+    rig.map(RAM, 0).unwrap();
+    rig.map(MORE, RAM).unwrap();
+    rig.master();
+    assert_eq!(rig.ways(), ["w 0", "w 0"]);
+    rig.hooks.unmaps_late.store(true, Ordering::SeqCst);
+    (rig, shown)
+}
+
+fn let_go(rig: &Rig) {
+    until("the device", || rig.hooks.is_stalled());
+    rig.hooks.unmaps_late.store(false, Ordering::SeqCst);
+    rig.hooks.release();
+}
+
+fn is_busy(result: &Result<(), ClientError>) -> bool {
+    matches!(result, Err(ClientError::Refused(Errno::BUSY)))
+}
+
+fn lease(rig: &Rig) -> Option<u64> {
+    rig.lender.status()[0].holder.as_ref().map(|h| h.fence)
+}
+
+#[test]
+fn a_device_that_is_at_it_for_long_is_not_lost() {
+    let (mut rig, _shown) = at_it();
+    let before = lease(&rig);
+    let unmapped = rig.vmm.unmap(0, MORE, RAM);
+    assert!(is_busy(&unmapped), "{unmapped:?}");
+    // It is heard of meanwhile, and has what is not taken away.
+    assert_eq!(rig.vmm.read(BAR0, STATUS, 8).unwrap(), [0; 8]);
+    assert_eq!(rig.ways(), ["w 0", "w 0"]);
+    // The same memory is not shown anew, and nothing says that it has been taken away.
+    for _ in 0..2 {
+        let unmapped = rig.vmm.unmap(0, MORE, RAM);
+        assert!(is_busy(&unmapped), "{unmapped:?}");
+    }
+    let_go(&rig);
+    rig.vmm.unmap(0, MORE, RAM).unwrap();
+    assert_eq!(rig.ways(), ["w 0"]);
+    rig.map(MORE, RAM).unwrap();
+    assert_eq!(rig.ways(), ["w 0", "w 0"]);
+    assert!(rig.is_there());
+    assert_eq!(lease(&rig), before);
+}
+
+#[test]
+fn a_device_that_becomes_bus_master_again_has_all_memory_again() {
+    let (mut rig, _shown) = at_it();
+    let before = lease(&rig);
+    rig.vmm.write(CONFIG, 4, &[0, 0]).unwrap();
+    assert_eq!(rig.ways(), ["w 0", "w 0"]);
+    let_go(&rig);
+    rig.vmm.write(CONFIG, 4, &MASTER).unwrap();
+    assert_eq!(rig.ways(), ["w 0", "w 0"]);
+    assert!(rig.is_there());
+    assert_eq!(lease(&rig), before);
+}
+
+#[test]
+fn a_device_that_is_at_it_when_its_vm_ends_is_on_offer_when_it_has_let_go() {
+    let (rig, _shown) = at_it();
+    let Rig {
+        lender, vmm, hooks, ..
+    } = rig;
+    drop(vmm);
+    until("the device", || hooks.is_stalled());
+    assert!(lender.status()[0].holder.is_some());
+    hooks.unmaps_late.store(false, Ordering::SeqCst);
+    hooks.release();
+    until("its return", || lender.status()[0].holder.is_none());
+    assert!(!hooks.in_use.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_device_that_is_at_it_when_it_is_reset_comes_back_with_the_next_reset() {
+    let (mut rig, _shown) = at_it();
+    let before = lease(&rig);
+    rig.vmm.call(Command::DeviceReset, &[], &[]).unwrap();
+    assert!(!rig.is_there());
+    // What it has begun may still reach memory.
+    let unmapped = rig.vmm.unmap(0, MORE, RAM);
+    assert!(unmapped.is_err(), "{unmapped:?}");
+    let_go(&rig);
+    until("its return", || lease(&rig).is_none());
+    until("the device", || {
+        let reset = rig.vmm.call(Command::DeviceReset, &[], &[]);
+        reset.unwrap();
+        rig.is_there()
+    });
+    assert!(lease(&rig) > before);
+}
