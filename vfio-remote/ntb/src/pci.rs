@@ -10,10 +10,11 @@ use crate::sysfs::{SysfsFunction, open};
 use crate::{FileId, Limits, LinkState, Ntb, NtbError, PeerWindow, Translation, WindowLimits};
 use crate::{event, ivshmem};
 use farlane_zero_copy::{Mapping, SharedMemory};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// A window onto this host's memory, which the other end looks through.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,10 +55,12 @@ pub struct PciNtb {
 #[derive(Debug)]
 struct Outbound {
     window: PeerWindow,
-    /// The page that was read last, and where it is in the file.
-    read: Mutex<Option<(u64, SharedMemory)>>,
+    /// Pages that have been read, by where they are in the file.
+    read: RwLock<BTreeMap<u64, SharedMemory>>,
 }
 
+/// Pages of a window that stay mapped to be read: one for each device that writes through it.
+const MAX_PAGES: usize = 64;
 /// Bytes that a flush reads.
 const WORD_BYTES: u64 = 4;
 
@@ -154,7 +157,7 @@ impl OutboundWindow {
                 size: self.size,
                 ..window
             },
-            read: Mutex::default(),
+            read: RwLock::default(),
         })
     }
 }
@@ -164,27 +167,33 @@ impl Outbound {
     fn read(&self, offset: u64) -> Result<(), NtbError> {
         let at = self.window.locate(offset, WORD_BYTES)?;
         let (page, word) = (at - at % PAGE, at % PAGE);
-        let beyond = || NtbError::Range {
-            offset,
-            length: WORD_BYTES,
+        let word = usize::try_from(word).unwrap_or(usize::MAX);
+        let read = |memory: &SharedMemory| {
+            let word = memory.word(word).map_err(|_| NtbError::Range {
+                offset,
+                length: WORD_BYTES,
+            })?;
+            // Writes that this processor has gathered are on their way first.
+            fence(Ordering::SeqCst);
+            std::hint::black_box(word.load(Ordering::SeqCst));
+            Ok(())
         };
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        let memory = match read.take() {
-            Some((of, memory)) if of == page => memory,
-            _ => {
-                let mapped = Mapping::new(self.window.file.as_fd(), page, PAGE, false);
-                SharedMemory::new(mapped.map_err(|e| NtbError::Io {
-                    what: "map a window".into(),
-                    source: std::io::Error::other(e),
-                })?)
-            }
-        };
-        let (_, memory) = read.insert((page, memory));
-        let word = usize::try_from(word).ok().and_then(|w| memory.word(w).ok());
-        let word = word.ok_or_else(beyond)?;
-        // Writes that this processor has gathered are on their way first.
-        fence(Ordering::SeqCst);
-        std::hint::black_box(word.load(Ordering::SeqCst));
+        let mapped = self.read.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(memory) = mapped.get(&page) {
+            return read(memory);
+        }
+        drop(mapped);
+        let mapping = Mapping::new(self.window.file.as_fd(), page, PAGE, false);
+        let memory = SharedMemory::new(mapping.map_err(|e| NtbError::Io {
+            what: "map a window".into(),
+            source: std::io::Error::other(e),
+        })?);
+        read(&memory)?;
+        let mut mapped = self.read.write().unwrap_or_else(PoisonError::into_inner);
+        if mapped.len() >= MAX_PAGES {
+            mapped.clear();
+        }
+        mapped.insert(page, memory);
         Ok(())
     }
 }

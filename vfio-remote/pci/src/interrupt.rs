@@ -15,7 +15,7 @@ pub enum InterruptKind {
     Msix,
 }
 
-/// Where an interrupt goes. Raising one never blocks.
+/// Where an interrupt goes. Raising one waits for nobody; it may read over a bridge.
 pub trait Signal: Send + Sync + std::fmt::Debug {
     /// Raises it.
     fn raise(&self);

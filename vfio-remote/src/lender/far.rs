@@ -3,11 +3,13 @@
 use super::FarBar;
 use super::device::Device;
 use super::peers::PeerUse;
+use super::posted::{Through, Written};
 use super::proof::Word;
 use crate::borrower::{LetGo, Subtenant};
 use crate::link::message::{MAX_WORDS, PeerKey, PeerName, Refusal};
 use farlane_pci::{AccessError, DmaMapping, Function, Region};
 use farlane_zero_copy::chain;
+use std::fmt;
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -25,13 +27,26 @@ struct State {
 }
 
 /// The ranges that one device of this lender reaches in one of another lender.
-struct Uses {
+pub(super) struct Uses {
     state: Mutex<State>,
+    /// The windows through which it may write there.
+    written: Written,
     /// The device of this lender, until it is given back. Never the last reference to it: the lock is held while it is used.
     source: Mutex<Option<Weak<dyn Function>>>,
 }
 
+impl fmt::Debug for Uses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Uses").finish_non_exhaustive()
+    }
+}
+
 impl Uses {
+    /// Whether nothing can be reached any more.
+    pub fn is_over(&self) -> bool {
+        self.state().is_over
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -71,7 +86,7 @@ impl Uses {
         ended
     }
 
-    /// Takes them away. False if the source may go on to reach one.
+    /// Takes them away. False if the source may go on to reach one. Otherwise what it has written there has arrived, too.
     fn end(self: &Arc<Self>) -> bool {
         let mut state = self.state();
         state.is_over = true;
@@ -79,6 +94,7 @@ impl Uses {
         let uses = state.uses.clone();
         drop(state);
         if uses.is_empty() {
+            self.written.flush();
             return true;
         }
         let in_time = self.hurry();
@@ -90,6 +106,7 @@ impl Uses {
         drop(in_time);
         let Some(e) = failed else {
             self.state().uses.clear();
+            self.written.flush();
             return true;
         };
         log::error!("A device of another lender is not let go of: {}", chain(&e));
@@ -117,6 +134,7 @@ impl FarDevice {
     ) -> Result<Arc<Self>, Refusal> {
         let uses = Arc::new(Uses {
             state: Mutex::default(),
+            written: Written::default(),
             source: Mutex::new(Some(Arc::downgrade(source))),
         });
         let ended = Arc::clone(&uses);
@@ -142,7 +160,7 @@ impl FarDevice {
 
     /// Whether the sublease has ended.
     pub fn is_over(&self) -> bool {
-        self.uses.state().is_over
+        self.uses.is_over()
     }
 
     /// The device of this lender is about to go. Nobody has it here when this returns.
@@ -170,12 +188,17 @@ impl FarDevice {
         Ok(words)
     }
 
-    /// Has `source` reach a range of it, until that is ended or the sublease is.
+    /// Has `source` reach a range of it, until that is ended or the sublease is. What that writes goes `through` a window.
     pub fn reach(
         &self,
         source: &Arc<dyn Function>,
         mapping: DmaMapping,
+        through: Option<&mut Through>,
     ) -> Result<Arc<PeerUse>, Refusal> {
+        if let Some(through) = through {
+            self.uses.written.add(through);
+            through.far = Some(Arc::clone(&self.uses));
+        }
         let mut state = self.uses.state();
         if state.is_over {
             return Err(Refusal::Invalid("the sublease has ended".to_owned()));
@@ -202,6 +225,10 @@ impl FarDevice {
 impl Drop for FarDevice {
     fn drop(&mut self) {
         self.part();
+        // Once it is over, its memory may be another's.
+        if !self.is_over() {
+            self.uses.written.flush();
+        }
         self.subtenant.give_back();
     }
 }

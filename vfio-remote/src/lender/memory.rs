@@ -1,5 +1,6 @@
 //! Memory of a VM that a device reaches by messages.
 
+use super::posted::Written;
 use super::proof::Word;
 use crate::link::Sender;
 use crate::link::message::{Fence, MAX_DATA_BYTES, ToBorrower};
@@ -174,11 +175,17 @@ impl LinkMemory {
 pub(crate) struct LeaseMemory {
     link: Arc<LinkMemory>,
     fence: Fence,
+    /// What the device writes otherwise.
+    written: Arc<Written>,
 }
 
 impl LeaseMemory {
-    pub fn new(link: Arc<LinkMemory>, fence: Fence) -> Self {
-        Self { link, fence }
+    pub fn new(link: Arc<LinkMemory>, fence: Fence, written: Arc<Written>) -> Self {
+        Self {
+            link,
+            fence,
+            written,
+        }
     }
 }
 
@@ -223,7 +230,9 @@ impl RemoteMemory for LeaseMemory {
         )
     }
 
+    /// After what was written through windows before: the one may say that the other is there.
     fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
+        self.written.flush();
         self.link.each_part(
             address,
             data.len(),

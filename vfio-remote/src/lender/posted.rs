@@ -3,13 +3,15 @@
 //! Writes through a non-transparent bridge are posted: they are under way when the function that
 //! wrote them has been told that they are done. An interrupt that is itself a write through the
 //! same bridge comes behind them; one that is told by a message takes another way and could come
-//! first, and so could the answer to a request (a register that says that a command is done, the
-//! end of a mapping or of the lease). A read through the bridge passes no writes: when it is
-//! answered, they have arrived.
+//! first, and so could other memory that is written by messages, and the answer to a request (a
+//! register that says that a command is done, the end of a mapping, of the lease or of a sublease).
+//! A read through the bridge passes no writes: when it is answered, they have arrived.
 
+use super::far::Uses;
 use farlane_ntb::Ntb;
 use farlane_pci::Signal;
-use farlane_zero_copy::chain;
+use farlane_zero_copy::log_limit::LogLimit;
+use farlane_zero_copy::{chain, warn_limited};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// A window between hosts through which a device may write.
@@ -19,11 +21,18 @@ pub(super) struct Through {
     pub window: u32,
     /// Where in the window it reaches memory.
     pub offset: u64,
+    /// For memory of another lender's device: it is not to be read any more when that is over.
+    pub far: Option<Arc<Uses>>,
 }
 
 impl Through {
     fn is_as(&self, other: &Self) -> bool {
-        self.window == other.window && Arc::ptr_eq(&self.ntb, &other.ntb)
+        let is_far_as = match (&self.far, &other.far) {
+            (Some(uses), Some(others)) => Arc::ptr_eq(uses, others),
+            (None, None) => true,
+            _ => false,
+        };
+        is_far_as && self.window == other.window && Arc::ptr_eq(&self.ntb, &other.ntb)
     }
 }
 
@@ -31,11 +40,12 @@ impl Through {
 #[derive(Debug, Default)]
 pub(super) struct Written {
     windows: RwLock<Vec<Through>>,
+    log: LogLimit,
 }
 
 impl Written {
-    /// Says which windows there are, before the device reaches memory through them; or after it
-    /// has ceased to, and [`flush`](Self::flush).
+    /// Says which windows there are: before who has asked for a mapping is told that there is one,
+    /// and after the last [`flush`](Self::flush) for one that is not reached any more.
     pub fn set<'a>(&self, all: impl Iterator<Item = &'a Through>) {
         let mut windows: Vec<Through> = Vec::new();
         for through in all {
@@ -46,15 +56,27 @@ impl Written {
         *self.windows.write().unwrap_or_else(PoisonError::into_inner) = windows;
     }
 
+    /// There is one more window.
+    pub fn add(&self, through: &Through) {
+        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        if !windows.iter().any(|known| known.is_as(through)) {
+            windows.push(through.clone());
+        }
+    }
+
     /// What the device has written is where it is to be when this returns.
     pub fn flush(&self) {
         let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
         for through in windows.iter() {
+            if through.far.as_ref().is_some_and(|far| far.is_over()) {
+                continue;
+            }
             if let Err(e) = through
                 .ntb
                 .flush_peer_window(through.window, through.offset)
             {
-                log::error!("Window {} cannot be read: {}", through.window, chain(&e));
+                let window = through.window;
+                warn_limited!(self.log, "Window {window} cannot be read: {}", chain(&e));
             }
         }
     }

@@ -191,7 +191,7 @@ impl Worker {
                 };
                 let range = (length, writable);
                 let found = find(session, &place, range, true, memory as _);
-                let found = found.map_err(|why| invalid(&why))?;
+                let mut found = found.map_err(|why| invalid(&why))?;
                 // Before anything is read through the window: that there is memory, not registers.
                 let ends = [offset, offset.wrapping_add(length - WORD_BYTES)];
                 let there = device.words(region, &ends, until);
@@ -210,7 +210,7 @@ impl Worker {
                     writable,
                     target: found.target,
                 };
-                let range = device.reach(&function, mapping)?;
+                let range = device.reach(&function, mapping, found.through.as_mut())?;
                 let used = Some(Used::new(Owner::Far(device), range));
                 (found.way, found.hops, found.through, used)
             }
@@ -261,13 +261,17 @@ impl Worker {
             && let Some(held) = &mut session.held
         {
             held.mappings.insert(address, mapped);
+            held.write_through();
             report(&session.device, held);
         }
         Ok(Reply::Done)
     }
 
     fn memory(&self, fence: Fence) -> LeaseMemory {
-        LeaseMemory::new(Arc::clone(&self.control.memory), fence)
+        let held = self.held(fence).ok();
+        let written = held.map(|(_, held)| Arc::clone(&held.written));
+        let link = Arc::clone(&self.control.memory);
+        LeaseMemory::new(link, fence, written.unwrap_or_default())
     }
 
     /// The device of another lender that a window shows, for as long as it is held there.
@@ -474,6 +478,8 @@ impl Worker {
             && let Some(held) = &mut session.held
         {
             held.mappings.remove(&address);
+            held.written.flush();
+            held.write_through();
             // What is reached no more is held for nobody.
             held.let_go_of_the_unused();
             report(&session.device, held);
@@ -527,6 +533,7 @@ fn find(
         ntb: Arc::clone(&way.ntb),
         window,
         offset,
+        far: None,
     });
     let offset = shown.locate(offset, length).map_err(|e| chain(&e))?;
     if writable && !shown.writable {

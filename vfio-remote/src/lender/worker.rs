@@ -499,13 +499,13 @@ impl Worker {
                 log::debug!("{}", chain(&e));
             }
             drop(held);
+            written.flush();
         };
         match session.device.give_back(fence, reset) {
             true => stuck.iter().for_each(Used::forget),
             // It has not been reset: it reaches them as long as this process runs.
             false => session.device.keep(stuck),
         }
-        written.flush();
         let name = &session.device.offer.name;
         match ending {
             None => log::info!("{name}: {} has returned it", self.borrower.name),
@@ -524,7 +524,6 @@ impl Worker {
     fn flush(&self) {
         if let Some(held) = self.session.as_ref().and_then(|s| s.held.as_ref()) {
             held.written.flush();
-            held.write_through();
         }
     }
 

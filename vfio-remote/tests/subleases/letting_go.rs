@@ -1,10 +1,11 @@
 //! Devices of other lenders are reached no more when what they are reached under has ended.
 
 use super::super::Raw;
-use super::super::common::{Copier, Rig, listener, until};
+use super::super::common::{Copier, LENGTH, Rig, SOURCE, TARGET, listener, until};
+use super::super::windows::posted::Posted;
 use super::{
-    Network, Raws, TERM, filled, first, first_of, kept, second, second_of, sublet, sublet_by,
-    sublet_far,
+    ADDRESS, Network, Raws, TERM, filled, first, first_of, first_over, kept, second, second_of,
+    sublet, sublet_by, sublet_far,
 };
 use farlane_pci::Region;
 use farlane_vfio_remote::link::message::{Refusal, Request, ToBorrower, ToLender, VERSION};
@@ -346,4 +347,40 @@ fn a_lease_ends_when_other_lenders_have_let_go_of_the_device() {
     let refusal = holder.ask(Request::Take).unwrap_err();
     assert!(refusal.to_string().contains("quarantined"), "{refusal}");
     drop(silent);
+}
+
+#[test]
+fn what_was_written_has_arrived_when_another_lenders_device_is_on_offer_again() {
+    let memory = filled(1);
+    let second = second(&memory);
+    let copier = Copier::new(false);
+    let copies = Arc::clone(&copier.copies);
+    let first = first_over(copier, Arc::new(Posted::new(&memory)), second.connector());
+    let mut raws = Raws::new(&first, &second);
+    raws.reach().unwrap();
+    let fence = raws.fence;
+    let (from, to) = (0x2000, 0x3000);
+    let copy = [
+        (SOURCE, ADDRESS + from),
+        (TARGET, ADDRESS + to),
+        (LENGTH, 8),
+    ];
+    for (offset, value) in copy {
+        let post = ToLender::Post {
+            fence,
+            region: Region::Bar0,
+            offset,
+            data: value.to_le_bytes().to_vec(),
+        };
+        raws.user.sender.send(&post, &[]).unwrap();
+    }
+    until("the copy", || copies.load(Ordering::SeqCst) == 1);
+    raws.give_back();
+    raws.holder.ask(Request::Take).unwrap();
+    let word = |at| {
+        let mut word = [0; 8];
+        rustix::io::pread(&memory, &mut word, at).unwrap();
+        word
+    };
+    assert_eq!(word(to), word(from));
 }

@@ -8,6 +8,7 @@ use super::common::{Copier, LENGTH, Rig, SOURCE, STATUS, TARGET, lender_with_ter
 use super::names::Authority;
 use super::peers::taken;
 use super::windows::window;
+use farlane_ntb::Ntb;
 use farlane_pci::Region;
 use farlane_vfio_remote::lender::{BridgeOffer, FarBar, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::link::message::{
@@ -125,8 +126,12 @@ fn first(shown: &OwnedFd, connector: Connector) -> Rig {
 }
 
 fn first_of(copier: Copier, shown: &OwnedFd, connector: Connector) -> Rig {
+    first_over(copier, window(shown), connector)
+}
+
+fn first_over(copier: Copier, ntb: Arc<dyn Ntb>, connector: Connector) -> Rig {
     let bridge = BridgeOffer {
-        ntb: window(shown),
+        ntb,
         borrowers: vec!["s".to_owned()],
         shows: Some(FarBar {
             lender: "second".to_owned(),

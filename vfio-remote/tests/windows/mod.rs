@@ -1,7 +1,7 @@
 //! Windows between hosts, which show what somebody has configured.
 
 mod leaving;
-mod posted;
+pub(super) mod posted;
 
 use super::Raw;
 use super::common::{Copier, Hooks, lender_of, memfd, serve_configured};

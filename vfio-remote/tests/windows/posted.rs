@@ -1,8 +1,11 @@
 //! A bridge whose writes are under way until something is read through it.
 
 use super::super::common::{LENGTH, MSI, SOURCE, STATUS, TARGET, memfd, until};
-use super::{CONFIG, RAM, Rig, fill, window};
+use super::{CONFIG, MORE, RAM, Rig, Teller, fill, lend_over, window};
 use farlane_ntb::{Limits, LinkState, Ntb, NtbError, PeerWindow};
+use farlane_pci::Region;
+use farlane_vfio_client::RawClient;
+use farlane_vfio_remote::link::message::{Request, ToLender};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,7 +20,7 @@ const TO: u64 = 0x8_0000;
 
 /// The lender's end. What is written through its window is in another file until it is flushed.
 #[derive(Debug)]
-struct Posted {
+pub struct Posted {
     ntb: Arc<dyn Ntb>,
     held_back: OwnedFd,
     memory: OwnedFd,
@@ -25,7 +28,8 @@ struct Posted {
 }
 
 impl Posted {
-    fn new(memory: &OwnedFd) -> Self {
+    /// One through which two megabytes are seen.
+    pub fn new(memory: &OwnedFd) -> Self {
         let held_back = memfd(2 * RAM);
         let mut bytes = vec![0; 2 << 20];
         rustix::io::pread(memory, &mut bytes, 0).unwrap();
@@ -91,26 +95,35 @@ struct Copied {
     flushes: Arc<AtomicU64>,
 }
 
+/// Has the device copy, and waits for nothing.
+fn copy(vmm: &mut RawClient, target: u64) {
+    for (at, value) in [
+        (STATUS, 0),
+        (SOURCE, RAM + FROM),
+        (TARGET, target),
+        (LENGTH, u64::try_from(BYTES).unwrap()),
+    ] {
+        vmm.write(BAR0, at, &value.to_le_bytes()).unwrap();
+    }
+}
+
 impl Copied {
+    /// It interrupts nobody, which would say all that is to be said.
     fn new() -> Self {
+        let mut copied = Self::before();
+        copy(&mut copied.rig.vmm, RAM + TO);
+        copied
+    }
+
+    fn before() -> Self {
         let memory = memfd(2 * RAM);
         fill(&memory, 1);
         let posted = Posted::new(&memory);
         let flushes = Arc::clone(&posted.flushes);
         let mut rig = Rig::over(Arc::new(posted), memory);
         let interrupt = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-        let fds = [interrupt.as_fd()];
-        rig.vmm.set_irqs(BIND, (MSI, 1, 1), &[], &fds).unwrap();
         rig.map(RAM, 0).unwrap();
         rig.master();
-        for (at, value) in [
-            (STATUS, 0),
-            (SOURCE, RAM + FROM),
-            (TARGET, RAM + TO),
-            (LENGTH, u64::try_from(BYTES).unwrap()),
-        ] {
-            rig.vmm.write(BAR0, at, &value.to_le_bytes()).unwrap();
-        }
         Self {
             rig,
             interrupt,
@@ -130,8 +143,29 @@ impl Copied {
 
 #[test]
 fn an_interrupt_comes_after_what_the_device_wrote() {
-    let copied = Copied::new();
+    let mut copied = Copied::before();
+    let vmm = &mut copied.rig.vmm;
+    let fds = [copied.interrupt.as_fd()];
+    vmm.set_irqs(BIND, (MSI, 1, 1), &[], &fds).unwrap();
+    copy(vmm, RAM + TO);
     until("the interrupt", || copied.is_interrupted());
+    copied.check();
+}
+
+#[test]
+fn memory_that_is_written_by_messages_comes_after_what_the_device_wrote() {
+    let mut copied = Copied::before();
+    let vmm = &mut copied.rig.vmm;
+    // The window does not show it.
+    let other = memfd(RAM);
+    vmm.map(MORE, RAM, Some((other.as_fd(), 0))).unwrap();
+    copy(vmm, RAM + TO);
+    copy(vmm, MORE);
+    let mut bytes = vec![0; BYTES];
+    until("the message", || {
+        rustix::io::pread(&other, &mut bytes, 0).unwrap();
+        bytes.iter().any(|&byte| byte != 0)
+    });
     copied.check();
 }
 
@@ -173,4 +207,34 @@ fn nothing_is_under_way_when_the_device_has_been_returned() {
     drop(vmm);
     until("its return", || lender.status()[0].holder.is_none());
     check(&memory);
+}
+
+#[test]
+fn nothing_is_under_way_when_the_lease_has_ended() {
+    let memory = memfd(2 * RAM);
+    let posted = Posted::new(&memory);
+    let held_back = posted.held_back.try_clone().unwrap();
+    let (_lender, _hooks, connector) = lend_over(Arc::new(posted));
+    let mut teller = Teller::new(&connector);
+    teller.map(None, Ok([0; 8])).unwrap();
+    rustix::io::pwrite(&held_back, &[0x5a; BYTES], FROM).unwrap();
+    let fence = teller.fence;
+    let copy = [
+        (SOURCE, RAM + FROM),
+        (TARGET, RAM + TO),
+        (LENGTH, u64::try_from(BYTES).unwrap()),
+    ];
+    for (offset, value) in copy {
+        let post = ToLender::Post {
+            fence,
+            region: Region::Bar0,
+            offset,
+            data: value.to_le_bytes().to_vec(),
+        };
+        teller.raw.sender.send(&post, &[]).unwrap();
+    }
+    teller.raw.ask(Request::Return { fence }).unwrap();
+    let mut bytes = vec![0; BYTES];
+    rustix::io::pread(&memory, &mut bytes, TO).unwrap();
+    assert_eq!(bytes, [0x5a; BYTES]);
 }
