@@ -15,7 +15,7 @@ static int farlane_context_add(struct farlane_context *ctx)
 	int err = -ENODEV;
 
 	mutex_lock(&fl->contexts_lock);
-	if (READ_ONCE(fl->dead))
+	if (READ_ONCE(fl->dead) || fl->going)
 		goto unlock;
 	err = -EBUSY;
 	for (id = 0; id < fl->max_contexts; id++)
@@ -106,7 +106,8 @@ static int farlane_release(struct inode *inode, struct file *file)
 	fl->opened--;
 	spin_unlock_irq(&fl->control_lock);
 	/* The id stays taken until the backend has let go of everything. */
-	err = farlane_take_away(ctx, &ctx->close_call, FARLANE_OP_CLOSE, 0);
+	err = farlane_take_away(fl, ctx->id, &ctx->close_call, FARLANE_OP_CLOSE,
+				0);
 	if (!farlane_let_go(err)) {
 		farlane_kill(fl, "the backend refused to close a context");
 		farlane_quiesce(fl);

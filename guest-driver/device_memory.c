@@ -126,6 +126,9 @@ static int farlane_device_removed(struct notifier_block *block,
 			    !farlane_device_try_revoke(memory, tries))
 				gone = false;
 			mutex_unlock(&memory->lock);
+			/* A backend takes a moment to say that it could not. */
+			if (!gone)
+				break;
 		}
 		mutex_unlock(&farlane_devices_lock);
 		if (gone)

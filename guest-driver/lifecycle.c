@@ -2,6 +2,7 @@
 /* How a device is found dead, and what happens then. */
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
+#include <linux/slab.h>
 
 #include "farlane.h"
 
@@ -39,7 +40,8 @@ void farlane_watchdog(struct work_struct *work)
 	const char *why = NULL;
 
 	mutex_lock(&fl->contexts_lock);
-	if (list_empty(&fl->contexts) || fl->dead) {
+	/* The last context may go while farlane_close_all() asks for it. */
+	if ((list_empty(&fl->contexts) && !fl->going) || fl->dead) {
 		mutex_unlock(&fl->contexts_lock);
 		return;
 	}
@@ -122,6 +124,38 @@ static bool farlane_present(struct farlane *fl)
 
 	return !parent || !dev_is_pci(parent) ||
 	       pci_device_is_present(to_pci_dev(parent));
+}
+
+/**
+ * farlane_close_all - have the backend close all contexts of a device whose driver is unbound
+ * @fl: device
+ *
+ * A reset waits for the disks that still use some of their memory, and the whole VM with it. Here
+ * the unbinding alone waits, as a process does that closes its context; the watchdog still finds a
+ * backend dead that does not answer.
+ */
+void farlane_close_all(struct farlane *fl)
+{
+	struct farlane_call *call;
+	bool is_open;
+	u32 id;
+
+	mutex_lock(&fl->contexts_lock);
+	fl->going = true;
+	mutex_unlock(&fl->contexts_lock);
+
+	call = kzalloc(sizeof(*call), GFP_KERNEL);
+	if (!call)
+		return;
+	for (id = 0; id < fl->max_contexts && farlane_present(fl); id++) {
+		mutex_lock(&fl->contexts_lock);
+		is_open = fl->table[id];
+		mutex_unlock(&fl->contexts_lock);
+		/* Its process may close it, too: one of the two finds it closed. */
+		if (is_open)
+			farlane_take_away(fl, id, call, FARLANE_OP_CLOSE, 0);
+	}
+	kfree(call);
 }
 
 /**

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
+use farlane_vmkit::guest::{Guest, Job};
 use farlane_vmkit::guest_root::GuestFile;
 use farlane_vmkit::held::{Call, Held};
 use farlane_vmkit::progress;
@@ -37,6 +37,8 @@ const HOLD_SECONDS: u64 = 8;
 /// The disk that is attacked, and the one of honest processes.
 const TARGET: &str = "/dev/vda";
 const HONEST: &str = "/dev/vdb";
+/// The tunnel's driver.
+const DRIVER: &str = "/sys/bus/virtio/drivers/farlane";
 /// The GPU's memory, in sysfs.
 const RESOURCE: &str = "$(for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x120000 ] && echo $d/resource2; done)";
 
@@ -72,6 +74,7 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "a token of another VM",
         &format!("{refused} requests refused"),
     );
+    unbound_in_flight(&guests[1], &backends[1], blocks[2].path(), report)?;
     unplugged(&guests[0])?;
     say(
         report,
@@ -131,39 +134,70 @@ fn honest(guests: &[Guest; 2], report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Memory is unmapped while the disk's worker is about to read blocks into it: the unmapping waits, and nothing lands afterwards.
+/// An attacker whose disk's worker is about to read blocks into its memory.
+struct Reading<'a> {
+    guest: &'a Guest,
+    line: String,
+    job: Job<'a>,
+    held: Held,
+}
+
+impl<'a> Reading<'a> {
+    fn hold(guest: &'a Guest, backends: &Backends, blocks: &Path) -> Result<Self> {
+        let line = format!("token-hostile {TARGET} {RESOURCE} unmap {READ} {UNMAP}");
+        let job = guest.spawn(&line)?;
+        job.wait_output(PATIENCE, |said| said.contains("Ready"))?;
+        let mut held = Held::stop(backends.disks.pid(), |name| name.starts_with("queue"))?;
+        guest.run(&format!("touch {READ}"))?;
+        let reads = |held: &Held, call: &Call| {
+            let file = held.file_of(call.arguments[0]);
+            call.number == libc::SYS_preadv && file.as_deref() == Some(blocks)
+        };
+        let read = held.advance(PATIENCE, reads)?;
+        ensure!(read.is_some(), "The disk is not read:\n{}", job.so_far());
+        Ok(Self {
+            guest,
+            line,
+            job,
+            held,
+        })
+    }
+
+    /// Goes on holding, by the guest's clock, as its driver counts. Time for a backend that does not wait to let go of the memory,
+    /// too: where it is not enough, what lands afterwards tells.
+    fn wait(&self, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+        let uptime = || {
+            let seconds = self.guest.run("cut -d . -f 1 /proc/uptime")?;
+            seconds.trim().parse::<u64>().context("No uptime")
+        };
+        let end = uptime()? + HOLD_SECONDS;
+        while uptime()? < end {
+            check()?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory is unmapped meanwhile: the unmapping waits, and nothing lands afterwards.
 fn unmapped_in_flight(
     guest: &Guest,
     backends: &Backends,
     blocks: &Path,
     report: &mut Report,
 ) -> Result<()> {
-    let line = format!("token-hostile {TARGET} {RESOURCE} unmap {READ} {UNMAP}");
-    let job = guest.spawn(&line)?;
-    job.wait_output(PATIENCE, |said| said.contains("Ready"))?;
-    let mut held = Held::stop(backends.disks.pid(), |name| name.starts_with("queue"))?;
-    guest.run(&format!("touch {READ}"))?;
-    let reads = |held: &Held, call: &Call| {
-        let file = held.file_of(call.arguments[0]);
-        call.number == libc::SYS_preadv && file.as_deref() == Some(blocks)
-    };
-    let read = held.advance(PATIENCE, reads)?;
-    ensure!(read.is_some(), "The disk is not read:\n{}", job.so_far());
+    let reading = Reading::hold(guest, backends, blocks)?;
     guest.run(&format!("touch {UNMAP}"))?;
-    // By the guest's clock, as its driver counts. Time for a backend that does not wait to let go of the memory, too: where it is
-    // not enough, what lands afterwards tells.
-    let uptime = || {
-        let seconds = guest.run("cut -d . -f 1 /proc/uptime")?;
-        seconds.trim().parse::<u64>().context("No uptime")
-    };
-    let end = uptime()? + HOLD_SECONDS;
-    while uptime()? < end {
+    reading.wait(|| {
+        let said = reading.job.so_far();
         ensure!(
-            !job.so_far().contains("Unmapped"),
-            "Memory was unmapped while the disk still read into it:\n{}",
-            job.so_far()
+            !said.contains("Unmapped"),
+            "Memory was unmapped while the disk still read into it:\n{said}"
         );
-    }
+        Ok(())
+    })?;
+    let Reading {
+        line, job, held, ..
+    } = reading;
     drop(held);
     let output = job.wait(PROGRAM_TIMEOUT)?;
     ensure!(
@@ -174,6 +208,44 @@ fn unmapped_in_flight(
     );
     let landed = output.stdout.lines().last().unwrap_or_default();
     say(report, "memory unmapped while a read was held", landed);
+    Ok(())
+}
+
+/// The tunnel's driver is unbound meanwhile: that waits, and the VM goes on.
+fn unbound_in_flight(
+    guest: &Guest,
+    backends: &Backends,
+    blocks: &Path,
+    report: &mut Report,
+) -> Result<()> {
+    let reading = Reading::hold(guest, backends, blocks)?;
+    let unbind = guest.spawn(&format!(
+        "basename {DRIVER}/virtio* >{DRIVER}/unbind && echo Unbound"
+    ))?;
+    reading.wait(|| {
+        ensure!(
+            !unbind.so_far().contains("Unbound"),
+            "The device was let go of while the disk still read into its memory"
+        );
+        Ok(())
+    })?;
+    let Reading { job, held, .. } = reading;
+    drop(held);
+    let output = unbind.wait(PROGRAM_TIMEOUT)?;
+    ensure!(
+        output.stdout.contains("Unbound"),
+        "Unbinding: {}\n{}",
+        output.how(),
+        output.all()
+    );
+    // It has no device any more.
+    guest.run(&format!("touch {UNMAP}"))?;
+    job.wait(PROGRAM_TIMEOUT)?;
+    say(
+        report,
+        "the tunnel unbound while a read was held",
+        "waits, the VM goes on",
+    );
     Ok(())
 }
 
