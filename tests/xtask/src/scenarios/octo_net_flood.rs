@@ -49,6 +49,8 @@ const GROWTH: u64 = 1 << 20;
 /// How long a flood may take on a busy machine.
 const FLOOD_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// A queue pair's thread follows a program when eight windows of 5 ms agree: many times that.
+const QUIET: Duration = Duration::from_millis(500);
 /// The stream that is there before, as iperf3's words.
 const STREAM: &str = "-b 20M";
 
@@ -84,7 +86,7 @@ fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
     for number in 0..FLOODS {
         // The kernel's choice for a flow that is not steered is one of the queues: the stream is on the other at least once.
         settle_on(&guest, "iperf3", number % 2)?;
-        let steady = Steady::read(&backend)?;
+        let steady = Steady::reached(&backend)?;
         answered += floods.send(number)?;
         let now = Steady::read(&backend)?;
         ensure!(
@@ -164,6 +166,17 @@ struct Steady {
 }
 
 impl Steady {
+    /// What it is when nothing has moved for [`QUIET`]: the queue pair's thread follows the program a while after its frames do.
+    fn reached(backend: &NetBackend<'_>) -> Result<Self> {
+        let mut last = Self::read(backend)?;
+        wait_until("the stream stays", || {
+            std::thread::sleep(QUIET);
+            let now = Self::read(backend)?;
+            Ok(std::mem::replace(&mut last, now) == last)
+        })?;
+        Ok(last)
+    }
+
     fn read(backend: &NetBackend<'_>) -> Result<Self> {
         let metrics = backend.metrics()?;
         Ok(Self {
