@@ -191,8 +191,8 @@ impl<'r> Stage<'r> {
         let near = going(witness, NEAR)?;
         guest.kill()?;
         drop(job);
-        // Its borrower takes memory away from the device before it gives it back, which waits for the read.
-        self.offered_after("VM killed", "victim", reading, (witness, near), report)?;
+        // Its borrower takes memory away from the device first, and gives it back when that takes long.
+        self.offered_after("VM killed", RETURNING, reading, (witness, near), report)?;
         self.next_one_leaves_alone(ram, witness)
     }
 
