@@ -18,6 +18,7 @@ mod windows;
 use common::{
     AREA, LENGTH, MSI, Rig, SOURCE, STATUS, TARGET, lender, memfd, serve_borrowed, until,
 };
+use farlane_pci::Region;
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::link::message::{
     Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
@@ -247,6 +248,19 @@ impl Raw {
             sender,
             receiver,
             next: 0,
+        }
+    }
+
+    /// Writes words to BAR 0, of which nobody hears anything.
+    fn post(&self, fence: Fence, words: impl IntoIterator<Item = (u64, u64)>) {
+        for (offset, value) in words {
+            let post = ToLender::Post {
+                fence,
+                region: Region::Bar0,
+                offset,
+                data: value.to_le_bytes().to_vec(),
+            };
+            self.sender.send(&post, &[]).unwrap();
         }
     }
 

@@ -14,7 +14,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 use thiserror::Error;
 
 /// Why memory is not as the VM asks for it.
@@ -228,13 +227,7 @@ impl Layout {
         self.ranges.remove(&address);
         self.follow_publications();
         self.check_doubt()?;
-        match self.is_leaving((address, size)) {
-            true => Err(LayoutError::StillThere {
-                address,
-                length: size,
-            }),
-            false => Ok(()),
-        }
+        self.check_left((address, size))
     }
 
     /// Whether the device reaches nothing but what it is shown, as far as this end knows.
@@ -388,8 +381,8 @@ impl Layout {
     /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be reached, and some of its
     /// memory: a VM has ranges, such as its firmware, that no device needs.
     fn settle(&mut self) -> Result<(), LayoutError> {
-        self.chase(Duration::ZERO);
         let wanted = self.wanted();
+        self.chase_for(wanted.values());
         let stale = self.pieces.iter().filter(|(address, piece)| {
             wanted
                 .get(address)
@@ -406,7 +399,7 @@ impl Layout {
             if self.pieces.contains_key(&address) {
                 continue;
             }
-            self.check_left(&stretch)?;
+            self.check_left((address, stretch.length))?;
             match self.show(&stretch, &user) {
                 Ok((placed, path)) => {
                     let piece = Piece {

@@ -19,7 +19,7 @@ pub(super) struct Leaving {
 
 impl Layout {
     /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked. A device that cannot be kept
-    /// from it is given up; one that is still at it reaches it until [`chase`](Self::chase) has seen it end.
+    /// from it is given up; one that is still at it reaches it until [`chase_for`](Self::chase_for) has seen it end.
     pub(super) fn hide(&mut self, address: u64) {
         let Some(piece) = self.pieces.remove(&address) else {
             return;
@@ -78,7 +78,7 @@ impl Layout {
     }
 
     /// Sees what is leaving end, as far as it does within `patience`.
-    pub(super) fn chase(&mut self, patience: Duration) {
+    fn chase(&mut self, patience: Duration) {
         while let Some(leaving) = self.leaving.pop_front() {
             let Leaving { piece, user } = leaving;
             if !self.take_away(&user, &piece.stretch, patience) {
@@ -97,17 +97,20 @@ impl Layout {
         }
     }
 
-    /// Nothing of the stretch is leaving. What is in its way is waited for.
-    pub(super) fn check_left(&mut self, stretch: &Stretch) -> Result<(), LayoutError> {
-        let range = (stretch.address, stretch.length);
-        if self.is_leaving(range) {
-            self.chase(UNMAP_PATIENCE);
-        }
-        match self.is_leaving(range) {
-            true => Err(LayoutError::StillThere {
-                address: stretch.address,
-                length: stretch.length,
-            }),
+    /// Sees what is leaving end: what is in the way of `wanted` is waited for, and anything else is asked for once. All of it
+    /// is one wait, so that the monitor hears of it in time.
+    pub(super) fn chase_for<'a>(&mut self, mut wanted: impl Iterator<Item = &'a Stretch>) {
+        let is_in_the_way = wanted.any(|s| self.is_leaving((s.address, s.length)));
+        self.chase(match is_in_the_way {
+            true => UNMAP_PATIENCE,
+            false => Duration::ZERO,
+        });
+    }
+
+    /// Nothing of a range is leaving.
+    pub(super) fn check_left(&self, (address, length): (u64, u64)) -> Result<(), LayoutError> {
+        match self.is_leaving((address, length)) {
+            true => Err(LayoutError::StillThere { address, length }),
             false => Ok(()),
         }
     }
@@ -118,7 +121,7 @@ impl Layout {
     }
 
     /// Whether something of a range is leaving.
-    pub(super) fn is_leaving(&self, (address, length): (u64, u64)) -> bool {
+    fn is_leaving(&self, (address, length): (u64, u64)) -> bool {
         let mut stretches = self.leaving.iter().map(|leaving| leaving.piece.stretch);
         stretches.any(|stretch| {
             stretch.address < address.saturating_add(length)

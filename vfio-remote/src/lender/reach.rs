@@ -6,9 +6,8 @@ use super::is_name;
 use super::memory::LeaseMemory;
 use super::posted::Through;
 use super::proof::{self, Fault, Verdict, Word};
-use super::registers::device_error;
 use super::session::Ending;
-use super::unmapping::{self, Unmapping};
+use super::unmapping;
 use super::worker::{Answer, Held, Session, Worker};
 use crate::link::message::{
     Fence, MAX_LISTED_MAPPINGS, MAX_LISTED_PEERS, MappingStatus, PeerKey, PeerName, PeerStatus,
@@ -39,7 +38,7 @@ const PAGE_BYTES: u64 = 4096;
 
 /// A range that a device reaches.
 pub(super) struct Mapped {
-    length: u64,
+    pub length: u64,
     writable: bool,
     way: String,
     hops: Option<u32>,
@@ -98,7 +97,7 @@ impl Held {
         self.written.set(through);
     }
 
-    fn let_go_of_the_unused(&mut self) {
+    pub(super) fn let_go_of_the_unused(&mut self) {
         self.far.retain(|_, far| {
             let is_used = !far.is_unused();
             if !is_used {
@@ -142,7 +141,7 @@ impl Worker {
             return Err(invalid("not whole pages"));
         }
         if held.unmapping.is_some() {
-            return Err(being_unmapped());
+            return Err(unmapping::another());
         }
         if held.mappings.len() >= MAX_MAPPINGS {
             return Err(invalid("too many ranges"));
@@ -448,48 +447,6 @@ impl Worker {
         }
         Refusal::Window(why)
     }
-
-    pub(super) fn unmap(&mut self, fence: Fence, address: u64, length: u64) -> Answer {
-        let held = self.held_mut(fence)?;
-        let unknown =
-            || Refusal::Invalid(format!("{length:#x} bytes at {address:#x} are not mapped"));
-        let mapped = held.mappings.get(&address);
-        let mapped = mapped.filter(|m| m.length == length).ok_or_else(unknown)?;
-        let used = mapped.used();
-        let range = (address, length);
-        let unmapping = match held.unmapping.take() {
-            Some(unmapping) if unmapping.range == range => unmapping,
-            None => Unmapping::begin(&held.function, used.clone(), range)
-                .map_err(|e| device_error(e.into()))?,
-            other => {
-                held.unmapping = other;
-                return Err(being_unmapped());
-            }
-        };
-        let Some(unmapped) = unmapping.wait(unmapping::PATIENCE) else {
-            held.unmapping = Some(unmapping);
-            return Err(Refusal::InProgress);
-        };
-        unmapped.map_err(device_error)?;
-        if let Some(used) = used {
-            used.forget();
-        }
-        if let Some(session) = &mut self.session
-            && let Some(held) = &mut session.held
-        {
-            held.mappings.remove(&address);
-            held.written.flush();
-            held.write_through();
-            // What is reached no more is held for nobody.
-            held.let_go_of_the_unused();
-            report(&session.device, held);
-        }
-        Ok(Reply::Done)
-    }
-}
-
-fn being_unmapped() -> Refusal {
-    Refusal::Order("Other memory is being taken away".to_owned())
 }
 
 /// What the lender sees through a window, at the addresses at which the device is to reach it.
@@ -560,7 +517,7 @@ fn find(
 }
 
 /// Says what the device reaches, and over how many bridges most of the VM's memory.
-fn report(device: &Device, held: &Held) {
+pub(super) fn report(device: &Device, held: &Held) {
     let mut bytes: BTreeMap<Option<u32>, u64> = BTreeMap::new();
     let mut mappings = Vec::new();
     let mut count = 0_u32;

@@ -5,6 +5,10 @@
 //! until it is done. Registers, interrupts and the lease do not wait.
 
 use super::far::Used;
+use super::reach::report;
+use super::registers::device_error;
+use super::worker::{Answer, Worker};
+use crate::link::message::{Fence, Refusal, Reply};
 use farlane_pci::{AccessError, Function};
 use std::io;
 use std::sync::Arc;
@@ -61,6 +65,51 @@ impl Unmapping {
     pub fn finish(self) -> Result<(), AccessError> {
         self.done.recv().unwrap_or_else(|_| Err(failed()))
     }
+}
+
+impl Worker {
+    pub(super) fn unmap(&mut self, fence: Fence, address: u64, length: u64) -> Answer {
+        let held = self.held_mut(fence)?;
+        let unknown =
+            || Refusal::Invalid(format!("{length:#x} bytes at {address:#x} are not mapped"));
+        let mapped = held.mappings.get(&address);
+        let mapped = mapped.filter(|m| m.length == length).ok_or_else(unknown)?;
+        let used = mapped.used();
+        let range = (address, length);
+        let unmapping = match held.unmapping.take() {
+            Some(unmapping) if unmapping.range == range => unmapping,
+            None => Unmapping::begin(&held.function, used.clone(), range)
+                .map_err(|e| device_error(e.into()))?,
+            other => {
+                held.unmapping = other;
+                return Err(another());
+            }
+        };
+        let Some(unmapped) = unmapping.wait(PATIENCE) else {
+            held.unmapping = Some(unmapping);
+            return Err(Refusal::InProgress);
+        };
+        unmapped.map_err(device_error)?;
+        if let Some(used) = used {
+            used.forget();
+        }
+        if let Some(session) = &mut self.session
+            && let Some(held) = &mut session.held
+        {
+            held.mappings.remove(&address);
+            held.written.flush();
+            held.write_through();
+            // What is reached no more is held for nobody.
+            held.let_go_of_the_unused();
+            report(&session.device, held);
+        }
+        Ok(Reply::Done)
+    }
+}
+
+/// One range after the other.
+pub(super) fn another() -> Refusal {
+    Refusal::Order("Other memory is being taken away".to_owned())
 }
 
 fn failed() -> AccessError {

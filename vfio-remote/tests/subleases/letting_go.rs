@@ -365,15 +365,7 @@ fn what_was_written_has_arrived_when_another_lenders_device_is_on_offer_again() 
         (TARGET, ADDRESS + to),
         (LENGTH, 8),
     ];
-    for (offset, value) in copy {
-        let post = ToLender::Post {
-            fence,
-            region: Region::Bar0,
-            offset,
-            data: value.to_le_bytes().to_vec(),
-        };
-        raws.user.sender.send(&post, &[]).unwrap();
-    }
+    raws.user.post(fence, copy);
     until("the copy", || copies.load(Ordering::SeqCst) == 1);
     raws.give_back();
     raws.holder.ask(Request::Take).unwrap();

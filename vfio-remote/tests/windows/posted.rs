@@ -3,9 +3,8 @@
 use super::super::common::{LENGTH, MSI, SOURCE, STATUS, TARGET, memfd, until};
 use super::{CONFIG, MORE, RAM, Rig, Teller, fill, lend_over, window};
 use farlane_ntb::{Limits, LinkState, Ntb, NtbError, PeerWindow};
-use farlane_pci::Region;
 use farlane_vfio_client::RawClient;
-use farlane_vfio_remote::link::message::{Request, ToLender};
+use farlane_vfio_remote::link::message::Request;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -224,15 +223,7 @@ fn nothing_is_under_way_when_the_lease_has_ended() {
         (TARGET, RAM + TO),
         (LENGTH, u64::try_from(BYTES).unwrap()),
     ];
-    for (offset, value) in copy {
-        let post = ToLender::Post {
-            fence,
-            region: Region::Bar0,
-            offset,
-            data: value.to_le_bytes().to_vec(),
-        };
-        teller.raw.sender.send(&post, &[]).unwrap();
-    }
+    teller.raw.post(fence, copy);
     teller.raw.ask(Request::Return { fence }).unwrap();
     let mut bytes = vec![0; BYTES];
     rustix::io::pread(&memory, &mut bytes, TO).unwrap();

@@ -67,14 +67,16 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         guest.run(&format!("echo 1 >$(dirname {RESOURCE})/enable"))?;
     }
     honest(&guests, report)?;
-    unmapped_in_flight(&guests[0], &backends[0], blocks[0].path(), report)?;
+    let reading = Reading::hold(&guests[0], &backends[0], blocks[0].path())?;
+    unmapped_in_flight(reading, report)?;
     let refused = stolen(&guests, &backends)?;
     say(
         report,
         "a token of another VM",
         &format!("{refused} requests refused"),
     );
-    unbound_in_flight(&guests[1], &backends[1], blocks[2].path(), report)?;
+    let reading = Reading::hold(&guests[1], &backends[1], blocks[2].path())?;
+    unbound_in_flight(reading, report)?;
     unplugged(&guests[0])?;
     say(
         report,
@@ -179,14 +181,8 @@ impl<'a> Reading<'a> {
 }
 
 /// Memory is unmapped meanwhile: the unmapping waits, and nothing lands afterwards.
-fn unmapped_in_flight(
-    guest: &Guest,
-    backends: &Backends,
-    blocks: &Path,
-    report: &mut Report,
-) -> Result<()> {
-    let reading = Reading::hold(guest, backends, blocks)?;
-    guest.run(&format!("touch {UNMAP}"))?;
+fn unmapped_in_flight(reading: Reading<'_>, report: &mut Report) -> Result<()> {
+    reading.guest.run(&format!("touch {UNMAP}"))?;
     reading.wait(|| {
         let said = reading.job.so_far();
         ensure!(
@@ -212,13 +208,8 @@ fn unmapped_in_flight(
 }
 
 /// The tunnel's driver is unbound meanwhile: that waits, and the VM goes on.
-fn unbound_in_flight(
-    guest: &Guest,
-    backends: &Backends,
-    blocks: &Path,
-    report: &mut Report,
-) -> Result<()> {
-    let reading = Reading::hold(guest, backends, blocks)?;
+fn unbound_in_flight(reading: Reading<'_>, report: &mut Report) -> Result<()> {
+    let guest = reading.guest;
     let unbind = guest.spawn(&format!(
         "basename {DRIVER}/virtio* >{DRIVER}/unbind && echo Unbound"
     ))?;
