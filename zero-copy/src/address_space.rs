@@ -241,7 +241,7 @@ impl Snapshot {
 #[derive(Debug, Default)]
 pub struct AddressSpace {
     current: RwLock<Arc<Snapshot>>,
-    /// Held while the space is changed: earlier states of which there may be views.
+    /// Held while the space is changed, but not while views are waited for: earlier states of which there may be some.
     change: Mutex<Vec<Weak<Snapshot>>>,
     kind: RangeKind,
 }
@@ -273,7 +273,7 @@ impl AddressSpace {
     /// # Errors
     /// A range without a file, overlapping ranges, or what `mmap` says; nothing is changed then.
     pub fn replace_ram(&self, memory: &GuestMemoryMmap) -> Result<(), AddressSpaceError> {
-        let mut earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.snapshot();
         let mut ranges: Vec<Arc<Range>> = Vec::new();
         for region in memory.iter() {
@@ -300,7 +300,7 @@ impl AddressSpace {
                 });
             }
         }
-        self.publish(&mut earlier, &old, ranges);
+        self.publish(earlier, &old, ranges);
         Ok(())
     }
 
@@ -346,7 +346,7 @@ impl AddressSpace {
         (file, file_offset): (BorrowedFd<'_>, u64),
         writable: bool,
     ) -> Result<(), AddressSpaceError> {
-        let mut earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let stat = rustix::fs::fstat(file).map_err(std::io::Error::from)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         if file_offset.checked_add(length).is_none_or(|end| end > size) {
@@ -372,7 +372,7 @@ impl AddressSpace {
         }
         let mut ranges = old.ranges.clone();
         ranges.insert(at, range);
-        self.publish(&mut earlier, &old, ranges);
+        self.publish(earlier, &old, ranges);
         Ok(())
     }
 
@@ -381,7 +381,7 @@ impl AddressSpace {
     /// # Errors
     /// There is no such range.
     pub fn unmap(&self, start: u64, length: u64) -> Result<(), AddressSpaceError> {
-        let mut earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.snapshot();
         let mut ranges = old.ranges.clone();
         ranges.retain(|r| (r.start, r.length) != (start, length));
@@ -391,7 +391,7 @@ impl AddressSpace {
                 length,
             });
         }
-        self.publish(&mut earlier, &old, ranges);
+        self.publish(earlier, &old, ranges);
         Ok(())
     }
 
@@ -442,10 +442,10 @@ impl AddressSpace {
     }
 
     /// Makes `ranges` the current state. When this returns, nothing touches a range of an earlier
-    /// state that is not among them.
+    /// state that is not among them. Whoever changes it meanwhile does not wait for that.
     fn publish(
         &self,
-        earlier: &mut Vec<Weak<Snapshot>>,
+        mut earlier: MutexGuard<'_, Vec<Weak<Snapshot>>>,
         old: &Arc<Snapshot>,
         ranges: Vec<Arc<Range>>,
     ) {
@@ -465,19 +465,21 @@ impl AddressSpace {
         if gone.is_empty() {
             return;
         }
+        let states: Vec<_> = earlier.iter().filter_map(Weak::upgrade).collect();
+        drop(earlier);
         for range in gone {
             range.drain();
         }
-        for state in earlier.drain(..).filter_map(|state| state.upgrade()) {
+        for state in states {
             state.views.wait();
         }
     }
 
     /// Takes all memory away.
     pub fn clear(&self) {
-        let mut earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.snapshot();
-        self.publish(&mut earlier, &old, Vec::new());
+        self.publish(earlier, &old, Vec::new());
     }
 
     /// The kind and the NUMA node of the memory at `address`.

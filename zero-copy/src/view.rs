@@ -261,6 +261,50 @@ mod tests {
     }
 
     #[test]
+    fn what_is_waited_for_keeps_nobody_from_other_memory() {
+        let space = AddressSpace::new();
+        let fd = memory(0x2000);
+        space.map(0, 0x1000, fd.as_fd(), 0, true).unwrap();
+        let view = space.view();
+        let unmapping = std::thread::spawn({
+            let space = Arc::clone(&space);
+            move || space.unmap(0, 0x1000).unwrap()
+        });
+        while space.view().word(0).is_ok() {
+            std::thread::yield_now();
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        let mapping = std::thread::spawn({
+            let space = Arc::clone(&space);
+            move || {
+                space.map(0x1000, 0x1000, fd.as_fd(), 0x1000, true).unwrap();
+                tell.send(()).unwrap();
+            }
+        });
+        let mapped = told.recv_timeout(std::time::Duration::from_secs(20));
+        drop(view);
+        mapping.join().unwrap();
+        unmapping.join().unwrap();
+        assert!(mapped.is_ok());
+        // Two that are taken away at once wait for the same view.
+        let view = space.view();
+        space
+            .map(0, 0x1000, memory(0x1000).as_fd(), 0, true)
+            .unwrap();
+        let unmap = |address| {
+            let space = Arc::clone(&space);
+            std::thread::spawn(move || space.unmap(address, 0x1000).unwrap())
+        };
+        let both = [unmap(0x1000), unmap(0)];
+        while [0, 0x1000].iter().any(|&at| space.view().word(at).is_ok()) {
+            std::thread::yield_now();
+        }
+        assert!(!both.iter().any(|thread| thread.is_finished()));
+        drop(view);
+        both.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+
+    #[test]
     fn memory_of_devices_is_told_from_the_vms() {
         let space = AddressSpace::new();
         let fd = memory(0x4000);

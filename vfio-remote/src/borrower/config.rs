@@ -3,6 +3,7 @@
 use super::bars::Decoded;
 use super::device::{Borrowed, Presence, RETRY};
 use super::layout::{LayoutError, User};
+use super::leaving::deadline;
 use super::session::SessionError;
 use crate::link::message::{Refusal, Request};
 use farlane_pci::{ConfigSpace, Effects, Region};
@@ -21,14 +22,18 @@ impl Borrowed {
         let (session, fence) = (Arc::clone(session), *fence);
         let is_master = self.space.as_ref().is_some_and(ConfigSpace::is_bus_master);
         match self.client.clone().filter(|_| is_master) {
-            None => self.layout().remove_user(),
+            None => {
+                let until = deadline();
+                self.layout().remove_user(until);
+            }
             Some(client) => {
                 let user = User {
                     session: Arc::clone(&session),
                     fence,
                     client,
                 };
-                let shown = self.layout().set_user(user);
+                let until = deadline();
+                let shown = self.layout().set_user(user, until);
                 if let Err(e) = shown {
                     log::error!("{}: given up: {}", self.config.device, chain(&e));
                     match e {

@@ -2,6 +2,7 @@
 
 use super::bars::Bars;
 use super::layout::{Layout, LayoutError};
+use super::leaving::deadline;
 use super::peers::Peers;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
@@ -337,12 +338,12 @@ impl Device for Borrowed {
         }
     }
 
-    fn disconnected(&mut self) {
+    /// All that the device reaches ends at once, with its lease.
+    fn disconnecting(&mut self) {
         self.notice_loss();
         if let Some(bars) = &self.bars {
             bars.end(None);
         }
-        self.layout().remove_user();
         if let Presence::Held(session, fence) =
             std::mem::replace(&mut self.presence, Presence::Away)
         {
@@ -352,6 +353,10 @@ impl Device for Borrowed {
                 Err(e) => log::warn!("{}: cannot be returned: {}", self.config.device, chain(&e)),
             }
         }
+        self.layout().lose_user();
+    }
+
+    fn disconnected(&mut self) {
         self.layout().clear();
         self.counters.held.store(0, Ordering::Relaxed);
         self.client = None;
@@ -450,7 +455,9 @@ impl Device for Borrowed {
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
         let is_ram = map.file.is_some();
-        let added = self.layout().add(map);
+        // Also for whoever has the layout meanwhile: the monitor waits for both.
+        let until = deadline();
+        let added = self.layout().add(map, until);
         if is_ram {
             self.follow_bars();
         }
@@ -463,7 +470,8 @@ impl Device for Borrowed {
     }
 
     fn dma_unmap(&mut self, address: u64, size: u64) -> Result<(), Errno> {
-        let removed = self.layout().remove(address, size);
+        let until = deadline();
+        let removed = self.layout().remove(address, size, until);
         self.notice_loss();
         removed.map_err(|e| self.memory_error("unmap", &e))
     }

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 use thiserror::Error;
 
 /// Why memory is not as the VM asks for it.
@@ -156,8 +157,7 @@ impl Layout {
 
     /// The monitor is gone, and with it all of the VM's own memory. Nobody uses it.
     pub fn clear(&mut self) {
-        self.remove_user();
-        self.release_leaving();
+        self.lose_user();
         self.ranges.clear();
         self.ways.clear();
     }
@@ -205,8 +205,9 @@ impl Layout {
         Ok(())
     }
 
-    /// The VM has memory there. Where the device cannot reach it, the VM has none there.
-    pub fn add(&mut self, map: DmaMap) -> Result<(), LayoutError> {
+    /// The VM has memory there. Where the device cannot reach it, the VM has none there. Here and in what follows, a device that
+    /// has not let go of something is waited for until then.
+    pub fn add(&mut self, map: DmaMap, until: Instant) -> Result<(), LayoutError> {
         let address = map.address;
         let range = Range {
             size: map.size,
@@ -214,18 +215,18 @@ impl Layout {
             file: map.file.map(|(file, offset)| (Arc::new(file), offset)),
         };
         self.ranges.insert(address, range);
-        let settled = self.settle();
+        let settled = self.settle(until);
         if let Err(LayoutError::Unreachable { .. } | LayoutError::StillThere { .. }) = &settled {
             self.ranges.remove(&address);
-            self.follow_publications();
+            self.follow_publications(until);
         }
         settled
     }
 
     /// The VM has no memory there any more. The device does not reach it when this has succeeded.
-    pub fn remove(&mut self, address: u64, size: u64) -> Result<(), LayoutError> {
+    pub fn remove(&mut self, address: u64, size: u64, until: Instant) -> Result<(), LayoutError> {
         self.ranges.remove(&address);
-        self.follow_publications();
+        self.follow_publications(until);
         self.check_doubt()?;
         self.check_left((address, size))
     }
@@ -242,34 +243,40 @@ impl Layout {
     }
 
     /// Another device of the VM has memory there.
-    pub fn add_target(&mut self, id: u64, target: Arc<Target>) {
+    pub fn add_target(&mut self, id: u64, target: Arc<Target>, until: Instant) {
         self.targets.insert(id, target);
-        self.follow_publications();
+        self.follow_publications(until);
     }
 
     /// It has it no more. This device does not reach it when this returns.
-    pub fn remove_target(&mut self, id: u64) {
+    pub fn remove_target(&mut self, id: u64, until: Instant) {
         self.targets.remove(&id);
-        self.follow_publications();
+        self.follow_publications(until);
+        self.give_up_for(id, until);
     }
 
     /// Has the device reach all memory, and then master the bus.
-    pub fn set_user(&mut self, user: User) -> Result<(), LayoutError> {
+    pub fn set_user(&mut self, user: User, until: Instant) -> Result<(), LayoutError> {
         self.user = Some(user);
-        self.settle()?;
+        self.settle(until)?;
         Ok(self.set_bus_master(true)?)
     }
 
     /// Has the device master the bus no more, and then reach nothing, of which the lender is told.
-    pub fn remove_user(&mut self) {
+    pub fn remove_user(&mut self, until: Instant) {
         if let Err(e) = self.set_bus_master(false) {
             log::error!("{}: given up: {}", self.name, chain(&e));
         }
+        self.chase(true, until);
+        self.hide_all(until);
+        self.user = None;
+    }
+
+    fn hide_all(&mut self, until: Instant) {
         let addresses: Vec<u64> = self.pieces.keys().copied().collect();
         for address in addresses {
-            self.hide(address);
+            self.hide(address, until);
         }
-        self.user = None;
     }
 
     fn set_bus_master(&mut self, may: bool) -> Result<(), SessionError> {
@@ -291,7 +298,7 @@ impl Layout {
             self.forget(&user);
         }
         self.release_leaving();
-        self.remove_user();
+        self.hide_all(Instant::now());
     }
 
     /// Nobody is asked any more to keep the device from memory.
@@ -372,17 +379,17 @@ impl Layout {
     }
 
     /// As [`settle`](Self::settle), where nothing of the VM's own memory is new.
-    fn follow_publications(&mut self) {
-        if let Err(e) = self.settle() {
+    fn follow_publications(&mut self, until: Instant) {
+        if let Err(e) = self.settle(until) {
             log::warn!("{}: {}", self.name, chain(&e));
         }
     }
 
     /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be reached, and some of its
     /// memory: a VM has ranges, such as its firmware, that no device needs.
-    fn settle(&mut self) -> Result<(), LayoutError> {
+    fn settle(&mut self, until: Instant) -> Result<(), LayoutError> {
         let wanted = self.wanted();
-        self.chase_for(wanted.values());
+        self.chase_for(wanted.values(), until);
         let stale = self.pieces.iter().filter(|(address, piece)| {
             wanted
                 .get(address)
@@ -390,7 +397,7 @@ impl Layout {
         });
         let stale: Vec<u64> = stale.map(|(&address, _)| address).collect();
         for address in stale {
-            self.hide(address);
+            self.hide(address, until);
         }
         for (address, stretch) in wanted {
             let Some(user) = self.user.clone() else {

@@ -1,15 +1,17 @@
 //! How stretches of memory are taken away from the lender's device.
 //!
 //! A device that has begun something there, such as to read from a disk that does not answer, is
-//! waited for as long as the monitor waits for us. Then the monitor is told that it was not done,
-//! and the stretch is as it was for the device, until the lender says that it is not reached any
-//! more: the window goes on showing it, and nothing else is shown there. The device is not lost.
+//! waited for as long as the monitor waits for us, once for all that one request of the monitor
+//! takes away. Then the monitor is told that it was not done, and the stretch is as it was for the
+//! device, until the lender says that it is not reached any more: the window goes on showing it,
+//! and nothing else is shown there. The device is not lost.
 
 use super::layout::{Backing, Layout, LayoutError, Piece, Placed, Stretch, User};
 use super::placement::free;
 use super::session::UNMAP_PATIENCE;
+use crate::lender::unmapping;
 use farlane_zero_copy::chain;
-use std::time::Duration;
+use std::time::Instant;
 
 /// A stretch that the device may still reach, and whose device that is.
 pub(super) struct Leaving {
@@ -17,28 +19,28 @@ pub(super) struct Leaving {
     user: User,
 }
 
+/// Until when the device is waited for on behalf of who asks for something now.
+pub(crate) fn deadline() -> Instant {
+    Instant::now() + UNMAP_PATIENCE
+}
+
+/// Whether the lender can still answer once by then.
+fn has_time(until: Instant) -> bool {
+    Instant::now() + unmapping::PATIENCE <= until
+}
+
 impl Layout {
     /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked. A device that cannot be kept
-    /// from it is given up; one that is still at it reaches it until [`chase_for`](Self::chase_for) has seen it end.
-    pub(super) fn hide(&mut self, address: u64) {
+    /// from it is given up; one that is still at it then reaches it until [`chase`](Self::chase) has seen it end.
+    pub(super) fn hide(&mut self, address: u64, until: Instant) {
         let Some(piece) = self.pieces.remove(&address) else {
             return;
         };
         let is_reached = !matches!(piece.placed, Placed::Nowhere(_));
         if is_reached && let Some(user) = self.user.clone() {
-            let is_peer = matches!(piece.stretch.backing, Backing::Peer(_));
-            // One after the other: the monitor does not wait for each of them.
-            let ended = match self.leaving.is_empty() || is_peer {
-                true => self.take_away(&user, &piece.stretch, UNMAP_PATIENCE),
-                false => false,
-            };
-            if !ended && is_peer {
-                // Whose memory that is does not wait.
-                let Stretch { length, .. } = piece.stretch;
-                let why = format!("it is still at {length:#x} bytes at {address:#x}");
-                user.session.abandon();
-                self.given_up(&user, &why);
-            } else if !ended {
+            // One after the other: the lender takes one range away at a time.
+            let is_next = self.leaving.is_empty() && has_time(until);
+            if !is_next || !self.take_away(&user, &piece.stretch, until) {
                 self.leaving.push_back(Leaving { piece, user });
                 return;
             }
@@ -47,11 +49,11 @@ impl Layout {
     }
 
     /// Asks the lender. False where the device is still at it; true as well where it has been given up.
-    fn take_away(&mut self, user: &User, stretch: &Stretch, patience: Duration) -> bool {
+    fn take_away(&mut self, user: &User, stretch: &Stretch, until: Instant) -> bool {
         let &Stretch {
             address, length, ..
         } = stretch;
-        let unmapped = user.session.unmap(user.fence, (address, length), patience);
+        let unmapped = user.session.unmap(user.fence, (address, length), until);
         match unmapped {
             Ok(true) => true,
             Ok(false) => {
@@ -77,16 +79,40 @@ impl Layout {
         self.forget(user);
     }
 
-    /// Sees what is leaving end, as far as it does within `patience`.
-    fn chase(&mut self, patience: Duration) {
-        while let Some(leaving) = self.leaving.pop_front() {
-            let Leaving { piece, user } = leaving;
+    /// Sees what is leaving end, as far as it does by then. What is not `needed` is asked for once.
+    pub(super) fn chase(&mut self, is_needed: bool, until: Instant) {
+        while has_time(until)
+            && let Some(Leaving { piece, user }) = self.leaving.pop_front()
+        {
+            let patience = match is_needed {
+                true => until,
+                false => Instant::now() + unmapping::PATIENCE,
+            };
             if !self.take_away(&user, &piece.stretch, patience) {
                 self.leaving.push_front(Leaving { piece, user });
                 return;
             }
             self.release(piece);
         }
+    }
+
+    /// Another device's memory is about to go, whose owner does not wait longer: a device that is still at it then is given up.
+    pub(super) fn give_up_for(&mut self, peer: u64, until: Instant) {
+        let is_peers = |leaving: &&Leaving| leaving.piece.stretch.backing == Backing::Peer(peer);
+        if self.leaving.iter().any(|leaving| is_peers(&leaving)) {
+            self.chase(true, until);
+        }
+        let Some(Leaving { piece, user }) = self.leaving.iter().find(is_peers) else {
+            return;
+        };
+        let Stretch {
+            address, length, ..
+        } = piece.stretch;
+        let why = format!("it is still at {length:#x} bytes of another device at {address:#x}");
+        let user = user.clone();
+        user.session.abandon();
+        self.given_up(&user, &why);
+        self.release_leaving();
     }
 
     /// There is nobody to be asked any more.
@@ -97,14 +123,14 @@ impl Layout {
         }
     }
 
-    /// Sees what is leaving end: what is in the way of `wanted` is waited for, and anything else is asked for once. All of it
-    /// is one wait, so that the monitor hears of it in time.
-    pub(super) fn chase_for<'a>(&mut self, mut wanted: impl Iterator<Item = &'a Stretch>) {
+    /// Sees what is leaving end: what is in the way of `wanted` is waited for, and anything else is asked for once.
+    pub(super) fn chase_for<'a>(
+        &mut self,
+        mut wanted: impl Iterator<Item = &'a Stretch>,
+        until: Instant,
+    ) {
         let is_in_the_way = wanted.any(|s| self.is_leaving((s.address, s.length)));
-        self.chase(match is_in_the_way {
-            true => UNMAP_PATIENCE,
-            false => Duration::ZERO,
-        });
+        self.chase(is_in_the_way, until);
     }
 
     /// Nothing of a range is leaving.

@@ -1,6 +1,7 @@
 //! The devices of one VM, and what each of them has for the others.
 
 use super::layout::Layout;
+use super::leaving::deadline;
 use farlane_pci::RemoteMemory;
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, Subscription, subscribe};
 use farlane_zero_copy::chain;
@@ -163,9 +164,13 @@ fn follow(layout: &Mutex<Layout>, notices: &Receiver<Notice>) {
     let layout = || layout.lock().unwrap_or_else(PoisonError::into_inner);
     while let Ok(notice) = notices.recv() {
         match notice {
-            Notice::Added(id, target) => layout().add_target(id, target),
+            Notice::Added(id, target) => {
+                let until = deadline();
+                layout().add_target(id, target, until);
+            }
             Notice::Removed(id, done) => {
-                layout().remove_target(id);
+                let until = deadline();
+                layout().remove_target(id, until);
                 let _ = done.send(());
             }
         }

@@ -6,7 +6,7 @@ use super::peers::{Lent, PeerUse};
 use super::session::Control;
 use super::sublease::Sublease;
 use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
-use farlane_pci::Source;
+use farlane_pci::{Function, Source};
 use farlane_zero_copy::chain;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -151,9 +151,12 @@ impl Device {
         self.state().lent = Some(lent);
     }
 
-    /// Whether devices of other lenders reach it.
-    pub fn is_sublet(&self) -> bool {
-        !self.state().subleases.is_empty()
+    /// Its function begins nothing more in memory, for good.
+    pub fn keep_from_memory(&self, function: &dyn Function) {
+        if let Err(e) = function.end_bus_master() {
+            let name = &self.offer.name;
+            log::error!("{name}: cannot be kept from memory: {}", chain(&e));
+        }
     }
 
     /// Ends a lease; `reset` makes the device as new. Before, no other device reaches it any more. Where one of these is not

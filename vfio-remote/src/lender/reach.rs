@@ -140,7 +140,11 @@ impl Worker {
         {
             return Err(invalid("not whole pages"));
         }
-        if held.unmapping.is_some() {
+        if held
+            .unmapping
+            .as_ref()
+            .is_some_and(|u| u.is_of((address, length)))
+        {
             return Err(unmapping::another());
         }
         if held.mappings.len() >= MAX_MAPPINGS {

@@ -14,7 +14,6 @@ use super::worker::Worker;
 use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
 use crate::link::{LinkError, Peer, Received, Receiver, Sender};
 use farlane_pci::{Function, InterruptKind, Signal};
-use farlane_zero_copy::chain;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -56,11 +55,8 @@ impl Tenure {
     /// Ends it, whatever the worker is waiting for: the device accesses memory no more. The worker gives it back.
     fn end(&self) {
         self.device.expire(self.fence);
-        if let Some(function) = self.function.upgrade()
-            && let Err(e) = function.end_bus_master()
-        {
-            let name = &self.device.offer.name;
-            log::error!("{name}: cannot be kept from memory: {}", chain(&e));
+        if let Some(function) = self.function.upgrade() {
+            self.device.keep_from_memory(&*function);
         }
     }
 }
@@ -205,9 +201,12 @@ impl Control {
         }
     }
 
-    /// Nothing that the borrower has asked for is done any more.
+    /// Nothing that the borrower has asked for is done any more, and its device accesses memory no more.
     fn end(&self) {
         self.queue.end();
+        if let Some(tenure) = &self.state().lease {
+            tenure.end();
+        }
         // Nobody who waits for memory waits any longer.
         self.memory.close();
     }

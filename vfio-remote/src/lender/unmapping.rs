@@ -52,6 +52,12 @@ impl Unmapping {
             .map(|_| Self { range, done })
     }
 
+    /// Whether it takes something of a range away.
+    pub fn is_of(&self, (address, length): (u64, u64)) -> bool {
+        let (own, bytes) = self.range;
+        own < address.saturating_add(length) && address < own.saturating_add(bytes)
+    }
+
     /// The result, if it is there in time.
     pub fn wait(&self, patience: Duration) -> Option<Result<(), AccessError>> {
         match self.done.recv_timeout(patience) {

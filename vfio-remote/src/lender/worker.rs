@@ -479,13 +479,8 @@ impl Worker {
         };
         let fence = held.fence;
         let written = Arc::clone(&held.written);
-        // Other lenders may take a while: it touches nothing of its borrower's meanwhile.
-        if session.device.is_sublet()
-            && let Err(e) = held.function.end_bus_master()
-        {
-            let name = &session.device.offer.name;
-            log::error!("{name}: cannot be kept from memory: {}", chain(&e));
-        }
+        // What it is at may take a while, and so may other lenders: it begins nothing more meanwhile.
+        session.device.keep_from_memory(&*held.function);
         // Afterwards nobody else has the function. What does not let go of another device counts as reaching it until it has
         // been reset.
         let used: Vec<_> = held.mappings.values().filter_map(Mapped::used).collect();

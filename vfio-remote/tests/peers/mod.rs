@@ -1,6 +1,8 @@
 //! Devices of one VM reach each other.
 
-use super::common::{AREA, Copier, Rig, STATUS, TARGET, lender_of, listener, until};
+use super::common::{
+    AREA, Copier, Hooks, Rig, STATUS, TARGET, lender_of, lender_with_term, listener, until,
+};
 use super::{Monitor, Raw};
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{self, Peers};
@@ -356,4 +358,101 @@ fn nobody_reaches_a_device_without_the_key_of_its_lease() {
     until("the devices", || {
         rig.holder("mapped").is_none() && rig.holder("plain").is_none()
     });
+}
+
+/// Two devices of a VM, of which one reaches the other, and does not let go of anything.
+fn one_that_is_at_it() -> (Rig, Arc<Hooks>, Monitor, Monitor) {
+    let (target, source) = (Copier::new(true), Copier::new(false));
+    let hooks = Arc::clone(&source.hooks);
+    let copiers = [("mapped", target), ("plain", source)];
+    let rig = Rig::of(lender_with_term(
+        Duration::from_secs(20),
+        "lender",
+        copiers,
+        &[],
+        BTreeMap::new(),
+    ));
+    let peers = in_one_process();
+    let mut source = Monitor::connect(&rig.borrow_for(&peers, "s", "plain"));
+    let mut target = Monitor::connect(&rig.borrow_for(&peers, "t", "mapped"));
+    source.command(MASTER);
+    target.place(BAR);
+    target.command(DECODING);
+    until("the way", || !rig.peers("plain").is_empty());
+    hooks.unmaps_late.store(true, Ordering::SeqCst);
+    source.command(0);
+    assert!(hooks.is_stalled());
+    (rig, hooks, source, target)
+}
+
+#[test]
+fn a_device_that_is_at_it_keeps_what_it_reaches_of_another_one_until_it_has_let_go() {
+    let (rig, hooks, mut source, _target) = one_that_is_at_it();
+    assert!(!rig.peers("plain").is_empty());
+    hooks.unmaps_late.store(false, Ordering::SeqCst);
+    hooks.release();
+    source.command(MASTER);
+    assert_ne!(source.vendor(), 0xffff);
+    until("the way", || !rig.peers("plain").is_empty());
+    source.command(0);
+    assert!(rig.peers("plain").is_empty());
+}
+
+#[test]
+fn a_device_that_is_at_it_when_another_ones_memory_goes_is_given_up() {
+    let (rig, hooks, mut source, mut target) = one_that_is_at_it();
+    target.command(0);
+    until("its loss", || source.vendor() == 0xffff);
+    until("its end", || hooks.is_cut_off.load(Ordering::SeqCst));
+    hooks.release();
+    until("its return", || rig.holder("plain").is_none());
+    assert!(rig.holder("mapped").is_some());
+}
+
+#[test]
+fn a_device_begins_nothing_more_when_its_lease_has_ended_whatever_it_is_at() {
+    for returns in [true, false] {
+        let copier = Copier::new(false);
+        let hooks = Arc::clone(&copier.hooks);
+        let rig = Rig::of(lender_with_term(
+            Duration::from_secs(60),
+            "lender",
+            [("plain", copier)],
+            &[],
+            BTreeMap::new(),
+        ));
+        let mut raw = Raw::connect(&rig.connector(), "holder");
+        let (fence, _) = taken(&mut raw, "plain");
+        for address in [DATA, BACK] {
+            let map = Request::Map {
+                fence,
+                address,
+                length: 0x1000,
+                writable: true,
+                place: Place::Messages,
+                peer: None,
+            };
+            raw.ask(map).unwrap();
+        }
+        let master = Request::SetBusMaster { fence, may: true };
+        raw.ask(master).unwrap();
+        hooks.unmaps_late.store(true, Ordering::SeqCst);
+        let unmap = Request::Unmap {
+            fence,
+            address: DATA,
+            length: 0x1000,
+        };
+        assert_eq!(raw.ask(unmap).unwrap_err(), Refusal::InProgress);
+        let (id, request) = (99, Request::Return { fence });
+        if returns {
+            let message = ToLender::Request { id, request };
+            raw.sender.send(&message, &[]).unwrap();
+        } else {
+            drop(raw);
+        }
+        until("its end", || hooks.is_cut_off.load(Ordering::SeqCst));
+        assert!(hooks.is_stalled());
+        hooks.release();
+        until("its return", || rig.holder("plain").is_none());
+    }
 }

@@ -5,8 +5,10 @@ use super::{CONFIG, MASTER, MORE, RAM, Rig, fill};
 use farlane_vfio_client::ClientError;
 use farlane_vfio_user::wire::Command;
 use rustix::io::Errno;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 const BAR0: u32 = 0;
 
@@ -76,12 +78,15 @@ fn a_device_that_becomes_bus_master_again_has_all_memory_again() {
 
 #[test]
 fn a_device_that_is_at_it_when_its_vm_ends_is_on_offer_when_it_has_let_go() {
-    let (rig, _shown) = at_it();
+    let (mut rig, _shown) = at_it();
+    assert!(is_busy(&rig.vmm.unmap(0, MORE, RAM)));
     let Rig {
         lender, vmm, hooks, ..
     } = rig;
     drop(vmm);
-    until("the device", || hooks.is_stalled());
+    // It begins nothing more, whatever it is at.
+    until("its end", || hooks.is_cut_off.load(Ordering::SeqCst));
+    assert!(hooks.is_stalled());
     assert!(lender.status()[0].holder.is_some());
     hooks.unmaps_late.store(false, Ordering::SeqCst);
     hooks.release();
@@ -106,4 +111,80 @@ fn a_device_that_is_at_it_when_it_is_reset_comes_back_with_the_next_reset() {
         rig.is_there()
     });
     assert!(lease(&rig) > before);
+}
+
+#[test]
+fn a_vm_that_ends_has_nothing_taken_away_range_by_range() {
+    let (rig, _shown) = at_it();
+    let Rig { lender, vmm, .. } = rig;
+    drop(vmm);
+    // What would be taken away would not come to an end.
+    until("its return", || lender.status()[0].holder.is_none());
+}
+
+#[test]
+fn a_device_that_has_let_go_meanwhile_is_reset() {
+    let (mut rig, _shown) = at_it();
+    let before = lease(&rig);
+    assert!(is_busy(&rig.vmm.unmap(0, MORE, RAM)));
+    let_go(&rig);
+    rig.vmm.call(Command::DeviceReset, &[], &[]).unwrap();
+    assert!(rig.is_there());
+    assert_eq!(lease(&rig), before);
+    assert!(rig.ways().is_empty());
+}
+
+#[test]
+fn other_memory_is_shown_to_a_device_that_is_at_it() {
+    let (mut rig, _shown) = at_it();
+    assert!(is_busy(&rig.vmm.unmap(0, MORE, RAM)));
+    let memory = rig.memory.try_clone().unwrap();
+    let place = Some((memory.as_fd(), 0));
+    rig.vmm.map(MORE * 2, RAM / 2, place).unwrap();
+    rig.vmm.map(MORE * 4, RAM / 2, None).unwrap();
+    let_go(&rig);
+    rig.vmm.unmap(0, MORE, RAM).unwrap();
+    assert_eq!(rig.ways(), ["w 0", "w 0", "messages"]);
+}
+
+#[test]
+fn all_that_is_taken_away_at_once_is_one_wait() {
+    let (mut rig, _shown) = at_it();
+    let hooks = Arc::clone(&rig.hooks);
+    let over = Arc::new(AtomicBool::new(false));
+    let slow = std::thread::spawn({
+        let over = Arc::clone(&over);
+        move || {
+            while !over.load(Ordering::SeqCst) {
+                if hooks.is_stalled() {
+                    // Nearly as long as the monitor waits, for each range.
+                    std::thread::sleep(Duration::from_millis(2500));
+                    hooks.release();
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    });
+    rig.vmm.write(CONFIG, 4, &[0, 0]).unwrap();
+    let left = rig.ways().len();
+    rig.hooks.unmaps_late.store(false, Ordering::SeqCst);
+    over.store(true, Ordering::SeqCst);
+    slow.join().unwrap();
+    rig.hooks.release();
+    assert!(left > 0);
+    assert!(rig.is_there());
+}
+
+#[test]
+fn time_proves_nothing_of_a_device_that_is_known_to_be_at_it() {
+    let (mut rig, _shown) = at_it();
+    rig.vmm.call(Command::DeviceReset, &[], &[]).unwrap();
+    assert!(!rig.is_there());
+    // Longer than two terms and two seconds.
+    std::thread::sleep(Duration::from_secs(5));
+    let unmapped = rig.vmm.unmap(0, MORE, RAM);
+    assert!(rig.hooks.is_stalled());
+    assert!(unmapped.is_err(), "{unmapped:?}");
+    let_go(&rig);
+    until("its word", || rig.vmm.unmap(0, MORE, RAM).is_ok());
 }

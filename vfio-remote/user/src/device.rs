@@ -192,6 +192,10 @@ pub trait Device: Send {
     /// is the one that takes the answers.
     fn connected(&mut self, client: Client);
 
+    /// The client is about to be gone: every range that is left is unmapped after this, and every interrupt type that is used is
+    /// disabled. A device for which that takes long can let go of everything at once here.
+    fn disconnecting(&mut self) {}
+
     /// The client has gone. Before, every range that was left has been unmapped by
     /// [`dma_unmap`](Self::dma_unmap), and every interrupt type that was used has been disabled. The
     /// protocol wants the device's own state to be kept.

@@ -235,6 +235,7 @@ impl<D: Device> Drop for Session<'_, D> {
         let Some(agreed) = self.agreed.take() else {
             return;
         };
+        self.device.disconnecting();
         let ranges = agreed.mappings.all();
         let failed = ranges
             .iter()

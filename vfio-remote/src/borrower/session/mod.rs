@@ -238,25 +238,31 @@ impl Session {
         Ok(())
     }
 
-    /// Has the device reach a range no more. False where it is still at it after `patience`: this is to be called again. A device
-    /// that is not kept from it by this is given up, as by [`give_up`](Self::give_up).
+    /// Has the device reach a range no more. The lender is asked once at least, and again as long as it can answer by then. False
+    /// where the device is still at it: this is to be called again. A device that is not kept from it by this is given up, as by
+    /// [`give_up`](Self::give_up).
     pub fn unmap(
         &self,
         fence: Fence,
         (address, length): (u64, u64),
-        patience: Duration,
+        until: Instant,
     ) -> Result<bool, SessionError> {
-        let begun = Instant::now();
+        let answered_by =
+            until.max(Instant::now() + unmapping::PATIENCE) + (PATIENCE - UNMAP_PATIENCE);
         loop {
             let request = Request::Unmap {
                 fence,
                 address,
                 length,
             };
-            match self.shared.ask(request, &[], begun + PATIENCE) {
-                Ok((Reply::Done, _)) => return Ok(true),
+            match self.shared.ask(request, &[], answered_by) {
+                Ok((Reply::Done, _)) => {
+                    self.shared.set_at_it(false);
+                    return Ok(true);
+                }
                 Err(SessionError::Refused(Refusal::InProgress)) => {
-                    if begun.elapsed() + unmapping::PATIENCE > patience {
+                    self.shared.set_at_it(true);
+                    if Instant::now() + PAUSE + unmapping::PATIENCE > until {
                         return Ok(false);
                     }
                     std::thread::sleep(PAUSE);

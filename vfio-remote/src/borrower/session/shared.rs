@@ -44,7 +44,8 @@ struct Answers {
 pub enum Doubt {
     /// So much longer at most: by then its lender has noticed that the lease is over.
     For(Duration),
-    /// While its lender, which is of this host, runs: a lender that is held, or waits for a device, notices nothing.
+    /// While its lender runs. One of this host may be held, or wait for a device, and notices nothing; any other has said that its
+    /// device is at something, which ends when it ends.
     WhileItRuns,
 }
 
@@ -76,9 +77,9 @@ impl Tenure {
         }
     }
 
-    /// How long the device may reach memory, where the end of its lender is heard of, or not.
-    fn doubt(&self, end_is_heard_of: bool, now: Instant) -> Option<Doubt> {
-        if end_is_heard_of {
+    /// How long the device may reach memory, where time proves something of its lender, or not.
+    fn doubt(&self, time_proves: bool, now: Instant) -> Option<Doubt> {
+        if !time_proves {
             return Some(Doubt::WhileItRuns);
         }
         // A renewal that nobody has heard of may have reached the lender in the last moment of the term.
@@ -95,6 +96,8 @@ struct Lease {
     /// The lease that there is, or was, and its term.
     taken: Option<Fence>,
     term: Option<Duration>,
+    /// The lender has said that its device has not let go of memory yet.
+    at_it: bool,
     /// Nobody uses the session any more.
     retired: bool,
 }
@@ -163,8 +166,14 @@ impl Shared {
 
     /// See [`Doubt`]. None where the device is known to reach nothing.
     pub fn doubt(&self) -> Option<Doubt> {
-        let tenure = self.lease().tenure?;
-        tenure.doubt(self.sender.hears_of_the_end(), Instant::now())
+        let lease = self.lease();
+        let time_proves = !lease.at_it && !self.sender.hears_of_the_end();
+        lease.tenure?.doubt(time_proves, Instant::now())
+    }
+
+    /// The lender has said that its device has not let go of memory yet, or that it has.
+    pub fn set_at_it(&self, at_it: bool) {
+        self.lease().at_it = at_it;
     }
 
     /// Whether what comes under `fence` belongs to the lease that the VM has.
@@ -384,8 +393,8 @@ mod tests {
         };
         let after = |seconds| renewed + Duration::from_secs(seconds);
         let left = Duration::from_secs(1);
-        assert_eq!(tenure.doubt(false, after(7)), Some(Doubt::For(left)));
-        assert_eq!(tenure.doubt(false, after(8)), None);
-        assert_eq!(tenure.doubt(true, after(1000)), Some(Doubt::WhileItRuns));
+        assert_eq!(tenure.doubt(true, after(7)), Some(Doubt::For(left)));
+        assert_eq!(tenure.doubt(true, after(8)), None);
+        assert_eq!(tenure.doubt(false, after(1000)), Some(Doubt::WhileItRuns));
     }
 }
