@@ -57,6 +57,25 @@ static void farlane_context_free(struct farlane_context *ctx)
 	kfree(ctx);
 }
 
+/* Has the backend let go of everything; the id stays taken until it has. */
+static void farlane_context_close(struct farlane_context *ctx)
+{
+	struct farlane *fl = ctx->fl;
+	int err;
+
+	spin_lock_irq(&fl->control_lock);
+	fl->opened--;
+	spin_unlock_irq(&fl->control_lock);
+	err = farlane_take_away(fl, ctx->id, &ctx->close_call, FARLANE_OP_CLOSE,
+				0);
+	if (!farlane_let_go(err)) {
+		farlane_kill(fl, "the backend refused to close a context");
+		farlane_quiesce(fl);
+	}
+	farlane_memory_closed(ctx);
+	farlane_context_del(ctx);
+}
+
 static int farlane_open(struct inode *inode, struct file *file)
 {
 	struct farlane *fl = container_of(inode->i_cdev, struct farlane, cdev);
@@ -86,6 +105,12 @@ static int farlane_open(struct inode *inode, struct file *file)
 				  0);
 	if (err)
 		goto del;
+	/* farlane_close_all() may have asked for this context before it was open. */
+	if (READ_ONCE(fl->going)) {
+		err = -ENODEV;
+		farlane_context_close(ctx);
+		goto free;
+	}
 	file->private_data = ctx;
 	return nonseekable_open(inode, file);
 
@@ -99,21 +124,8 @@ free:
 static int farlane_release(struct inode *inode, struct file *file)
 {
 	struct farlane_context *ctx = file->private_data;
-	struct farlane *fl = ctx->fl;
-	int err;
 
-	spin_lock_irq(&fl->control_lock);
-	fl->opened--;
-	spin_unlock_irq(&fl->control_lock);
-	/* The id stays taken until the backend has let go of everything. */
-	err = farlane_take_away(fl, ctx->id, &ctx->close_call, FARLANE_OP_CLOSE,
-				0);
-	if (!farlane_let_go(err)) {
-		farlane_kill(fl, "the backend refused to close a context");
-		farlane_quiesce(fl);
-	}
-	farlane_memory_closed(ctx);
-	farlane_context_del(ctx);
+	farlane_context_close(ctx);
 	farlane_context_free(ctx);
 	return 0;
 }

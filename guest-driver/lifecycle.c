@@ -132,7 +132,8 @@ static bool farlane_present(struct farlane *fl)
  *
  * A reset waits for the disks that still use some of their memory, and the whole VM with it. Here
  * the unbinding alone waits, as a process does that closes its context; the watchdog still finds a
- * backend dead that does not answer.
+ * backend dead that does not answer. Without a tunnel nothing takes long, and what a process still
+ * maps must not become another one's before its mapping is gone.
  */
 void farlane_close_all(struct farlane *fl)
 {
@@ -140,6 +141,8 @@ void farlane_close_all(struct farlane *fl)
 	bool is_open;
 	u32 id;
 
+	if (!(fl->features & FARLANE_FEATURE_TUNNEL))
+		return;
 	mutex_lock(&fl->contexts_lock);
 	fl->going = true;
 	mutex_unlock(&fl->contexts_lock);

@@ -400,6 +400,23 @@ void farlane_memory_quiesced(struct farlane_context *ctx)
 	mutex_unlock(&ctx->lock);
 }
 
+/* One that keeps watch over device memory, which nobody else knows any more; NULL if none. */
+static struct farlane_region *farlane_region_pop(struct farlane_context *ctx)
+{
+	struct farlane_region *region;
+	unsigned long id;
+
+	/* farlane_memory_quiesced() frees others meanwhile. */
+	mutex_lock(&ctx->lock);
+	xa_for_each(&ctx->regions, id, region)
+		if (region->device) {
+			xa_erase(&ctx->regions, id);
+			break;
+		}
+	mutex_unlock(&ctx->lock);
+	return region;
+}
+
 /*
  * The backend has closed the context, and its id is still taken. What keeps watch over device
  * memory goes now: it must not speak of this id when another context has it.
@@ -407,14 +424,9 @@ void farlane_memory_quiesced(struct farlane_context *ctx)
 void farlane_memory_closed(struct farlane_context *ctx)
 {
 	struct farlane_region *region;
-	unsigned long id;
 
-	xa_for_each(&ctx->regions, id, region) {
-		if (!region->device)
-			continue;
-		farlane_region_del(ctx, region);
+	while ((region = farlane_region_pop(ctx)))
 		farlane_region_free(ctx, region);
-	}
 }
 
 /* The context is closed and nobody else knows it. */

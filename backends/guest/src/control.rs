@@ -82,8 +82,6 @@ pub struct Control {
     counters: Arc<RequestCounters>,
     ram_bytes: AtomicU64,
     limit: Arc<LogLimit>,
-    /// Named by each answer.
-    generation: u64,
     /// Held from taking a request out of the queue to its answer, so that nothing of it happens
     /// after [`stop`](Self::stop). Never held while the VMM is waited for, which itself may wait
     /// for `stop`.
@@ -92,6 +90,8 @@ pub struct Control {
 
 #[derive(Default)]
 struct State {
+    /// Named by each answer: another one where contexts of before are no more.
+    generation: u64,
     /// The VM is gone for good.
     ended: bool,
     /// The queue is stopped: by a reset, or because the VM pauses. Its next start tells.
@@ -144,8 +144,10 @@ impl Control {
             counters,
             ram_bytes: AtomicU64::new(0),
             limit,
-            generation,
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                generation,
+                ..State::default()
+            }),
         }
     }
 
@@ -210,6 +212,11 @@ impl Control {
         };
         state.suspended = false;
         if base == 0 {
+            // A pause after a whole number of rounds of the ring's index looks like a reset. A driver that goes on finds another
+            // generation, and its contexts at their end.
+            if !state.contexts.is_empty() {
+                state.generation = state.generation.wrapping_add(1).max(1);
+            }
             self.stop_locked(state);
         }
         self.resume_locked(state);
@@ -343,7 +350,7 @@ impl Control {
         if status != Err(Errno::EAGAIN) {
             self.counters.count(status);
         }
-        self.answer(vring, chain, status);
+        self.answer(vring, chain, status, state.generation);
         true
     }
 
@@ -404,11 +411,11 @@ impl Control {
         parse(&bytes)
     }
 
-    fn answer(&self, vring: &Vring, chain: Chain, status: Result<(), Errno>) {
+    fn answer(&self, vring: &Vring, chain: Chain, status: Result<(), Errno>, generation: u64) {
         let memory = self.memory.memory();
         let reply = Reply {
             status: status.map_or_else(Errno::to_wire, |()| 0).into(),
-            value: self.generation.into(),
+            value: generation.into(),
             ..Reply::default()
         };
         let head = chain.head_index();

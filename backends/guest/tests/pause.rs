@@ -4,8 +4,8 @@
 
 use farlane_abi::Errno;
 use farlane_abi::control::{OP_OPEN, OP_WINDOW_MAP, Reply, Request};
-use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_abi::zerocopy::little_endian::{U32, U64};
+use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_daemon::vring::{VmMemory, Vring};
 use farlane_guest_device::contexts::{Contexts, Place};
 use farlane_guest_device::control::{Control, MapWindow};
@@ -165,6 +165,10 @@ fn a_queue_that_is_stopped_is_not_touched_and_a_late_kick_does_not_start_it() {
         ram.read_slice(&mut bytes, GuestAddress(USED)).unwrap();
         bytes
     };
+    let generation = || {
+        let reply: [u8; size_of::<Reply>()] = ram.read_obj(GuestAddress(BUFFERS + 0x80)).unwrap();
+        Reply::read_from_bytes(&reply).unwrap().value.get()
+    };
     let counts = || {
         let [pauses, ends] = [&contexts.pauses, &contexts.ends];
         [pauses, ends].map(|count| count.load(Ordering::Relaxed))
@@ -200,6 +204,11 @@ fn a_queue_that_is_stopped_is_not_touched_and_a_late_kick_does_not_start_it() {
     vring.set_queue_ready(true);
     control.serve(&vring, &Silent);
     assert_eq!((used()[2], counts()), (0, [0, 1]));
+    // A pause may look like that. A driver that goes on is told that its contexts are no more.
+    assert_eq!(generation(), 1);
+    request(&ram, 0, &OPEN);
+    control.serve(&vring, &Silent);
+    assert_eq!((used()[2], generation()), (1, 2));
 }
 
 #[test]

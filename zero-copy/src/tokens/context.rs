@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 /// How long requests under way are waited for, once, before whoever takes memory away is told to ask again. The driver's other
-/// requests wait as long.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// requests wait as long: as many as its queue holds are answered long before it finds the backend dead.
+const PATIENCE: Duration = Duration::from_millis(2);
 
 /// Device memory that a process has mapped.
 #[derive(Debug)]

@@ -333,15 +333,12 @@ impl Tokens {
     /// # Errors
     /// `ENOENT` where none is open, `EAGAIN` where requests are still under way: it is to be asked again.
     pub fn close_context(&self, id: u32) -> Result<(), Errno> {
-        let context = {
-            let mut state = self.state_mut();
-            let context = state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)?;
-            state.phony.retain(|_, phony| phony.owner != id);
-            self.any.store(!state.phony.is_empty(), Ordering::Release);
-            context
-        };
-        context.try_close()?;
-        self.state_mut().contexts.remove(&id);
+        self.context(id)?.try_close()?;
+        // Not before: what still comes out of its pages is refused, not written as it stands there.
+        let mut state = self.state_mut();
+        state.contexts.remove(&id);
+        state.phony.retain(|_, phony| phony.owner != id);
+        self.any.store(!state.phony.is_empty(), Ordering::Release);
         Ok(())
     }
 

@@ -136,8 +136,15 @@ fn receipts_wait_while_the_vm_does_not_run() {
     // A process that has gone gets none.
     vm.prepare(2, Page::new(2, 0));
     let last = vm.open(&[(PHONY + 2 * PAGE_BYTES, PAGE_BYTES)]).unwrap();
+    vm.prepare(1, Page::new(1, 0));
     for _ in 0..2 {
         assert_eq!(vm.tokens.close_context(0), Err(Errno::EAGAIN));
+        // What still comes out of its pages is no data.
+        let envelope = vm.open(&[(PHONY + PAGE_BYTES, PAGE_BYTES)]);
+        assert!(
+            matches!(envelope, Err(TokenError::Foreign { .. })),
+            "{envelope:?}"
+        );
         assert!(vm.tokens.has_context(0));
         assert_eq!(vm.tokens.open_context(0), Err(Errno::EEXIST));
     }
