@@ -262,7 +262,10 @@ fn make(spec: &TreeSpec, path: &Path, stamp: &str, mirror: &str) -> Result<()> {
         }
     }
     // INITRD=No: guests get a root of ours, so the kernel's package need not spend time on one.
-    let mut command = Command::new("mmdebstrap");
+    // It mounts /proc, /sys and /dev/shm of this machine in the tree. They go with its namespace, also when it is killed: whoever
+    // removes what is left of the tree must not come to them.
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "mmdebstrap"]);
     command.env("INITRD", "No");
     command.args([
         "--variant=apt",
