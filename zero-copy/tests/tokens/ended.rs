@@ -141,10 +141,7 @@ fn receipts_wait_while_the_vm_does_not_run() {
         assert_eq!(vm.tokens.close_context(0), Err(Errno::EAGAIN));
         // What still comes out of its pages is no data.
         let envelope = vm.open(&[(PHONY + PAGE_BYTES, PAGE_BYTES)]);
-        assert!(
-            matches!(envelope, Err(TokenError::Foreign { .. })),
-            "{envelope:?}"
-        );
+        assert!(matches!(envelope, Err(TokenError::Foreign)), "{envelope:?}");
         assert!(vm.tokens.has_context(0));
         assert_eq!(vm.tokens.open_context(0), Err(Errno::EEXIST));
     }
