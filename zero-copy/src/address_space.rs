@@ -1,9 +1,11 @@
 //! The memory of one VM as its backend sees it.
 
+use crate::memory_file::{self, MemoryFileError, Source};
 use crate::region::Inner;
 use crate::topology::{Node, Topology, majority};
 use crate::view::{View, Views};
 use crate::{Mapping, MappingError};
+use rustix::fs::FileType;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use thiserror::Error;
@@ -48,16 +50,9 @@ pub enum AddressSpaceError {
         /// Guest-physical address.
         address: u64,
     },
-    /// The file is shorter than the range.
-    #[error("A file of {size:#x} bytes cannot hold {length:#x} bytes at {offset:#x}")]
-    File {
-        /// Bytes of the file.
-        size: u64,
-        /// Offset of the first byte of the range.
-        offset: u64,
-        /// Bytes of the range.
-        length: u64,
-    },
+    /// A file that must not be mapped.
+    #[error("The file of a guest memory range cannot be used")]
+    File(#[from] MemoryFileError),
     /// The range went away meanwhile.
     #[error("The range at guest address {address:#x} is gone")]
     Gone {
@@ -347,15 +342,6 @@ impl AddressSpace {
         writable: bool,
     ) -> Result<(), AddressSpaceError> {
         let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        let stat = rustix::fs::fstat(file).map_err(std::io::Error::from)?;
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        if file_offset.checked_add(length).is_none_or(|end| end > size) {
-            return Err(AddressSpaceError::File {
-                size,
-                offset: file_offset,
-                length,
-            });
-        }
         let none = Snapshot::default();
         let place = (file, file_offset);
         let range = Self::keep_or_map(&none, kind, (start, length), place, writable)?;
@@ -426,6 +412,10 @@ impl AddressSpace {
             .filter(|r| r.is_same(start, length, id, file_offset))
         {
             return Ok(Arc::clone(range));
+        }
+        // A device has no length, and is its administrator's: persistent memory (device-dax).
+        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+            let _ = memory_file::check(fd, (file_offset, length), writable, Source::Vmm)?;
         }
         let file = fd.try_clone_to_owned()?;
         Ok(Arc::new(Range {

@@ -22,6 +22,7 @@ pub mod eventfd;
 pub mod fault;
 pub mod log_limit;
 mod mapping;
+pub mod memory_file;
 pub mod placement;
 mod pool;
 mod process;

@@ -8,7 +8,7 @@ mod common;
 
 use common::loops::Loop;
 use common::stage::{DISCARD, IOERR, OK, READ, WRITE, WRITE_ZEROES, put_range, put_unmapped_range};
-use common::vmm::{DATA, Vm};
+use common::vmm::{DATA, Vm, capacity};
 use common::{Daemon, make_disk, wait_until};
 use std::fs::{File, create_dir_all, write};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
@@ -267,12 +267,12 @@ fn forget(root: &Path, device: &Path) {
     std::fs::remove_file(root.join("class/block").join(device.file_name().unwrap())).unwrap();
 }
 
-#[test]
-fn a_drive_that_is_plugged_in_again_is_found_under_another_name() {
+/// Has both paths to a drive of `DISK` bytes pulled, and one of them return under another name, with so many bytes.
+fn plugged_in_again(bytes: u64) {
     let folder = tempfile::tempdir().unwrap();
     let file = make_disk(folder.path(), DISK);
     let disk = folder.path().join("disk");
-    let [one, two, three] = [0; 3].map(|_| Loop::attach(&disk));
+    let [one, two] = [0; 2].map(|_| Loop::attach(&disk));
     let root = folder.path().join("sysfs");
     describe(&root, "0000:20:00.0", 0, one.device());
     describe(&root, "0000:40:00.0", 1, two.device());
@@ -299,7 +299,7 @@ fn a_drive_that_is_plugged_in_again_is_found_under_another_name() {
     };
     assert!(up(&one_name, "0") && up(&two_name, "1"));
     let mut vm = Vm::new();
-    let _frontend = vm.boot(&socket);
+    let mut frontend = vm.boot(&socket);
     // The first fails, then the second: the disk is only there if that one has come back under its new name.
     two.pull(1);
     forget(&root, two.device());
@@ -309,6 +309,8 @@ fn a_drive_that_is_plugged_in_again_is_found_under_another_name() {
     vm.publish(&[0], true);
     wait_until(|| !up(&one_name, "0") && !up(&two_name, "1"));
     assert!(vm.used().is_empty());
+    file.set_len(bytes).unwrap();
+    let three = Loop::attach(&disk);
     describe(&root, "0000:40:00.0", 1, three.device());
     assert_eq!(vm.wait_used(1)[0].2, 0);
     wait_until(|| up(&two_name, "1"));
@@ -316,7 +318,18 @@ fn a_drive_that_is_plugged_in_again_is_found_under_another_name() {
     let mut found = [0; 4096];
     file.read_exact_at(&mut found, 0).unwrap();
     assert_eq!(found, [7; 4096]);
+    wait_until(|| capacity(&mut frontend) == bytes / 512);
     drop(daemon);
+}
+
+#[test]
+fn a_drive_that_is_plugged_in_again_is_found_under_another_name() {
+    plugged_in_again(DISK);
+}
+
+#[test]
+fn a_drive_that_has_grown_while_it_was_away_is_found_again() {
+    plugged_in_again(2 * DISK);
 }
 
 #[test]

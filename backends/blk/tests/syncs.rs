@@ -135,6 +135,19 @@ fn a_flush_through_the_page_cache_that_fails_is_not_done_again() {
 }
 
 #[test]
+fn a_disk_that_is_only_read_has_nothing_to_flush() {
+    let mut stage = Stage::bare(Caches::Shared);
+    stage.daemon = Some(Daemon::start(stage.folder.path(), ",read-only=on"));
+    let mut vm = Vm::new();
+    let _frontend = stage.boot(&mut vm);
+    // As a file system that has no fsync.
+    stage.disk.fail(Operation::Flush, libc::EINVAL);
+    assert_eq!(vm.does(FLUSH, 0, DATA, 512), OK);
+    assert_eq!(stage.disk.requests(Operation::Flush), 0);
+    assert_eq!(vm.does(READ, 0, DATA, 4096), OK);
+}
+
+#[test]
 fn an_error_of_a_durable_write_that_may_be_a_flushs_fails_all_later_flushes() {
     // Of another limb's transfers, too.
     for at in [DATA, FAR] {

@@ -106,6 +106,7 @@ const COMMON: &[&[libc::c_long]] = &[
         libc::SYS_fstat,
         libc::SYS_newfstatat,
         libc::SYS_statx,
+        libc::SYS_fstatfs,
         libc::SYS_lseek,
         libc::SYS_readlink,
         libc::SYS_readlinkat,

@@ -101,18 +101,7 @@ impl Memory {
                 address: guest,
                 length,
             })?;
-            let stat = file.metadata().map_err(AddressSpaceError::Io)?;
-            let (size, offset) = (stat.len(), region.mmap_offset);
-            let fits = offset.checked_add(length).is_some_and(|end| end <= size);
-            if stat.is_file() && !fits {
-                let short = AddressSpaceError::File {
-                    size,
-                    offset,
-                    length,
-                };
-                return Err(short.into());
-            }
-            let file = FileOffset::new(file, offset);
+            let file = FileOffset::new(file, region.mmap_offset);
             parts.push((GuestAddress(guest), bytes, Some(file)));
         }
         let table =

@@ -5,7 +5,7 @@
 //! first whether a number is [ours](is_ours), and has it [make way](make_way) for the program.
 
 use crate::Origin;
-use rustix::fs::fstat;
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use rustix::thread::futex;
 use std::ops::Deref;
@@ -45,6 +45,8 @@ struct Entry {
     /// Which file it is: a number that the program has closed around the C library may be another one's by now.
     device: AtomicU64,
     inode: AtomicU64,
+    /// Whether it is for direct I/O: a number of the same file that is not is the program's.
+    direct: AtomicBool,
     /// Children have it, too.
     inherited: AtomicBool,
 }
@@ -55,6 +57,7 @@ static TABLE: [Entry; ROOM] = [const {
         users: AtomicU32::new(0),
         device: AtomicU64::new(0),
         inode: AtomicU64::new(0),
+        direct: AtomicBool::new(false),
         inherited: AtomicBool::new(false),
     }
 }; ROOM];
@@ -116,6 +119,7 @@ impl Guarded {
             let (at, entry) = TABLE.iter().enumerate().find(|(_, entry)| free(entry))?;
             entry.device.store(stat.st_dev, Ordering::Relaxed);
             entry.inode.store(stat.st_ino, Ordering::Relaxed);
+            entry.direct.store(is_direct(fd.as_fd()), Ordering::Relaxed);
             entry
                 .inherited
                 .store(kind == Kind::Inherited, Ordering::Relaxed);
@@ -217,14 +221,15 @@ impl Entry {
             return false;
         }
         // SAFETY: a number that is asked about.
-        let stat = fstat(unsafe { BorrowedFd::borrow_raw(number) });
-        stat.is_ok_and(|stat| {
+        let fd = unsafe { BorrowedFd::borrow_raw(number) };
+        fstat(fd).is_ok_and(|stat| {
             let known = (&self.device, &self.inode);
             let known = (
                 known.0.load(Ordering::Relaxed),
                 known.1.load(Ordering::Relaxed),
             );
-            (stat.st_dev, stat.st_ino) == known
+            let is_for_this = is_direct(fd) || !self.direct.load(Ordering::Relaxed);
+            (stat.st_dev, stat.st_ino) == known && is_for_this
         })
     }
 
@@ -275,7 +280,10 @@ impl Entry {
         }
         // SAFETY: a descriptor of ours, if it still is.
         let old = unsafe { BorrowedFd::borrow_raw(number) };
-        let result = rustix::io::fcntl_dupfd_cloexec(old, HIGH).map(|new| {
+        let moved = rustix::io::fcntl_dupfd_cloexec(old, HIGH);
+        // A process that may not have so many (`RLIMIT_NOFILE`).
+        let moved = moved.or_else(|_| rustix::io::fcntl_dupfd_cloexec(old, 0));
+        let result = moved.map(|new| {
             let (new, number) = (new.into_raw_fd() + 1, number + 1);
             let (order, ignored) = (Ordering::AcqRel, Ordering::Relaxed);
             let _ = self.number.compare_exchange(number, new, order, ignored);
@@ -288,6 +296,11 @@ impl Entry {
         self.users.fetch_and(!MOVING, Ordering::Release);
         let _ = futex::wake(&self.users, futex::Flags::PRIVATE, u32::MAX >> 1);
     }
+}
+
+/// Whether a descriptor is for direct I/O.
+fn is_direct(fd: BorrowedFd<'_>) -> bool {
+    fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
 }
 
 /// Closes a number of ours that nobody uses, past the C library's function: somebody may stand in front of it who asks here.

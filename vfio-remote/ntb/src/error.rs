@@ -1,6 +1,7 @@
 //! Why a bridge refuses.
 
 use crate::FileId;
+use farlane_zero_copy::memory_file::MemoryFileError;
 use thiserror::Error;
 
 /// Why a bridge refuses.
@@ -86,6 +87,9 @@ pub enum NtbError {
     /// A file that must not be shown, or mapped.
     #[error("The file cannot be used: {0}")]
     File(&'static str),
+    /// A file of the peer's that must not be mapped.
+    #[error("The peer's file cannot be used")]
+    Foreign(#[source] MemoryFileError),
     /// All windows show something else.
     #[error("All {windows} windows are in use: {length:#x} more bytes cannot be shown")]
     Exhausted {

@@ -20,7 +20,7 @@
 
 /// System calls that bridges make while they are in use, beyond those that every daemon makes.
 /// [`IvshmemNtb`] and [`PciNtb`] open files when they are made, and none later.
-pub const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_preadv2, libc::SYS_fstatfs];
+pub const SYSTEM_CALLS: &[libc::c_long] = &[libc::SYS_preadv2];
 
 mod control;
 mod error;

@@ -9,7 +9,7 @@ use crate::request::{IrqData, IrqsRequest, MapRequest, Request, Writes, parse};
 use crate::wire::{self, Header};
 use crate::{Device, DmaMap, IrqInfo, IrqRequest, MAX_IRQ_TYPES, MAX_REGIONS, RegionInfo};
 use farlane_zero_copy::eventfd;
-use rustix::fs::{FileType, OFlags};
+use farlane_zero_copy::memory_file::{self, MemoryFileError, Source};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -265,7 +265,16 @@ impl Agreed {
         let limit = self.capabilities.max_dma_maps;
         self.mappings.check(map.address, map.size, limit)?;
         if let Some((file, offset)) = &map.file {
-            check_file(file.as_fd(), *offset, map.size, map.readable, map.writable)?;
+            let range = (*offset, map.size);
+            memory_file::check(file.as_fd(), range, map.writable, Source::Vmm).map_err(|e| {
+                log::debug!("Memory at {:#x} is refused: {e}", map.address);
+                match e {
+                    MemoryFileError::Unreadable
+                    | MemoryFileError::Unwritable
+                    | MemoryFileError::Sealed => Errno::ACCESS,
+                    _ => Errno::INVAL,
+                }
+            })?;
         }
         let (address, size) = (map.address, map.size);
         device.dma_map(DmaMap {
@@ -475,35 +484,6 @@ impl Agreed {
         reply.push(&wire::WriteMulti { wr_cnt: done });
         Ok(())
     }
-}
-
-/// Whether `fd` is a file that can be mapped for what is allowed, and long enough now.
-fn check_file(
-    fd: std::os::fd::BorrowedFd<'_>,
-    offset: u64,
-    size: u64,
-    readable: bool,
-    writable: bool,
-) -> Result<(), Errno> {
-    let stat = rustix::fs::fstat(fd)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Errno::INVAL);
-    }
-    let end = offset.checked_add(size).ok_or(Errno::INVAL)?;
-    if u64::try_from(stat.st_size).map_or(true, |length| length < end) {
-        return Err(Errno::INVAL);
-    }
-    let flags = rustix::fs::fcntl_getfl(fd)?;
-    let mode = flags & OFlags::ACCMODE;
-    // A mapping that is to be written has to be readable too, on x86 and for `mmap`.
-    let fits = match (readable, writable) {
-        (_, true) => mode == OFlags::RDWR,
-        _ => mode != OFlags::WRONLY,
-    };
-    if flags.contains(OFlags::PATH) || !fits {
-        return Err(Errno::ACCESS);
-    }
-    Ok(())
 }
 
 /// Eventfds for so many interrupts: all of them, or none.

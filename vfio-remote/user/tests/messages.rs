@@ -13,7 +13,7 @@ use farlane_vfio_user::{Errno, MAX_DMA_MAPS, MAX_TRANSFER_BYTES};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Mode, OFlags, open};
 use std::fmt::Debug;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 #[track_caller]
@@ -369,13 +369,22 @@ fn ranges_of_memory_are_pages_of_a_file_that_is_long_enough() {
     ] {
         refused(peer.map(address, size, at(offset)), Errno::INVAL);
     }
-    let path = |path, flags| open(path, flags | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let path = |path: &str, flags| open(path, flags | OFlags::CLOEXEC, Mode::empty()).unwrap();
     let zero = path("/dev/zero", OFlags::RDWR);
     refused(peer.map(0, PAGE, Some((zero.as_fd(), 0))), Errno::INVAL);
-    let program = path("/proc/self/exe", OFlags::RDONLY);
-    refused(peer.map(0, PAGE, Some((program.as_fd(), 0))), Errno::ACCESS);
-    let name = path("/proc/self/exe", OFlags::PATH);
+    let again = format!("/proc/self/fd/{}", ram.as_raw_fd());
+    let readable = path(&again, OFlags::RDONLY);
+    refused(
+        peer.map(0, PAGE, Some((readable.as_fd(), 0))),
+        Errno::ACCESS,
+    );
+    let name = path(&again, OFlags::PATH);
     refused(peer.map(0, PAGE, Some((name.as_fd(), 0))), Errno::ACCESS);
+    // A page long, and served by others than the memory or a disk: a fault in it might never end.
+    let served_by_others = path(
+        "/sys/kernel/mm/transparent_hugepage/enabled",
+        OFlags::RDONLY,
+    );
     let mut map = wire::DmaMap {
         argsz: 32,
         flags: wire::DMA_READ,
@@ -384,7 +393,8 @@ fn ranges_of_memory_are_pages_of_a_file_that_is_long_enough() {
         size: PAGE,
     };
     let mut send = |map: &wire::DmaMap, fds: &[_]| peer.call(Command::DmaMap, map.as_bytes(), fds);
-    send(&map, &[program.as_fd()]).unwrap();
+    refused(send(&map, &[served_by_others.as_fd()]), Errno::INVAL);
+    send(&map, &[readable.as_fd()]).unwrap();
     map.address = PAGE;
     refused(send(&map, &[ram.as_fd(), ram.as_fd()]), Errno::INVAL);
     for argsz in [0, 31, 33, u32::MAX] {

@@ -23,8 +23,8 @@ mod wire;
 pub use publisher::Publisher;
 pub use subscriber::{Subscriber, Subscription, subscribe};
 
+use crate::memory_file::{self, MemoryFileError, Source};
 use crate::topology::Node;
-use rustix::fs::{FileType, OFlags, fstat, fstatfs};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -46,13 +46,6 @@ const ADDRESS_END: u64 = 1 << 52;
 /// How long a subscriber may take to let go, or to say hello.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// `linux/magic.h`: file systems whose files are memory.
-const MEMORY_FILE_SYSTEMS: [u64; 3] = [
-    0x0102_1994, // TMPFS_MAGIC, also memfds
-    0x9584_58f6, // HUGETLBFS_MAGIC
-    0x8584_58f6, // RAMFS_MAGIC
-];
-
 /// System calls of publishers and subscribers, for a filter of system calls; and `socket`, for UNIX sockets.
 pub const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_connect,
@@ -62,8 +55,6 @@ pub const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_shutdown,
     libc::SYS_poll,
     libc::SYS_eventfd2,
-    libc::SYS_fstat,
-    libc::SYS_fstatfs,
     libc::SYS_fcntl,
 ];
 
@@ -135,14 +126,15 @@ pub enum PublicationError {
     #[error("There are {MAX_PUBLICATIONS} publications already")]
     Full,
     /// A file that cannot be mapped.
-    #[error("The file of {length:#x} bytes at {address:#x} is refused: {why}")]
+    #[error("The file of {length:#x} bytes at {address:#x} is refused")]
     File {
         /// Guest-physical address.
         address: u64,
         /// Bytes.
         length: u64,
         /// What is wrong with it.
-        why: &'static str,
+        #[source]
+        why: MemoryFileError,
     },
     /// A name with other characters than printable ones, or too long.
     #[error("The origin of {length:#x} bytes at {address:#x} has no valid name")]
@@ -152,9 +144,6 @@ pub enum PublicationError {
         /// Bytes.
         length: u64,
     },
-    /// The system failed.
-    #[error("Cannot examine the file of a publication")]
-    Io(#[source] io::Error),
 }
 
 impl Publication {
@@ -192,35 +181,17 @@ impl Publication {
 
     /// A file of memory, long enough, opened as it is to be used.
     fn check_file(&self, file: &OwnedFd, offset: u64) -> Result<(), PublicationError> {
-        let refuse = |why| PublicationError::File {
-            address: self.address,
-            length: self.length,
+        let (address, length) = (self.address, self.length);
+        if !offset.is_multiple_of(PAGE_BYTES) {
+            return Err(PublicationError::Range { address, length });
+        }
+        let range = (offset, length);
+        let checked = memory_file::check(file.as_fd(), range, self.writable, Source::Peer);
+        checked.map(drop).map_err(|why| PublicationError::File {
+            address,
+            length,
             why,
-        };
-        let io = |e: rustix::io::Errno| PublicationError::Io(e.into());
-        let stat = fstat(file).map_err(io)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(refuse("it is not a regular file"));
-        }
-        let system = fstatfs(file).map_err(io)?;
-        let magic = u64::try_from(system.f_type).unwrap_or(0) & 0xffff_ffff;
-        if !MEMORY_FILE_SYSTEMS.contains(&magic) {
-            return Err(refuse("it is not memory (tmpfs, hugetlbfs or a memfd)"));
-        }
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let end = offset.checked_add(self.length);
-        if !offset.is_multiple_of(PAGE_BYTES) || end.is_none_or(|end| end > size) {
-            return Err(refuse("it is too short"));
-        }
-        let flags = rustix::fs::fcntl_getfl(file.as_fd()).map_err(io)?;
-        let mode = flags & OFlags::ACCMODE;
-        if flags.contains(OFlags::PATH) || mode == OFlags::WRONLY {
-            return Err(refuse("it cannot be read"));
-        }
-        if self.writable && mode != OFlags::RDWR {
-            return Err(refuse("it cannot be written"));
-        }
-        Ok(())
+        })
     }
 
     /// Whether the two have an address in common. Both are well formed.

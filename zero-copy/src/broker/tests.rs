@@ -294,7 +294,6 @@ fn nonsense_is_not_published() {
         (Arc::new(null), 0),
         (Arc::new(disk), 0),
         (memory(0x1000), 0x1000),
-        (memory(0x2000), 0x800),
         (memory(0x2000), u64::MAX - 0xfff),
     ] {
         let bad = Publication {
@@ -306,6 +305,14 @@ fn nonsense_is_not_published() {
             Err(PublicationError::File { .. })
         ));
     }
+    let between_pages = Publication {
+        file: Some((memory(0x2000), 0x800)),
+        ..publication(0x1000, 0x1000)
+    };
+    assert!(matches!(
+        publisher.publish(between_pages),
+        Err(PublicationError::Range { .. })
+    ));
     publisher.publish(publication(0x4000, 0x2000)).unwrap();
     assert!(matches!(
         publisher.publish(publication(0x5000, 0x1000)),

@@ -96,12 +96,11 @@ impl Open {
     }
 }
 
-/// What tells two block devices apart, by what the kernel calls their blocks, and their bytes.
-pub(super) fn differ(one: (Option<&str>, u64), other: (Option<&str>, u64)) -> Option<String> {
-    match (one.0, other.0) {
-        (Some(a), Some(b)) if a != b => Some(format!("the kernel calls them {a} and {b}")),
-        (Some(_), Some(_)) if one.1 == other.1 => None,
-        (Some(_), Some(_)) => Some(format!("they have {} and {} bytes", one.1, other.1)),
+/// What tells two block devices apart, by what the kernel calls their blocks.
+pub(super) fn differ(one: Option<&str>, other: Option<&str>) -> Option<String> {
+    match (one, other) {
+        (Some(a), Some(b)) if a == b => None,
+        (Some(a), Some(b)) => Some(format!("the kernel calls them {a} and {b}")),
         _ => Some("the kernel does not tell that they are".to_owned()),
     }
 }
@@ -114,9 +113,12 @@ fn tells_apart(one: &Open, other: &Open) -> Option<String> {
     if !one.storage.is_device || !other.storage.is_device {
         return Some("they are not the same file".to_owned());
     }
-    let told = |open: &'_ Open| (open.identity.blocks.clone(), open.storage.bytes);
-    let (one, other) = (told(one), told(other));
-    differ((one.0.as_deref(), one.1), (other.0.as_deref(), other.1))
+    let blocks = |open: &'_ Open| open.identity.blocks.clone();
+    let (one_bytes, other_bytes) = (one.storage.bytes, other.storage.bytes);
+    differ(blocks(one).as_deref(), blocks(other).as_deref()).or_else(|| {
+        let why = || format!("they have {one_bytes} and {other_bytes} bytes");
+        (one_bytes != other_bytes).then(why)
+    })
 }
 
 impl Paths {

@@ -170,9 +170,8 @@ impl Paths {
         }
         let storage = Storage::open_now(device, self.read_only).map_err(io::Error::other)?;
         let identity = Identity::of(&self.sysfs, storage.place);
-        let known = (self.blocks.as_deref(), self.bytes.load(Ordering::Relaxed));
-        let found = (identity.blocks.as_deref(), storage.bytes);
-        if let Some(why) = differ(known, found) {
+        // Not their bytes: the disk may have grown meanwhile. That it is all there is seen below.
+        if let Some(why) = differ(self.blocks.as_deref(), identity.blocks.as_deref()) {
             return Err(io::Error::other(why));
         }
         let fits = match (self.alignment, storage.go_direct(self.block.into())) {

@@ -2,6 +2,7 @@
 
 use super::engine::Engine;
 use super::requests::{Request, StatusByte, Whole, Work};
+use super::steps::Step;
 use super::{Broken, data};
 use crate::bits::Status;
 use crate::counters::count;
@@ -174,6 +175,12 @@ impl Engine {
 
     /// Begins to make durable what was written over all paths.
     pub(super) fn begin_flush(&mut self, mut request: Box<Request>) {
+        if self.disk.limits().read_only {
+            // There is nothing to flush, and its file system may have no `fsync` (EROFS, SquashFS).
+            let slot = self.requests.reserve();
+            self.after(slot, request, Ok(Step::Done(Status::Ok)));
+            return;
+        }
         let paths = if self.paths.several() {
             request.marks = self.paths.marks();
             self.paths.to_sync()

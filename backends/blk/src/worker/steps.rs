@@ -65,6 +65,11 @@ impl Engine {
             if syncs_after {
                 return self.step_sync(slot, request);
             }
+            // The device may have dropped what it had cached when another one's flush failed, before its own succeeded.
+            if request.is_durable && self.disk.failed_syncs() != request.failed_syncs {
+                let lost = io::Error::from_raw_os_error(libc::EIO);
+                return Ok(Step::Done(self.failed(&lost)));
+            }
             return Ok(Step::Done(Status::Ok));
         }
         if request.done == 0 {

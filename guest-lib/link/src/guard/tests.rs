@@ -106,6 +106,46 @@ fn a_number_that_was_closed_around_us_is_not_closed_again() {
 }
 
 #[test]
+fn a_number_of_the_same_file_that_is_not_for_direct_io_is_the_programs() {
+    let _turn = turn();
+    let program = tempfile::tempfile_in(std::env::current_exe().unwrap().parent().unwrap());
+    let program = program.unwrap();
+    let path = format!("/proc/self/fd/{}", program.as_raw_fd());
+    let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
+    let ours = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).unwrap();
+    let ours = Guarded::new(ours, Kind::File);
+    let before = number(&ours);
+    assert!(is_ours(before));
+    // SAFETY: as a program that makes system calls by itself, and gets the number again for the same file.
+    let at = unsafe { libc::dup2(program.as_raw_fd(), before) };
+    assert_eq!(at, before);
+    assert!(!is_ours(before) && !ours.is_intact());
+    drop(ours);
+    assert_eq!(inode(before), Some(program.metadata().unwrap().ino()));
+    // SAFETY: the program's.
+    assert_eq!(unsafe { libc::close(before) }, 0);
+}
+
+#[test]
+fn a_process_that_may_have_few_descriptors_has_them_make_way_too() {
+    let _turn = turn();
+    let (ours, of) = guarded(Kind::File);
+    let before = number(&ours);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let few = rustix::process::Rlimit {
+        current: Some(256),
+        maximum: limit.maximum,
+    };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+    let made = make_way(before, true);
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    made.unwrap();
+    assert!(!is_ours(before) && inode(number(&ours)) == Some(of));
+    // SAFETY: the number that has made way.
+    assert_eq!(unsafe { libc::close(before) }, 0);
+}
+
+#[test]
 fn ranges_are_cut_around_our_numbers() {
     let _turn = turn();
     let all: Vec<_> = (0..3).map(|_| guarded(Kind::Device).0).collect();

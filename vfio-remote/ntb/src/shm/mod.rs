@@ -7,8 +7,9 @@
 mod message;
 
 use crate::control::{ALL_DOORBELLS, AREA_BYTES, Area, OwnDoorbells, Ringer, SCRATCHPADS};
-use crate::file::{Examined, check_foreign};
+use crate::file::Examined;
 use crate::{Limits, LinkState, Ntb, NtbError, PeerWindow, WindowLimits, event};
+use farlane_zero_copy::memory_file::{self, Source};
 use farlane_zero_copy::{Mapping, SharedMemory};
 use message::{Incoming, Message, Refusal};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -241,7 +242,9 @@ impl Shared {
     }
 
     fn greet(&self, control: &OwnedFd, doorbell: OwnedFd) -> Result<(), NtbError> {
-        let sealed = check_foreign(control.as_fd(), 0, CONTROL_BYTES, true)?;
+        let page = (0, CONTROL_BYTES);
+        let sealed = memory_file::check(control.as_fd(), page, true, Source::Peer)
+            .map_err(NtbError::Foreign)?;
         if !sealed || !fcntl_get_seals(control).is_ok_and(|s| s.contains(SEALS)) {
             return Err(NtbError::Protocol("its control page is not sealed"));
         }
@@ -280,7 +283,9 @@ impl Shared {
                 NtbError::Window { .. } => Refusal::Window,
                 _ => Refusal::Range,
             })?;
-        let sealed = check_foreign(file.as_fd(), offset, length, writable).map_err(|e| {
+        let range = (offset, length);
+        let checked = memory_file::check(file.as_fd(), range, writable, Source::Peer);
+        let sealed = checked.map_err(|e| {
             log::warn!("A file for window {window} is refused: {e}");
             Refusal::File
         })?;

@@ -257,6 +257,11 @@ impl Controller {
                 if syncs_after && request.done >= request.length {
                     return self.step_sync(slot, request);
                 }
+                // The device may have dropped what it had cached when another one's flush failed, before its own succeeded.
+                let is_as_it_was = self.failed_syncs(request.namespace) == request.failed_syncs;
+                if durable.0 && request.done >= request.length && !is_as_it_was {
+                    return Ok(Step::Done(Status::WRITE_FAULT));
+                }
                 let durable = Durable(durable.0 && !syncs_after);
                 self.step_transfer(slot, request, Some(durable))
             }

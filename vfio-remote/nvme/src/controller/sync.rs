@@ -304,15 +304,20 @@ mod tests {
         assert!(!controller.can_sync(0));
         let errors = answered(controller).1;
         assert_eq!(errors, 1);
-        // What is written after a flush has failed is not lost with what was written before; what is written before one fails may be.
+        // What is written after a flush has failed is not lost with what was written before; what is written before one fails may be:
+        // also by an operation that flushes by itself.
         let writes =
             |controller: &Controller| controller.shared.counters.writes.load(Ordering::Relaxed);
-        for (fails_at, well) in [(None, true), (Some(0), false), (Some(1), false)] {
+        let from_device = [(true, None), (true, Some(0)), (true, Some(1))];
+        let from_ram = [(false, None), (false, Some(0))];
+        for (from_device, fails_at) in from_device.into_iter().chain(from_ram) {
+            let well = fails_at.is_none();
             let (errors, before) = (answered(controller).1, writes(controller));
             let mut request = Request::new(owner, Work::Write(Durable(true)), 0, 0, 512);
-            (request.from_device, request.data) = (true, Bounce::new(512));
+            (request.from_device, request.data) = (from_device, Bounce::new(512));
             controller.begin(request);
-            for (step, result) in [512, 0].into_iter().enumerate() {
+            let results = if from_device { &[512, 0][..] } else { &[512] };
+            for (step, &result) in results.iter().enumerate() {
                 if fails_at == Some(step) {
                     controller.identity.namespaces[0].sync_has_failed(libc::EIO);
                 }
