@@ -5,7 +5,6 @@ use crate::region::Inner;
 use crate::topology::{Node, Topology, majority};
 use crate::view::{View, Views};
 use crate::{Mapping, MappingError};
-use rustix::fs::FileType;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use thiserror::Error;
@@ -276,11 +275,14 @@ impl AddressSpace {
             let file_offset = region
                 .file_offset()
                 .ok_or(AddressSpaceError::NotShared { address: start })?;
+            let (file, offset) = (file_offset.file().as_fd(), file_offset.start());
+            memory_file::check_ram(file, (offset, region.len()))?;
+            let range = (start, region.len());
             ranges.push(Self::keep_or_map(
                 &old,
                 self.kind,
-                (start, region.len()),
-                (file_offset.file().as_fd(), file_offset.start()),
+                range,
+                (file, offset),
                 true,
             )?);
         }
@@ -344,6 +346,7 @@ impl AddressSpace {
         let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let none = Snapshot::default();
         let place = (file, file_offset);
+        let _ = memory_file::check(file, (file_offset, length), writable, Source::Vmm)?;
         let range = Self::keep_or_map(&none, kind, (start, length), place, writable)?;
         let old = self.snapshot();
         let at = old.ranges.partition_point(|r| r.start < start);
@@ -412,10 +415,6 @@ impl AddressSpace {
             .filter(|r| r.is_same(start, length, id, file_offset))
         {
             return Ok(Arc::clone(range));
-        }
-        // A device has no length, and is its administrator's: persistent memory (device-dax).
-        if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
-            let _ = memory_file::check(fd, (file_offset, length), writable, Source::Vmm)?;
         }
         let file = fd.try_clone_to_owned()?;
         Ok(Arc::new(Range {

@@ -3,33 +3,26 @@
 //! A fault in a mapping waits for whoever serves its file: in a file of FUSE, or of a server that is gone, for ever, and with it the
 //! thread that has touched it.
 
-use rustix::fs::{FileType, OFlags, SealFlags, fstat, fstatfs};
+use rustix::fs::{AtFlags, FileType, OFlags, SealFlags, StatxFlags, fstat, fstatfs, statx};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::BorrowedFd;
 use thiserror::Error;
 
-/// `linux/magic.h`: file systems whose files are memory.
-const MEMORY: [u64; 3] = [
-    0x0102_1994, // TMPFS_MAGIC, also memfds
-    0x9584_58f6, // HUGETLBFS_MAGIC
-    0x8584_58f6, // RAMFS_MAGIC
-];
-
-/// File systems of disks of this host, which nobody without its administrator's rights can mount.
-const DISK: [u64; 6] = [
+/// `linux/magic.h`: file systems of disks of this host, which nobody without its administrator's rights can mount.
+const DISK: [u64; 3] = [
     0xef53,      // EXT4_SUPER_MAGIC, also ext2 and ext3
     0x5846_5342, // XFS_SUPER_MAGIC
-    0x9123_683e, // BTRFS_SUPER_MAGIC
     0xf2f5_2010, // F2FS_SUPER_MAGIC
-    0xca45_1a4e, // BCACHEFS_SUPER_MAGIC
-    0x2fc1_2fc1, // ZFS
 ];
+
+/// How `statx` is asked for what the kernel knows itself, without whoever serves the file.
+const UNASKED: AtFlags = AtFlags::EMPTY_PATH.union(AtFlags::STATX_DONT_SYNC);
 
 /// Whose file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A VMM's, with memory of its VM. It may lie on a disk: QEMU's `memory-backend-file,mem-path=`.
+    /// A VMM's, with memory of its VM. It may lie on a disk (ext4, XFS, F2FS): QEMU's `memory-backend-file,mem-path=`.
     Vmm,
     /// Another process's, which shows memory of its own.
     Peer,
@@ -42,8 +35,8 @@ pub enum MemoryFileError {
     #[error("it is not a regular file")]
     NotRegular,
     /// A file system that may never answer.
-    #[error("it is not memory (tmpfs, hugetlbfs or a memfd): its file system is {0:#x}")]
-    NotMemory(u64),
+    #[error("it is not memory (tmpfs, hugetlbfs or a memfd)")]
+    NotMemory,
     /// Fewer bytes.
     #[error("it is too short: {length:#x} bytes at {offset:#x} end beyond {size:#x}")]
     TooShort {
@@ -85,6 +78,12 @@ pub fn check(
     writable: bool,
     source: Source,
 ) -> Result<bool, MemoryFileError> {
+    // Only memory knows seals. This is asked first: of a file of FUSE `fstat` and `fstatfs`, too, wait for whoever serves it.
+    let seals = rustix::fs::fcntl_get_seals(file).ok();
+    if seals.is_none() && (source == Source::Peer || !is_of_a_disk(file)?) {
+        return Err(MemoryFileError::NotMemory);
+    }
+    let seals = seals.unwrap_or(SealFlags::empty());
     let stat = fstat(file)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(MemoryFileError::NotRegular);
@@ -93,12 +92,6 @@ pub fn check(
     let mode = flags & OFlags::ACCMODE;
     if flags.contains(OFlags::PATH) || mode == OFlags::WRONLY {
         return Err(MemoryFileError::Unreadable);
-    }
-    // A number of 32 bits, with its sign extended where it is a signed one.
-    let system = u64::try_from(fstatfs(file)?.f_type & 0xffff_ffff).unwrap_or(0);
-    let is_disk = source == Source::Vmm && DISK.contains(&system);
-    if !MEMORY.contains(&system) && !is_disk {
-        return Err(MemoryFileError::NotMemory(system));
     }
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let end = offset.checked_add(length).filter(|_| length > 0);
@@ -112,18 +105,41 @@ pub fn check(
     if writable && mode != OFlags::RDWR {
         return Err(MemoryFileError::Unwritable);
     }
-    // Not every file system knows seals.
-    let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
     if writable && seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
         return Err(MemoryFileError::Sealed);
     }
     Ok(seals.contains(SealFlags::SHRINK))
 }
 
+/// Checks a file of a VM's memory table, which may also be a device that is memory (device-dax): that has no length, and is its
+/// administrator's.
+///
+/// # Errors
+/// Why it must not be mapped.
+pub fn check_ram(file: BorrowedFd<'_>, range: (u64, u64)) -> Result<(), MemoryFileError> {
+    let mode = statx(file, "", UNASKED, StatxFlags::TYPE)?.stx_mode;
+    if FileType::from_raw_mode(mode.into()) == FileType::CharacterDevice {
+        return Ok(());
+    }
+    check(file, range, true, Source::Vmm).map(drop)
+}
+
+/// Whether a file lies on a disk of this host: nobody else is asked for that.
+fn is_of_a_disk(file: BorrowedFd<'_>) -> Result<bool, MemoryFileError> {
+    // File systems without a block device have numbers with major 0.
+    if statx(file, "", UNASKED, StatxFlags::TYPE)?.stx_dev_major == 0 {
+        return Ok(false);
+    }
+    // A number of 32 bits, with its sign extended where it is a signed one.
+    let system = u64::try_from(fstatfs(file)?.f_type & 0xffff_ffff).unwrap_or(0);
+    Ok(DISK.contains(&system))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, Mode, fcntl_add_seals, ftruncate, memfd_create};
+    use std::io::Write as _;
     use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 
     fn memory(bytes: u64) -> OwnedFd {
@@ -161,19 +177,19 @@ mod tests {
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         for fd in [
             OwnedFd::from(std::fs::File::open("/dev/zero").unwrap()),
-            std::fs::File::open("/").unwrap().into(),
+            std::fs::File::open("/proc").unwrap().into(),
+            std::fs::File::open("/proc/self/maps").unwrap().into(),
             socket.into(),
         ] {
             for source in [Source::Peer, Source::Vmm] {
                 let refused = check(fd.as_fd(), (0, 1), false, source).unwrap_err();
-                assert!(matches!(refused, MemoryFileError::NotRegular));
+                assert!(matches!(refused, MemoryFileError::NotMemory));
             }
         }
-        // A regular file of some program's.
-        let proc = std::fs::File::open("/proc/self/maps").unwrap();
+        let mut shared = tempfile::tempfile_in("/dev/shm").unwrap();
+        shared.write_all(b"memory").unwrap();
         for source in [Source::Peer, Source::Vmm] {
-            let refused = check(proc.as_fd(), (0, 1), false, source).unwrap_err();
-            assert!(matches!(refused, MemoryFileError::NotMemory(0x9fa0)));
+            assert!(!check(shared.as_fd(), (0, 6), true, source).unwrap());
         }
     }
 
@@ -186,9 +202,9 @@ mod tests {
         of_a_peer(&read_only, (0, 0x1000), false).unwrap();
         let refused = of_a_peer(&read_only, (0, 0x1000), true).unwrap_err();
         assert!(matches!(refused, MemoryFileError::Unwritable));
-        for flags in [OFlags::WRONLY, OFlags::PATH] {
-            let refused = of_a_peer(&open(flags), (0, 0x1000), false).unwrap_err();
-            assert!(matches!(refused, MemoryFileError::Unreadable));
-        }
+        let refused = of_a_peer(&open(OFlags::WRONLY), (0, 0x1000), false).unwrap_err();
+        assert!(matches!(refused, MemoryFileError::Unreadable));
+        // Nothing at all can be asked of what was opened by its path.
+        of_a_peer(&open(OFlags::PATH), (0, 0x1000), false).unwrap_err();
     }
 }

@@ -43,6 +43,7 @@ fn it_keeps_the_conventions() {
         arguments: &["--disk".to_owned(), disk],
         folder: folder.path(),
         sockets: &["socket"],
+        private: &[],
         prefix: "farlane_blk",
         label: Some(("disk", NAME)),
     }

@@ -40,9 +40,11 @@ fn it_keeps_the_conventions() {
             format!("--socket-path={}", socket.display()),
             "--device=nvme0".to_owned(),
             "--lender=unix:/nonexistent".to_owned(),
+            format!("--publish={}", folder.path().join("publish").display()),
         ],
         folder: folder.path(),
         sockets: &["vm"],
+        private: &["publish"],
         prefix: "farlane_borrow",
         label: Some(("device", "nvme0")),
     }

@@ -96,6 +96,7 @@ fn it_keeps_the_conventions() {
         ],
         folder: folder.path(),
         sockets: &["lend"],
+        private: &[],
         prefix: "farlane_lend",
         label: Some(("device", "nvme0")),
     }

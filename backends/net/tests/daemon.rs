@@ -33,6 +33,7 @@ fn it_keeps_the_conventions() {
         ],
         folder: folder.path(),
         sockets: &["socket"],
+        private: &[],
         prefix: "farlane_net",
         label: Some(("net", "tap0")),
     }

@@ -2,6 +2,7 @@
 
 use anyhow::Context as _;
 use clap::Parser as _;
+use farlane_daemon::access::Access;
 use farlane_daemon::lifecycle::{Ending, Lifecycle, Stopper};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::{limb, metrics, privileges, seccomp, vhost};
@@ -77,22 +78,24 @@ impl Sockets {
             }
         }
         let mut inherited = inherited.into_iter();
-        let bind = |path: &Path, kind| Listener::bind(path, kind, &options.daemon.access);
+        let access = &options.daemon.access;
+        let bind = |path: &Path, access| Listener::bind(path, Kind::Stream, access);
         let mut vms = Vec::new();
         for vm in &options.vms {
             vms.push(match &vm.socket {
-                SocketOption::Path(path) => bind(path, Kind::Stream)?,
+                SocketOption::Path(path) => bind(path, access)?,
                 SocketOption::Descriptor(_) => inherited.next().context("A socket is missing")?,
             });
         }
         Ok(Self {
             vms,
             host: match &options.host_socket {
-                Some(path) => Some(bind(path, Kind::SeqPacket)?),
+                // For processes of this user: nobody else is served there.
+                Some(path) => Some(Listener::bind(path, Kind::SeqPacket, &Access::default())?),
                 None => None,
             },
             metrics: match &options.daemon.metrics {
-                Some(path) => Some(bind(path, Kind::Stream)?),
+                Some(path) => Some(bind(path, access)?),
                 None => None,
             },
         })

@@ -34,7 +34,8 @@ fn it_keeps_the_conventions() {
             format!("--host-socket={}", path("host")),
         ],
         folder: folder.path(),
-        sockets: &["vm", "host"],
+        sockets: &["vm"],
+        private: &["host"],
         prefix: "farlane_rdma",
         // It counts for all of them together.
         label: None,

@@ -1,6 +1,6 @@
 //! The memory table of a front-end: what it maps where, and what its own addresses mean.
 
-use farlane_zero_copy::{AddressSpace, AddressSpaceError};
+use farlane_zero_copy::{AddressSpace, AddressSpaceError, memory_file};
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -101,6 +101,9 @@ impl Memory {
                 address: guest,
                 length,
             })?;
+            // Before it is asked how long it is.
+            memory_file::check_ram(file.as_fd(), (region.mmap_offset, length))
+                .map_err(AddressSpaceError::File)?;
             let file = FileOffset::new(file, region.mmap_offset);
             parts.push((GuestAddress(guest), bytes, Some(file)));
         }

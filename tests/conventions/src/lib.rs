@@ -28,6 +28,8 @@ pub struct Daemon<'a> {
     pub folder: &'a Path,
     /// Their names in it.
     pub sockets: &'a [&'a str],
+    /// Names of further ones, which stay the daemon's own user's whatever is said of the others.
+    pub private: &'a [&'a str],
     /// How its counters begin.
     pub prefix: &'a str,
     /// The label of a thing and what the thing is called, where its counters are of several things.
@@ -112,6 +114,13 @@ impl Daemon<'_> {
             let is = (file.gid(), file.mode() & 0o7777);
             assert_eq!(is, (group, MODE), "{}", socket.display());
         }
+        let private: Vec<_> = self.private.iter().map(|n| self.folder.join(n)).collect();
+        let own = rustix::process::getegid().as_raw();
+        for socket in &private {
+            let file = std::fs::symlink_metadata(socket).unwrap();
+            let is = (file.gid(), file.mode() & 0o7777);
+            assert_eq!(is, (own, 0o600), "{}", socket.display());
+        }
         self.is_told(&counters);
 
         // Whoever is killed by a signal answers nobody afterwards.
@@ -121,7 +130,7 @@ impl Daemon<'_> {
         daemon.signal(Signal::TERM);
         let status = daemon.end();
         assert_eq!(status.code(), Some(0), "{status}");
-        for socket in &sockets {
+        for socket in sockets.iter().chain(&private) {
             assert!(!socket.exists(), "{} is left", socket.display());
         }
     }

@@ -143,7 +143,8 @@ impl Idle {
             return Rest::Look;
         }
         self.polls = POLLS_BETWEEN_LOOKS - 1;
-        self.naps += 1;
+        // It may be idle for years.
+        self.naps = self.naps.saturating_add(1);
         let nap = (waited / 4).max(NAP);
         if !self.rings {
             let longest = if waited < SHARED_IDLE {
@@ -181,6 +182,15 @@ mod tests {
             }
         }
         assert!(naps >= FEWEST_NAPS);
+    }
+
+    #[test]
+    fn it_naps_as_often_as_it_likes() {
+        let mut idle = Idle::new(false);
+        idle.since = Instant::now().checked_sub(Duration::from_secs(3));
+        idle.polls = POLLS_BETWEEN_LOOKS - 1;
+        idle.naps = u32::MAX;
+        assert_eq!(idle.idle(), Rest::Nap(SHARED_IDLE_NAP));
     }
 
     #[test]

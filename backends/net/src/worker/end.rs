@@ -74,7 +74,8 @@ impl End {
 
     /// Another turn had work. Returns whether memory is to be looked at anew, and whatever was found in it forgotten.
     pub fn turned(&mut self) -> bool {
-        self.turns += 1;
+        // A queue that has been found broken is not mapped again, and counts on.
+        self.turns = self.turns.saturating_add(1);
         self.turns >= TURNS_WITH_VIEW
     }
 

@@ -47,7 +47,8 @@ impl Homing {
         let elsewhere = node != home && most.saturating_mul(3) >= total.saturating_mul(2);
         let candidate = elsewhere.then_some(node);
         self.agreed = if candidate == self.candidate {
-            self.agreed + 1
+            // At home it always agrees.
+            self.agreed.saturating_add(1)
         } else {
             1
         };
@@ -94,5 +95,11 @@ mod tests {
         }
         assert_eq!(window(&mut homing, 0, 60_000), Some(THERE));
         assert_eq!(window(&mut homing, 0, 60_000), None);
+        // At home it agrees with itself for years.
+        let mut homing = Homing {
+            agreed: u32::MAX,
+            ..Homing::default()
+        };
+        assert_eq!(window(&mut homing, 60_000, 0), None);
     }
 }
