@@ -5,7 +5,7 @@
 //! first whether a number is [ours](is_ours), and has it [make way](make_way) for the program.
 
 use crate::Origin;
-use rustix::fs::{OFlags, fcntl_getfl, fstat};
+use rustix::fs::{Mode, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use rustix::thread::futex;
 use std::ops::Deref;
@@ -77,6 +77,8 @@ pub struct Guarded {
     place: Place,
     origin: Origin,
     kind: Kind,
+    /// It has been closed, and its entry may be another one's.
+    is_shut: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -137,10 +139,11 @@ impl Guarded {
             place,
             origin: Origin::here(),
             kind,
+            is_shut: AtomicBool::new(false),
         }
     }
 
-    /// Uses it. None in a child that does not have it.
+    /// Uses it. None where it is shut, and in a child that does not have it.
     #[must_use]
     pub fn enter(&self) -> Option<InUse<&Self>> {
         InUse::of(self)
@@ -160,6 +163,31 @@ impl Guarded {
             Place::Entry(entry) => entry.is_at(fd.number),
         })
     }
+
+    /// Closes it for good, when no call uses it any more. If that must not be waited for, one in use is refused. Neither takes memory
+    /// nor gives any back: signal handlers may ask for it.
+    ///
+    /// # Errors
+    /// `EBUSY` where it is in use, or has no entry.
+    pub fn shut(&self, waits: bool) -> Result<(), Errno> {
+        let Place::Entry(entry) = &self.place else {
+            return Err(Errno::BUSY);
+        };
+        if self.is_shut() || !self.origin.is_here() {
+            return Ok(());
+        }
+        entry.while_unused(waits, || {
+            if !self.is_shut.swap(true, Ordering::Relaxed) {
+                entry.close();
+            }
+        })
+    }
+
+    /// Whether it has been [shut](Self::shut).
+    #[must_use]
+    pub fn is_shut(&self) -> bool {
+        self.is_shut.load(Ordering::Relaxed)
+    }
 }
 
 impl Drop for Guarded {
@@ -167,12 +195,9 @@ impl Drop for Guarded {
         // A child's table was cleared.
         if let Place::Entry(entry) = &self.place
             && self.origin.is_here()
+            && !self.is_shut()
         {
-            let number = entry.number.swap(RESERVED, Ordering::AcqRel) - 1;
-            if entry.is_at(number) {
-                close(number);
-            }
-            entry.number.store(FREE, Ordering::Release);
+            entry.close();
         }
     }
 }
@@ -193,6 +218,11 @@ impl<G: Deref<Target = Guarded>> InUse<G> {
             Place::Own(fd) => fd.as_raw_fd(),
             Place::Entry(entry) => {
                 entry.enter();
+                // Whoever shuts it waits for those who have entered.
+                if guarded.is_shut() {
+                    entry.leave();
+                    return None;
+                }
                 entry.number.load(Ordering::Acquire) - 1
             }
         };
@@ -262,34 +292,63 @@ impl Entry {
         }
     }
 
-    /// Gets the file another number, while nobody uses it.
-    fn make_way(&self, number: RawFd, waits: bool) -> Result<(), Errno> {
-        let users = self.users.fetch_or(MOVING, Ordering::Acquire);
-        if users & MOVING != 0 || (users > 0 && !waits) {
-            if users & MOVING == 0 {
-                self.moved();
+    /// Closes the file, if the number is still its, and gives the entry back.
+    fn close(&self) {
+        let number = self.number.swap(RESERVED, Ordering::AcqRel) - 1;
+        if self.is_at(number) {
+            close(number);
+        }
+        self.number.store(FREE, Ordering::Release);
+    }
+
+    /// Does something while nobody uses the number: who comes meanwhile waits until it is done. If it must not be waited for those
+    /// who are there, it is refused.
+    fn while_unused<T>(&self, waits: bool, work: impl FnOnce() -> T) -> Result<T, Errno> {
+        let wait = |users| {
+            let _ = futex::wait(&self.users, futex::Flags::PRIVATE, users, None);
+        };
+        loop {
+            let users = self.users.fetch_or(MOVING, Ordering::Acquire);
+            if users == 0 || (users & MOVING == 0 && waits) {
+                break;
             }
-            return Err(Errno::BUSY);
+            if !waits {
+                if users & MOVING == 0 {
+                    self.moved();
+                }
+                return Err(Errno::BUSY);
+            }
+            wait(users);
         }
         loop {
             let users = self.users.load(Ordering::Acquire);
             if users == MOVING {
                 break;
             }
-            let _ = futex::wait(&self.users, futex::Flags::PRIVATE, users, None);
+            wait(users);
         }
-        // SAFETY: a descriptor of ours, if it still is.
-        let old = unsafe { BorrowedFd::borrow_raw(number) };
-        let moved = rustix::io::fcntl_dupfd_cloexec(old, HIGH);
-        // A process that may not have so many (`RLIMIT_NOFILE`).
-        let moved = moved.or_else(|_| rustix::io::fcntl_dupfd_cloexec(old, 0));
-        let result = moved.map(|new| {
-            let (new, number) = (new.into_raw_fd() + 1, number + 1);
-            let (order, ignored) = (Ordering::AcqRel, Ordering::Relaxed);
-            let _ = self.number.compare_exchange(number, new, order, ignored);
-        });
+        let result = work();
         self.moved();
-        result
+        Ok(result)
+    }
+
+    /// Gets the file another number, while nobody uses it.
+    fn make_way(&self, number: RawFd, waits: bool) -> Result<(), Errno> {
+        self.while_unused(waits, || {
+            if self.number.load(Ordering::Acquire) != number + 1 {
+                // It has made way already.
+                return Ok(());
+            }
+            // SAFETY: a descriptor of ours, if it still is.
+            let old = unsafe { BorrowedFd::borrow_raw(number) };
+            let new = rustix::io::fcntl_dupfd_cloexec(old, HIGH);
+            // A process that may not have so many (`RLIMIT_NOFILE`).
+            let new = new.or_else(|_| rustix::io::fcntl_dupfd_cloexec(old, 0))?;
+            let new = new.into_raw_fd();
+            self.number.store(new + 1, Ordering::Release);
+            vacate(number);
+            Ok(())
+        })?
     }
 
     fn moved(&self) {
@@ -301,6 +360,20 @@ impl Entry {
 /// Whether a descriptor is for direct I/O.
 fn is_direct(fd: BorrowedFd<'_>) -> bool {
     fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
+}
+
+/// Puts what is no file at a number of ours, until the program's call replaces it: that would end POSIX locks which another thread has
+/// got since. To close a descriptor of a path ends none, and before it has made way a file has none.
+fn vacate(number: RawFd) {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    if let Ok(root) = rustix::fs::open("/", flags, Mode::empty()) {
+        let root = root.into_raw_fd();
+        // SAFETY: a number that is looked after here: dup3 replaces what it is.
+        unsafe {
+            libc::syscall(libc::SYS_dup3, root, number, libc::O_CLOEXEC);
+        }
+        close(root);
+    }
 }
 
 /// Closes a number of ours that nobody uses, past the C library's function: somebody may stand in front of it who asks here.
@@ -335,7 +408,7 @@ pub fn count() -> usize {
 }
 
 /// The program is going to put something else at `number`: what is ours there gets another number, when no call uses it any more. If
-/// it must not be waited for that, a number in use is refused. Until then, the file has both.
+/// it must not be waited for that, a number in use is refused. Until the program does so, the number is that of a path.
 ///
 /// # Errors
 /// `EBUSY` where it is in use, and what the system says.

@@ -90,6 +90,59 @@ fn a_number_in_use_is_waited_for_or_refused() {
 }
 
 #[test]
+fn a_number_that_has_made_way_is_not_the_files_any_more() {
+    let _turn = turn();
+    let (ours, of) = guarded(Kind::File);
+    let before = number(&ours);
+    make_way(before, true).unwrap();
+    // Another thread may have locked the file before the program's call closes what is there.
+    assert!(inode(before).is_some_and(|inode| inode != of));
+    // Who comes second finds that it has been done.
+    let Place::Entry(entry) = &ours.place else {
+        unreachable!()
+    };
+    let after = number(&ours);
+    assert_eq!(entry.make_way(before, true), Ok(()));
+    assert_eq!(number(&ours), after);
+    // SAFETY: the number that has made way.
+    assert_eq!(unsafe { libc::close(before) }, 0);
+}
+
+#[test]
+fn what_is_shut_is_closed_when_nobody_uses_it_and_its_room_is_anothers() {
+    let _turn = turn();
+    let (ours, of) = guarded(Kind::File);
+    let count_before = count();
+    let in_use = ours.enter().unwrap();
+    let before = in_use.number();
+    assert_eq!(ours.shut(false), Err(Errno::BUSY));
+    assert!(is_ours(before) && !ours.is_shut());
+    std::thread::scope(|scope| {
+        let [first, second] = [(); 2].map(|()| scope.spawn(|| ours.shut(true)));
+        let Place::Entry(entry) = &ours.place else {
+            unreachable!()
+        };
+        while entry.users.load(Ordering::Relaxed) & MOVING == 0 {
+            std::thread::yield_now();
+        }
+        let next = scope.spawn(|| ours.enter().is_some());
+        assert!(!first.is_finished() && !second.is_finished() && !next.is_finished());
+        assert_eq!(inode(before), Some(of));
+        drop(in_use);
+        assert_eq!(first.join().unwrap(), Ok(()));
+        assert_eq!(second.join().unwrap(), Ok(()));
+        assert!(!next.join().unwrap());
+    });
+    assert!(!is_ours(before) && ours.is_shut() && ours.enter().is_none() && !ours.is_intact());
+    assert_eq!((inode(before), count()), (None, count_before - 1));
+    // Another one's by now: it stays when this one goes.
+    let (other, _) = guarded(Kind::File);
+    assert_eq!(ours.shut(false), Ok(()));
+    drop(ours);
+    assert!(other.is_intact() && count() == count_before);
+}
+
+#[test]
 fn a_number_that_was_closed_around_us_is_not_closed_again() {
     let _turn = turn();
     let (ours, _) = guarded(Kind::File);
