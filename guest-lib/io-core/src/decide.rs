@@ -28,6 +28,9 @@ pub(crate) fn reach<'a>(
     request: &Range<u64>,
     direction: Direction,
 ) -> Result<(Reach<'a>, Range<u64>), Why> {
+    if opened.file.is_locked() {
+        return Err(Why::NoP2p);
+    }
     let align = opened.file.offset_align.ok_or(Why::NoP2p)?;
     let unit = align.max(sys::page_bytes() as u64);
     let offset = request.start;

@@ -1,16 +1,17 @@
 //! Descriptors of ours for direct I/O with the program's files, and what the program does to its own.
 //!
-//! Closing any descriptor of a file drops the process's POSIX locks on it. So ours are closed only when the program closes one of
-//! its own, which drops them anyway. Numbers that it does not know of it may close, too: see [`guard`].
+//! Closing any descriptor of a file drops the process's POSIX locks on it. So a file that has some gets none of ours, and what there
+//! is of ours is closed before it gets some: see [`locks`]. Numbers that it does not know of it may close, too: see [`guard`].
 
 use crate::files::{self, FileId, Opened, borrow, id_of};
 use crate::fork::{self, Inside};
+use crate::locks;
 use crate::readahead::{self, Advice};
 use farlane_link::guard::{self, Guarded, InUse, Kind};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::sync::Arc;
 
 /// Most descriptors of ours: further files go without direct I/O. The table has room for a few others.
@@ -32,17 +33,30 @@ impl Own {
     pub(crate) fn enter(&self) -> Option<InUse<Arc<Guarded>>> {
         self.fd.enter_shared()
     }
+
+    /// Whether it has been closed for good.
+    pub(crate) fn is_shut(&self) -> bool {
+        self.fd.is_shut()
+    }
+
+    /// What it is a descriptor of, to be waited for.
+    pub(crate) fn guarded(&self) -> &Arc<Guarded> {
+        &self.fd
+    }
 }
 
 impl Opened {
     /// A descriptor of the same file for direct I/O, with the same rights.
     ///
     /// # Errors
-    /// When it cannot be had.
+    /// When it cannot be had; `EBUSY` where the program has POSIX locks of the file, or may be about to get some.
     pub fn direct(&self) -> Result<InUse<Arc<Guarded>>, Errno> {
         let keep = OFlags::RWMODE | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME;
         let flags = (self.flags & keep) | OFlags::DIRECT | OFlags::CLOEXEC;
         let mut own = self.file.own.lock();
+        if locks::is_under_way(self.file.id) || self.file.is_locked() {
+            return Err(Errno::BUSY);
+        }
         if let Some(at) = own.iter().position(|own| own.flags == flags) {
             // A program may close numbers around the C library, and get them again.
             let found = own[at].enter();
@@ -54,12 +68,22 @@ impl Opened {
         if guard::count() >= MOST {
             return Err(Errno::MFILE);
         }
-        let path = format!("/proc/self/fd/{}", self.fd);
+        if locks::are_held(self.file.id)? {
+            self.file.set_locked(true);
+            return Err(Errno::BUSY);
+        }
+        // The number may be another file's by now, whose locks are not known.
+        let path = locks::path_of(self.fd)?;
+        if id_of(&rustix::fs::fstat(&path)?) != self.file.id {
+            return Err(Errno::STALE);
+        }
+        let path = format!("/proc/self/fd/{}", path.as_fd().as_raw_fd());
         let fd = rustix::fs::open(path, flags, Mode::empty())?;
         let is_right = is_direct(fd.as_raw_fd(), self.file.id);
         let fd = Arc::new(Guarded::new(fd, Kind::File));
         let entered = fd.enter_shared().filter(|_| is_right);
-        // It must not be closed again even where it cannot be used, or the program's locks were gone.
+        // Of another file it is where the program has replaced a number that it does not know: then that one's locks are not known
+        // either, and it must not be closed again.
         own.push(Own { flags, fd });
         entered.ok_or(Errno::STALE)
     }

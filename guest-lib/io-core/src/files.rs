@@ -2,9 +2,10 @@
 
 use crate::descriptors::Own;
 use crate::disks::Watched;
+use crate::fork::Inside;
 use crate::lock::Lock;
 use crate::readahead::{Advice, Stream};
-use crate::{readahead, sys};
+use crate::{locks, readahead, sys};
 use farlane_io_plan::CostModel;
 use rustix::fs::{OFlags, Stat};
 use rustix::io::Errno;
@@ -103,8 +104,11 @@ pub struct File {
     refusals: AtomicU32,
     /// Pattern of reads.
     pub stream: Lock<Stream>,
-    /// Descriptors of ours.
+    /// Descriptors of ours. Nothing is opened or closed without the lock.
     pub(crate) own: Lock<Vec<Own>>,
+    /// The program has POSIX locks of the file, as far as is known: nothing that could end them has happened since they were seen. It
+    /// changes with the lock of `own`.
+    is_locked: AtomicBool,
     mapping: Lock<Mapping>,
     /// The program has closed a descriptor while a call was at it.
     is_leaving: AtomicBool,
@@ -217,6 +221,7 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
             refusals: AtomicU32::new(0),
             stream: Lock::new(Stream::default()),
             own: Lock::new(Vec::new()),
+            is_locked: AtomicBool::new(false),
             mapping: Lock::new(Mapping::default()),
             is_leaving: AtomicBool::new(false),
         })
@@ -267,10 +272,50 @@ impl File {
         }
     }
 
-    /// The program is about to close a descriptor: ours go before it, as far as none of them is in use.
+    /// Whether the program has POSIX locks of the file, as far as is known: then there is no direct I/O.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.is_locked.load(Ordering::Relaxed)
+    }
+
+    /// To be called with the lock of `own`.
+    pub(crate) fn set_locked(&self, is_locked: bool) {
+        self.is_locked.store(is_locked, Ordering::Relaxed);
+    }
+
+    /// The program is about to close a descriptor, which ends its locks: ours go before it, as far as none of them is in use.
     fn let_go(&self) {
-        self.own.lock().retain(Own::is_used);
+        let mut own = self.own.lock();
+        own.retain(Own::is_used);
+        self.set_locked(false);
+        drop(own);
         self.mapping.lock().unmap();
+    }
+
+    /// The program is about to lock the file: ours are closed. If it `waits`, those that others use, too, when they do so no more.
+    fn shut(&self, waits: bool) {
+        loop {
+            let in_use = {
+                let Some(own) = self.own.lock_if(waits) else {
+                    return;
+                };
+                if own.iter().all(Own::is_shut) {
+                    return;
+                }
+                // Locks that were taken around the C library would go now, and stay until `execve` otherwise.
+                if locks::are_held(self.id) == Ok(true) {
+                    return;
+                }
+                let is_in_use = |own: &&Own| own.guarded().shut(false).is_err();
+                own.iter()
+                    .find(is_in_use)
+                    .map(|own| Arc::clone(own.guarded()))
+            };
+            match in_use {
+                // Nobody gets it any more who has not got it yet.
+                Some(in_use) if waits && in_use.shut(true).is_ok() => (),
+                _ => return,
+            }
+        }
     }
 
     /// Asks which pages of `length` bytes at `offset` (a multiple of the page size) are in memory: a byte a page, bit 0.
@@ -357,7 +402,7 @@ impl Files {
     /// now the number may be another file's.
     fn known(&mut self, id: FileId) -> Option<Arc<File>> {
         let file = self.files.get(&id)?;
-        let is_unused = Arc::strong_count(file) == 1 && file.own.lock().is_empty();
+        let is_unused = Arc::strong_count(file) == 1 && file.own.lock().iter().all(Own::is_shut);
         if is_unused && file.is_leaving.load(Ordering::Relaxed) {
             self.files.remove(&id);
             return None;
@@ -374,9 +419,38 @@ pub(crate) fn forget_one(id: FileId, fd: RawFd) {
     }
 }
 
-/// Forgets files of which the program has no descriptor any more.
+/// A call that may lock the file is under way ([`locks`](crate::locks)).
+pub(crate) fn locking(id: FileId) {
+    // Who has interrupted the library may have interrupted who holds a lock.
+    let inside = Inside::enter();
+    let waits = inside.is_some();
+    if let Some(file) = known_if(id, waits) {
+        file.shut(waits);
+    }
+}
+
+/// The program's locks of a file have changed: whether it has any is asked when that is of interest.
+pub(crate) fn locks_changed(id: FileId) {
+    let inside = Inside::enter();
+    let waits = inside.is_some();
+    if let Some(file) = known_if(id, waits)
+        && let Some(_own) = file.own.lock_if(waits)
+    {
+        file.set_locked(false);
+    }
+}
+
+fn known_if(id: FileId, waits: bool) -> Option<Arc<File>> {
+    FILES.lock_if(waits)?.files.get(&id).cloned()
+}
+
+/// Forgets files of which the program has no descriptor any more, when it has closed some.
 pub(crate) fn forget_all_but(open: &BTreeSet<FileId>) {
     let known: Vec<_> = FILES.lock().files.values().cloned().collect();
+    for file in known.iter().filter(|file| open.contains(&file.id)) {
+        let _own = file.own.lock();
+        file.set_locked(false);
+    }
     for file in known.into_iter().filter(|file| !open.contains(&file.id)) {
         let own = file.own.lock().first().and_then(Own::enter);
         if let Some(own) = own {

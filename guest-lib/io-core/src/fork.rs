@@ -49,6 +49,11 @@ pub(crate) fn is_owner() -> bool {
     PROCESS.load(Ordering::Relaxed) == process()
 }
 
+/// Whether the tables belong to another process: to that of which this is a child of `vfork`.
+pub(crate) fn is_foreign() -> bool {
+    PROCESS.load(Ordering::Relaxed) != 0 && !is_owner()
+}
+
 unsafe extern "C" fn prepare() {
     // A handler that forks while its thread is inside cannot wait for what the thread holds.
     if !INSIDE.get() {
@@ -75,6 +80,7 @@ unsafe extern "C" fn parent() {
 
 unsafe extern "C" fn child() {
     PROCESS.store(process(), Ordering::Relaxed);
+    crate::locks::forget();
     if !INSIDE.get() {
         // SAFETY: `prepare` has taken them in the thread that this one continues.
         unsafe {

@@ -13,6 +13,7 @@ pub mod disks;
 pub mod files;
 mod fork;
 mod lock;
+pub mod locks;
 mod log;
 mod plain;
 pub mod plan;

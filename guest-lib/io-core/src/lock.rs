@@ -34,6 +34,16 @@ impl<T> Lock<T> {
         Guard(self)
     }
 
+    /// The lock, if it is free or may be waited for.
+    pub fn lock_if(&self, waits: bool) -> Option<Guard<'_, T>> {
+        if waits {
+            return Some(self.lock());
+        }
+        let (order, ignored) = (Ordering::Acquire, Ordering::Relaxed);
+        let taken = self.word.compare_exchange(FREE, HELD, order, ignored);
+        taken.is_ok().then(|| Guard(self))
+    }
+
     /// Takes the lock without a guard: for what runs before a fork.
     pub fn take(&self) {
         let taken = self
@@ -108,5 +118,14 @@ mod tests {
             }
         });
         assert_eq!(*count.lock(), 40_000);
+    }
+
+    #[test]
+    fn who_must_not_wait_gets_a_free_lock_and_no_other() {
+        let lock = Lock::new(());
+        let first = lock.lock_if(false);
+        assert!(first.is_some() && lock.lock_if(false).is_none());
+        drop(first);
+        assert!(lock.lock_if(true).is_some());
     }
 }

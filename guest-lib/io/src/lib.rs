@@ -4,11 +4,13 @@
 //! memory goes on to them after two comparisons. Everything else is in [`farlane_io_core`].
 
 mod descriptors;
+mod locks;
 mod next;
 mod original;
 mod transfer;
 
 pub use descriptors::*;
+pub use locks::*;
 pub use transfer::*;
 
 use farlane_io_core::guard::{Guarded, Kind};

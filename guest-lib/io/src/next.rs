@@ -66,6 +66,11 @@ originals! {
         or late_fclose(file);
     freopen = c"freopen64": fn(path: *const c_char, mode: *const c_char, file: *mut libc::FILE) -> *mut libc::FILE,
         or late_freopen(path, mode, file);
+    // Declared with any arguments: those that it has are passed as here.
+    fcntl = c"fcntl": fn(fd: c_int, command: c_int, argument: usize) -> c_int,
+        or narrow(syscall(libc::SYS_fcntl, fd, command, argument));
+    lockf = c"lockf64": fn(fd: c_int, command: c_int, length: off_t) -> c_int,
+        or late_lockf(fd, command, length);
 }
 
 /// As the C library's checks: a buffer that is too small ends the program.
@@ -113,4 +118,14 @@ unsafe fn late_freopen(
     }
     // SAFETY: as promised by the caller; it is there now.
     unsafe { freopen(path, mode, file) }
+}
+
+/// Nor does one know its commands.
+unsafe fn late_lockf(fd: c_int, command: c_int, length: off_t) -> c_int {
+    let address = table::lockf.resolve();
+    if address.is_null() {
+        return -1;
+    }
+    // SAFETY: as promised by the caller; it is there now.
+    unsafe { lockf(fd, command, length) }
 }

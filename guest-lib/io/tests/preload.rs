@@ -86,9 +86,68 @@ fn every_call_moves_the_right_bytes_whatever_the_way() {
 }
 
 #[test]
-fn posix_locks_stay_and_no_descriptor_does() {
-    let [_, _, p2p, _] = story("locks", "p2p");
-    assert_eq!(p2p, 4 << 20);
+fn numbers_that_a_program_does_not_know_are_closed_with_its_files_and_not_before() {
+    let [_, _, p2p, _] = story("closes", "p2p");
+    assert_eq!(p2p, 5 << 20);
+}
+
+/// Runs a story that tells nothing at its end.
+fn locked(name: &str) {
+    let (_folder, path, _) = file(2 << 20);
+    let mut command = preloaded(built("examples/io_child"));
+    command.args([name.as_ref(), path.as_os_str()]);
+    let output = command.env("FARLANE_IO", "p2p").output().unwrap();
+    assert!(output.status.success(), "{}", told(&output));
+}
+
+#[test]
+fn a_lock_of_a_file_that_was_read_by_p2p_stays_over_execve() {
+    locked("read_lock_exec");
+}
+
+#[test]
+fn a_lock_of_a_file_that_is_read_while_it_is_locked_stays_over_execve() {
+    locked("lock_read_exec");
+}
+
+#[test]
+fn a_file_goes_the_plain_way_while_the_process_has_posix_locks_of_it() {
+    locked("locks");
+}
+
+#[test]
+fn a_child_has_no_locks_of_its_parents() {
+    locked("locks_children");
+}
+
+#[test]
+fn who_takes_a_lock_while_others_read_has_no_descriptor_of_the_librarys() {
+    locked("locks_threads");
+}
+
+#[test]
+fn a_lock_that_is_waited_for_comes_to_a_file_without_a_descriptor_of_the_librarys() {
+    locked("locks_waits");
+}
+
+#[test]
+fn a_thread_that_waits_for_a_lock_can_be_cancelled() {
+    locked("locks_cancelled");
+}
+
+#[test]
+fn signal_handlers_lock_files() {
+    locked("locks_handlers");
+}
+
+#[test]
+fn a_number_that_is_replaced_takes_no_lock_of_another_thread_with_it() {
+    locked("locks_replaced");
+}
+
+#[test]
+fn the_library_stands_before_every_function_that_takes_posix_locks() {
+    locked("locks_names");
 }
 
 #[test]

@@ -457,3 +457,21 @@ fn a_write_that_ends_before_a_hole_is_not_sent_again_with_tokens_that_are_used_u
     std::os::unix::fs::FileExt::read_exact_at(&rig.file, &mut found, 0).unwrap();
     assert!(found == content);
 }
+
+#[test]
+fn a_file_that_is_being_locked_is_not_tunnelled_and_no_envelope_is_made_for_it() {
+    let (backend, tunnel) = tunnel(Backend::default());
+    let content = vec![3; 8 * PAGE];
+    let rig = Rig::new(&content);
+    let locking = crate::locks::begins(rig.file.as_raw_fd());
+    rig.part(&tunnel, |part, lent| {
+        assert_eq!(part.read(lent), Err(Errno::BUSY));
+        assert_eq!(part.write(lent), Err(Errno::BUSY));
+        Moved::default()
+    });
+    assert!((0..8).all(|slot| backend.word(slot, SLOT_ARMED) == 0));
+    crate::locks::ended(locking);
+    let moved = rig.part(&tunnel, |part, lent| part.read(lent).unwrap());
+    assert_eq!(moved.bytes, 8 * PAGE);
+    assert!(rig.memory() == content);
+}

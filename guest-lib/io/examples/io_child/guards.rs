@@ -1,12 +1,13 @@
 //! A program that closes and replaces numbers that it does not know.
 
-use crate::{LENGTH, errno, is_locked, links_to, lock, memory};
+use crate::locks::lock_around_the_library;
+use crate::{LENGTH, errno, is_locked, links_to, memory};
 use anyhow::{Context as _, Result, ensure};
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, RawFd};
 
 /// The library's descriptor of a file, of which the program has one.
-fn theirs(path: &str, own: RawFd) -> Result<RawFd> {
+pub fn theirs(path: &str, own: RawFd) -> Result<RawFd> {
     let numbers = std::fs::read_dir("/proc/self/fd")?;
     let mut numbers = numbers.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_it = |number: &RawFd| {
@@ -40,7 +41,8 @@ fn is_null(number: RawFd) -> bool {
 pub fn guards(file: File, path: &str) -> Result<()> {
     let (fd, base) = (file.as_raw_fd(), memory(LENGTH)?);
     read(fd, base)?;
-    lock(fd, libc::F_WRLCK)?;
+    // The library does not know of it, and keeps its descriptor: the lock tells whether that is ever closed.
+    lock_around_the_library(fd)?;
     let ours = theirs(path, fd)?;
     ensure!(ours > fd);
     // SAFETY: a number that this program does not know.

@@ -3,6 +3,7 @@
 
 mod cuda;
 mod guards;
+mod locks;
 mod moves;
 mod positions;
 
@@ -249,12 +250,10 @@ fn links_to(path: &str) -> Result<usize> {
     Ok(links.filter(|link| link.to_str() == Some(path)).count())
 }
 
-/// POSIX locks stay, and no descriptor is left behind.
-fn locks(file: File, path: &str) -> Result<()> {
+/// Locks of the process stay, and no descriptor is left behind.
+fn closes(file: File, path: &str) -> Result<()> {
     let base = memory(LENGTH)?;
     let fd = file.as_raw_fd();
-    lock(fd, libc::F_WRLCK)?;
-    ensure!(is_locked(path)?, "The lock keeps nobody out");
     let read = |fd| -> Result<()> {
         // SAFETY: memory of this program.
         let moved = unsafe { libc::pread(fd, base.cast(), LENGTH, 0) };
@@ -266,6 +265,10 @@ fn locks(file: File, path: &str) -> Result<()> {
         links_to(path)? == 2,
         "There is no descriptor for direct I/O"
     );
+    // The library does not know of this lock, and keeps its descriptor.
+    locks::lock_around_the_library(fd)?;
+    ensure!(is_locked(path)?, "The lock keeps nobody out");
+    read(fd)?;
     ensure!(is_locked(path)?, "Direct I/O has dropped the lock");
     // What a daemon does with all that it does not know.
     // SAFETY: closes nothing that this program uses.
@@ -363,6 +366,27 @@ extern "C" fn on_alarm(_: c_int) {
     set_errno(before);
 }
 
+/// Calls a handler every so many microseconds; no more if that is none.
+fn every(micros: i64, handler: extern "C" fn(c_int)) -> Result<()> {
+    let time = libc::timeval {
+        tv_sec: 0,
+        tv_usec: micros,
+    };
+    let timer = libc::itimerval {
+        it_interval: time,
+        it_value: time,
+    };
+    // SAFETY: the handler makes calls that handlers may make; the kernel reads the structure.
+    let set = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut());
+        libc::syscall(libc::SYS_setitimer, libc::ITIMER_REAL, &raw const timer, 0)
+    };
+    ensure!(set == 0, "No timer");
+    Ok(())
+}
+
 /// Handlers read while the program reads.
 fn signals(file: &File, content: &[u8]) -> Result<()> {
     let base = memory(LENGTH + 8192)?;
@@ -372,27 +396,7 @@ fn signals(file: &File, content: &[u8]) -> Result<()> {
         base.wrapping_add(LENGTH).expose_provenance() as u64,
         Ordering::Relaxed,
     );
-    // SAFETY: the handler makes calls that handlers may make.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_alarm as *const () as usize;
-        libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut());
-    }
-    let every = |micros| libc::itimerval {
-        it_interval: libc::timeval {
-            tv_sec: 0,
-            tv_usec: micros,
-        },
-        it_value: libc::timeval {
-            tv_sec: 0,
-            tv_usec: micros,
-        },
-    };
-    let set = |timer: libc::itimerval| {
-        // SAFETY: the kernel reads the structure.
-        unsafe { libc::syscall(libc::SYS_setitimer, libc::ITIMER_REAL, &raw const timer, 0) }
-    };
-    ensure!(set(every(300)) == 0, "No timer");
+    every(300, on_alarm)?;
     let mut rounds = 0_u64;
     while HANDLED.load(Ordering::Relaxed) < 200 {
         rounds += 1;
@@ -405,7 +409,7 @@ fn signals(file: &File, content: &[u8]) -> Result<()> {
             bail!("pread returns {moved}, errno {}", errno());
         }
     }
-    set(every(0));
+    every(0, on_alarm)?;
     ensure!(bytes(base, 0, LENGTH) == &content[..LENGTH], "Other bytes");
     ensure!(
         bytes(base, LENGTH, 8192) == &content[4096..12_288],
@@ -419,11 +423,27 @@ fn main() -> Result<()> {
     let [_, story, path] = words.as_slice() else {
         bail!("io_child STORY FILE");
     };
+    // Reading the file by its name would end its locks.
+    match story.as_str() {
+        "locks_after_exec" => return locks::after_exec(path, true),
+        "locks_after_exec_again" => return locks::after_exec(path, false),
+        _ => (),
+    }
     let content = std::fs::read(path)?;
     let file = File::options().read(true).write(true).open(path)?;
     match story.as_str() {
         "calls" => calls(&file, &content)?,
-        "locks" => locks(file, path)?,
+        "closes" => closes(file, path)?,
+        "read_lock_exec" => locks::over_exec(file, &content, path, true)?,
+        "lock_read_exec" => locks::over_exec(file, &content, path, false)?,
+        "locks" => locks::ways(file, &content, path)?,
+        "locks_children" => locks::children(&file, &content, path)?,
+        "locks_threads" => locks::threads(file, &content, path)?,
+        "locks_waits" => locks::waits(&file, &content, path)?,
+        "locks_cancelled" => locks::cancelled(&file, &content, path)?,
+        "locks_handlers" => locks::handlers(&file, &content, path)?,
+        "locks_replaced" => locks::replaced(&file, &content, path)?,
+        "locks_names" => locks::names()?,
         "forks" => forks(&file, &content)?,
         "signals" => signals(&file, &content)?,
         "cuda" => cuda::cuda(&file, &content)?,
