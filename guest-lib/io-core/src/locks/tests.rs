@@ -118,12 +118,19 @@ fn who_locks_waits_for_those_who_use_a_descriptor_and_a_handler_does_not() {
     let second = opened.direct().unwrap();
     assert_eq!(second.number(), in_use.number());
     drop(second);
+    let (told, thread) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
-        let locking = scope.spawn(|| begins(file.as_raw_fd()));
-        while opened.direct().is_ok() {
+        let locking = scope.spawn(|| {
+            told.send(rustix::thread::gettid().as_raw_pid()).unwrap();
+            begins(file.as_raw_fd())
+        });
+        let path = format!("/proc/self/task/{}/syscall", thread.recv().unwrap());
+        let sleeps = format!("{} ", libc::SYS_futex);
+        while !locking.is_finished()
+            && !std::fs::read_to_string(&path).is_ok_and(|call| call.starts_with(&sleeps))
+        {
             std::thread::yield_now();
         }
-        // Neither begun nor refused: it waits, as long as this one is at it.
         assert!(!locking.is_finished() && crate::guard::is_ours(in_use.number()));
         let number = in_use.number();
         drop(in_use);
