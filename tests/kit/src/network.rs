@@ -4,15 +4,20 @@
 //! The namespace belongs to a process of its own and to whatever runs in it, and has no name: when they have ended, however
 //! they have, the kernel takes it away with all that is in it. Its processes see a `/sys` that shows this network.
 
-use std::fs;
+use std::ffi::OsString;
+use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
+use std::net::{ToSocketAddrs, UdpSocket};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::packages;
 use crate::process::{Process, check_output};
@@ -55,8 +60,8 @@ const PROGRAMS: &[&str] = &[
 #[derive(Debug)]
 pub struct Network {
     holder: Process,
-    /// Scripts that run the tree's programs through the tree's loader.
-    programs: Scratch,
+    /// Scripts that run the tree's programs through the tree's loader, where it has a tree.
+    programs: Option<Scratch>,
     logs: PathBuf,
     started: AtomicU32,
 }
@@ -77,14 +82,26 @@ impl Network {
     /// # Errors
     /// When it cannot be made.
     pub fn new(tree: &Tree, logs: &Path) -> Result<Self> {
-        ensure!(
-            packages::is_root(),
-            "Only root can make a network namespace with taps: run this as root"
-        );
         let programs = Scratch::new()?;
         for program in PROGRAMS {
             write_script(tree, program, &programs)?;
         }
+        Self::with_programs(Some(programs), logs)
+    }
+
+    /// The same with this machine's own programs, of which it needs `ip` (iproute2), and no tree.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn of_this_machine(logs: &Path) -> Result<Self> {
+        Self::with_programs(None, logs)
+    }
+
+    fn with_programs(programs: Option<Scratch>, logs: &Path) -> Result<Self> {
+        ensure!(
+            packages::is_root(),
+            "Only root can make a network namespace with taps: run this as root"
+        );
         let mut command = Command::new("unshare");
         command.args(["--net", "--mount", "--propagation", "private", "/bin/sh"]);
         command.args([
@@ -152,8 +169,11 @@ impl Network {
     pub fn shell(&self, line: &str) -> Command {
         let mut command = Command::new("/bin/sh");
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut folders = self.programs.path().as_os_str().to_owned();
-        folders.push(":");
+        let mut folders = OsString::new();
+        if let Some(programs) = &self.programs {
+            folders.push(programs.path());
+            folders.push(":");
+        }
         folders.push(path);
         command
             .args(["-c", line])
@@ -181,6 +201,25 @@ impl Network {
         let output = self.logs.join(format!("peer-{number}-{program}.log"));
         let process = Process::spawn_logged(format!("`{line}`"), self.shell(line), &output)?;
         Ok(Peer { process, output })
+    }
+
+    /// A UDP socket of this process within the network.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn bind_udp(&self, address: impl ToSocketAddrs + Send) -> Result<UdpSocket> {
+        let path = format!("/proc/{}/ns/net", self.holder.pid());
+        let namespace = File::open(&path).with_context(|| format!("Cannot open {path}"))?;
+        // A socket stays where it was made, and the thread that has gone there ends.
+        let bind = || -> Result<UdpSocket> {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+            Ok(UdpSocket::bind(address)?)
+        };
+        let bound = thread::scope(|scope| scope.spawn(bind).join());
+        bound
+            .ok()
+            .context("The thread that binds a socket has panicked")?
+            .context("Cannot bind a UDP socket in a network")
     }
 
     /// A file of the network's processes, such as one below `/proc/net` or `/sys/class/net`.
