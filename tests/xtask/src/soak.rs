@@ -1,6 +1,6 @@
 //! `cargo xtask soak`: the long scenarios and the fuzz targets, over and over again until the time is over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use farlane_vmkit::workspace::Workspace;
 
 use crate::fuzz::Fuzzer;
 use crate::run::Context;
-use crate::scenarios::{self, Scenario};
+use crate::scenarios::{self, Ending, Scenario};
 
 /// How long a fuzz target runs in one round.
 const FUZZ_SECONDS: u32 = 120;
@@ -33,10 +33,13 @@ impl Item<'_> {
         }
     }
 
-    fn run(&self, context: &Context, report: &mut Report) -> Result<()> {
+    fn run(&self, context: &Context, report: &mut Report) -> Result<Ending> {
         match self {
             Item::Scenario(scenario) => scenario.run(context, report),
-            Item::Fuzz(fuzzer, target) => fuzzer.run(target, FUZZ_SECONDS, false).map(drop),
+            Item::Fuzz(fuzzer, target) => {
+                fuzzer.run(target, FUZZ_SECONDS, false)?;
+                Ok(Ending::Passed)
+            }
         }
     }
 }
@@ -123,17 +126,24 @@ pub fn run(workspace: &Workspace, filter: Option<&str>, minutes: u32) -> Result<
     );
     let context = Context::new(workspace);
     let mut table = Table::default();
-    for item in items.iter().cycle() {
+    let mut items = VecDeque::from(items);
+    while let Some(item) = items.pop_front() {
         let begin = Instant::now();
         let result = item.run(&context, &mut Report::new());
+        // It has said why, and could not be run in the next round either.
+        if matches!(result, Ok(Ending::NotRun(_))) {
+            continue;
+        }
         if let Err(error) = &result {
             eprintln!("Error: {error:#}");
         }
         table.add(item.name(), result.is_err(), begin.elapsed());
+        items.push_back(item);
         if start.elapsed() >= time {
             break;
         }
     }
+    ensure!(!table.0.is_empty(), "Nothing of it can be run here");
     print!("{table}");
     println!("{} s, {} failed", start.elapsed().as_secs(), table.failed());
     Ok(match table.failed() {

@@ -25,7 +25,12 @@ pub fn print(phases: &[Phase], mut outcomes: Vec<Outcome>, all: Duration) -> Exi
     for (name, took) in phases {
         line(name, *took, None, "");
     }
-    let is_short = |outcome: &Outcome| outcome.took < SHORT && outcome.verdict.failed == 0;
+    let is_short = |outcome: &Outcome| {
+        let Verdict {
+            failed, not_run, ..
+        } = &outcome.verdict;
+        outcome.took < SHORT && *failed == 0 && not_run.is_none()
+    };
     for outcome in outcomes.iter().filter(|outcome| !is_short(outcome)) {
         let Verdict {
             passed,
@@ -33,9 +38,10 @@ pub fn print(phases: &[Phase], mut outcomes: Vec<Outcome>, all: Duration) -> Exi
             boots,
             ..
         } = outcome.verdict;
-        let result = match failed {
-            0 => format!("{passed} passed"),
-            failed => format!("{passed} passed, {failed} FAILED"),
+        let result = match (&outcome.verdict.not_run, failed) {
+            (Some(reason), _) => format!("NOT RUN: {reason}"),
+            (None, 0) => format!("{passed} passed"),
+            (None, failed) => format!("{passed} passed, {failed} FAILED"),
         };
         line(&outcome.name, outcome.took, Some(boots), &result);
     }
@@ -54,7 +60,12 @@ pub fn print(phases: &[Phase], mut outcomes: Vec<Outcome>, all: Duration) -> Exi
     }
     line("all", all, Some(sum(|verdict| verdict.boots)), "");
     let (passed, failed) = (sum(|verdict| verdict.passed), sum(|verdict| verdict.failed));
-    println!("\n{passed} passed, {failed} failed");
+    let not_run = sum(|verdict| u64::from(verdict.not_run.is_some()));
+    let not_run = match not_run {
+        0 => String::new(),
+        not_run => format!(", {not_run} not run (see above)"),
+    };
+    println!("\n{passed} passed, {failed} failed{not_run}");
     if failed == 0 && passed > 0 {
         return ExitCode::SUCCESS;
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use farlane_vmkit::kit::{self, Kit};
 use farlane_vmkit::progress;
+use farlane_vmkit::report::Report;
 use farlane_vmkit::workspace::{TestProgram, Workspace};
 use serde_json::Value;
 
@@ -158,6 +159,11 @@ fn judge_scenario(ended: &Ended<'_>) -> Verdict {
         ..Verdict::default()
     };
     if let Some(record) = record {
+        if let Some(reason) = record["not_run"].as_str() {
+            verdict.passed = 0;
+            verdict.failed = 0;
+            verdict.not_run = Some(reason.to_owned());
+        }
         verdict.boots = record["boots"].as_u64().unwrap_or_default();
         let rows = record["figures"].as_array();
         for row in rows.into_iter().flatten() {
@@ -169,11 +175,12 @@ fn judge_scenario(ended: &Ended<'_>) -> Verdict {
 }
 
 /// Writes what scenarios of this process did, for the run that started it.
-pub fn record(report: &farlane_vmkit::report::Report, to: &Path) -> Result<()> {
+pub fn record(report: &Report, not_run: &[String], to: &Path) -> Result<()> {
     let rows: Vec<[&str; 3]> = report.rows().collect();
     let record = serde_json::json!({
         "boots": farlane_vmkit::guest::boots(),
         "figures": rows,
+        "not_run": (!not_run.is_empty()).then(|| not_run.join("; ")),
     });
     fs::write(to, record.to_string()).with_context(|| format!("Cannot write {}", to.display()))
 }
@@ -198,5 +205,22 @@ mod tests {
             record: None,
         });
         assert_eq!((verdict.passed, verdict.failed), (0, 1));
+    }
+
+    #[test]
+    fn a_scenario_that_could_not_be_run_has_neither_passed_nor_failed() {
+        for (not_run, expected) in [
+            (vec!["no KVM".to_owned()], (0, 0, Some("no KVM".to_owned()))),
+            (vec![], (0, 1, None)),
+        ] {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            record(&Report::new(), &not_run, file.path()).unwrap();
+            let verdict = judge_scenario(&Ended {
+                success: false,
+                said: "",
+                record: Some(&fs::read_to_string(file.path()).unwrap()),
+            });
+            assert_eq!((verdict.passed, verdict.failed, verdict.not_run), expected);
+        }
     }
 }

@@ -200,6 +200,7 @@ fn judge(ended: &Ended<'_>) -> Verdict {
         passed: u64::from(red),
         failed: u64::from(!red),
         boots: 0,
+        not_run: None,
         figures: figures.into_iter().collect(),
     }
 }

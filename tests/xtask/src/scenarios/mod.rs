@@ -44,6 +44,8 @@ mod topology;
 mod vmkit;
 
 use std::env;
+use std::error::Error;
+use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -67,6 +69,29 @@ pub struct Scenario {
     pub is_test: bool,
     run: fn(&Run<'_>, &mut Report) -> Result<()>,
 }
+
+/// Why a scenario cannot be run on this machine. As the error of one it says that it has neither passed nor failed.
+#[derive(Debug)]
+pub struct NotRun(pub String);
+
+impl fmt::Display for NotRun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not run: {}", self.0)
+    }
+}
+
+impl Error for NotRun {}
+
+/// How a scenario has ended that has not failed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ending {
+    Passed,
+    /// It cannot be run on this machine, for this reason.
+    NotRun(String),
+}
+
+/// The exit status of `cargo xtask scenario` when nothing has failed and something could not be run, as automake's tests have it.
+const NOT_RUN_STATUS: u8 = 77;
 
 /// All scenarios, in the order in which a test run begins them: the longest first.
 pub const ALL: &[Scenario] = &[
@@ -139,26 +164,32 @@ impl Scenario {
     }
 
     /// Runs the scenario. Its logs stay when it fails.
-    pub fn run(&self, context: &Context, report: &mut Report) -> Result<()> {
+    pub fn run(&self, context: &Context, report: &mut Report) -> Result<Ending> {
         let run = Run::new(context, self.name)?;
         let start = Instant::now();
         progress::note(&format!("scenario {}", self.name));
-        let result = self.perform(&run, report);
-        if result.is_ok() {
-            progress::note(&format!(
-                "scenario {}: passed in {:.1} s",
-                self.name,
-                start.elapsed().as_secs_f64()
-            ));
-            return run.forget_logs();
+        let error = match self.perform(&run, report) {
+            Ok(()) => {
+                progress::note(&format!(
+                    "scenario {}: passed in {:.1} s",
+                    self.name,
+                    start.elapsed().as_secs_f64()
+                ));
+                run.forget_logs()?;
+                return Ok(Ending::Passed);
+            }
+            Err(error) => error,
+        };
+        if let Some(NotRun(reason)) = error.downcast_ref() {
+            progress::note(&format!("scenario {}: NOT RUN: {reason}", self.name));
+            run.forget_logs()?;
+            return Ok(Ending::NotRun(reason.clone()));
         }
-        result.with_context(|| {
-            format!(
-                "Scenario {} failed; its logs are in {}",
-                self.name,
-                run.logs().display()
-            )
-        })
+        Err(error.context(format!(
+            "Scenario {} failed; its logs are in {}",
+            self.name,
+            run.logs().display()
+        )))
     }
 }
 
@@ -180,16 +211,27 @@ pub fn run_named(workspace: &Workspace, names: &[String]) -> Result<ExitCode> {
     let chosen: Vec<&Scenario> = names.iter().map(|name| find(name)).collect::<Result<_>>()?;
     let context = Context::new(workspace);
     let mut report = Report::new();
-    let mut code = ExitCode::SUCCESS;
+    let mut not_run = Vec::new();
+    let mut failed = false;
     for scenario in chosen {
-        if let Err(error) = scenario.run(&context, &mut report) {
-            eprintln!("Error: {error:#}");
-            code = ExitCode::FAILURE;
+        match scenario.run(&context, &mut report) {
+            Ok(Ending::Passed) => {}
+            Ok(Ending::NotRun(reason)) => {
+                not_run.push(reason);
+            }
+            Err(error) => {
+                eprintln!("Error: {error:#}");
+                failed = true;
+            }
         }
     }
     if let Some(to) = env::var_os(RECORD_VARIABLE) {
-        test_run::record(&report, Path::new(&to))?;
+        test_run::record(&report, &not_run, Path::new(&to))?;
     }
     print!("{report}");
-    Ok(code)
+    Ok(match (failed, not_run.is_empty()) {
+        (true, _) => ExitCode::FAILURE,
+        (false, false) => ExitCode::from(NOT_RUN_STATUS),
+        (false, true) => ExitCode::SUCCESS,
+    })
 }
