@@ -3,6 +3,7 @@
 mod blk;
 mod blk_crash;
 mod blk_vs_qsd;
+mod cloud_hypervisor;
 mod driver_builds;
 mod driver_device;
 mod driver_kernels;
@@ -131,6 +132,7 @@ pub const ALL: &[Scenario] = &[
     gpu_soft::SCENARIO,
     gpu_read::SCENARIO,
     blk::SCENARIO,
+    cloud_hypervisor::SCENARIO,
     rdma_buffers::SCENARIO,
     rdma_host::SCENARIO,
     gpu_hostile::SCENARIO,
