@@ -14,11 +14,14 @@ use super::worker::Worker;
 use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
 use crate::link::{LinkError, Peer, Received, Receiver, Sender};
 use farlane_pci::{Function, InterruptKind, Signal};
+use std::sync::mpsc::{self, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How often the time is looked at, at least.
 const TICK: Duration = Duration::from_secs(1);
+/// How long a device that is stopped may take before its borrower is told so.
+const STOPPING: Duration = Duration::from_millis(500);
 /// How soon interrupts are tried again that a slow link did not take.
 const RETRY: Duration = Duration::from_millis(5);
 /// Bytes that may wait in a link before interrupts are kept back and put together.
@@ -69,10 +72,29 @@ struct State {
     /// Under which lease the device is wanted back, and when it is taken. The lease may be still to come.
     wanted: Option<(Fence, Instant)>,
     ending: Option<Ending>,
+    /// The lease that is over and whose device has not stopped yet, and when its borrower is told that next.
+    stopping: Option<(Fence, Instant)>,
     /// Of another lender, at the other end.
     sublease: Option<Arc<Sublease>>,
     /// Interrupts that are to be told, each once.
     raised: Vec<(Fence, InterruptKind, u16)>,
+}
+
+impl State {
+    /// The device of a lease that is over is being stopped.
+    fn begin_stopping(&mut self, fence: Fence) {
+        self.stopping
+            .get_or_insert_with(|| (fence, Instant::now() + STOPPING));
+    }
+
+    /// Ends the lease, if there is one.
+    fn end_lease(&mut self) {
+        if let Some(tenure) = &self.lease {
+            tenure.end();
+            let fence = tenure.fence;
+            self.begin_stopping(fence);
+        }
+    }
 }
 
 /// What others know of a link.
@@ -100,10 +122,43 @@ impl Control {
         let mut state = self.state();
         let fence = lease.as_ref().map(|tenure| tenure.fence);
         state.wanted.take_if(|(wanted, _)| Some(*wanted) != fence);
-        state.lease = lease;
+        match std::mem::replace(&mut state.lease, lease) {
+            Some(before) => state.begin_stopping(before.fence),
+            None => state.stopping = None,
+        }
         state.announced = false;
         state.ending = None;
         state.raised.clear();
+    }
+
+    /// The device of the lease that is over has stopped.
+    pub fn has_stopped(&self) {
+        self.state().stopping = None;
+    }
+
+    /// Says now and then that it has not. A borrower that hears nothing believes after a time that it has.
+    fn tell_of_stopping(&self) {
+        // Under the lock: nobody says before this that it has stopped.
+        let mut state = self.state();
+        let now = Instant::now();
+        if let Some((fence, at)) = &mut state.stopping
+            && *at <= now
+        {
+            *at = now + TICK;
+            let told = self
+                .sender
+                .send_to_the_end(&ToBorrower::Stopping { fence: *fence });
+            if let Err(e) = told {
+                log::debug!("A borrower cannot be told that its device has not stopped: {e}");
+            }
+        }
+    }
+
+    /// Waits until `over` is dropped by the worker, which may be for as long as its device takes.
+    fn wait_for_the_worker(&self, over: &mpsc::Receiver<()>) {
+        while over.recv_timeout(STOPPING) == Err(RecvTimeoutError::Timeout) {
+            self.tell_of_stopping();
+        }
     }
 
     /// The link is for a sublease.
@@ -204,9 +259,7 @@ impl Control {
     /// Nothing that the borrower has asked for is done any more, and its device accesses memory no more.
     fn end(&self) {
         self.queue.end();
-        if let Some(tenure) = &self.state().lease {
-            tenure.end();
-        }
+        self.state().end_lease();
         // Nobody who waits for memory waits any longer.
         self.memory.close();
     }
@@ -232,7 +285,7 @@ impl Control {
             return;
         };
         if state.ending.is_none() {
-            tenure.end();
+            state.end_lease();
             state.ending = Some(ending);
             self.queue.look();
         }
@@ -245,9 +298,10 @@ impl Control {
             return now + RETRY;
         }
         let lease = state.lease.as_ref();
+        let told = state.stopping.map(|(_, at)| at);
         let until = lease.and_then(|tenure| tenure.device.until(tenure.fence));
         let wanted = state.wanted.map(|(_, at)| at);
-        [until, wanted.filter(|_| lease.is_some())]
+        [until, wanted.filter(|_| lease.is_some()), told]
             .into_iter()
             .flatten()
             .filter(|&at| at > now)
@@ -317,12 +371,17 @@ pub(crate) fn serve(
         state: Mutex::default(),
     });
     let worker = Worker::new(Arc::clone(lender), Arc::clone(&control), borrower);
+    let (works, over) = channel::<()>();
     let thread = std::thread::Builder::new()
         .name("link worker".to_owned())
-        .spawn(move || worker.run())?;
+        .spawn(move || {
+            worker.run();
+            drop(works);
+        })?;
     let result = receive(&control, &mut receiver);
     control.end();
     let is_heard = hear_the_end(&control, &mut receiver, &result);
+    control.wait_for_the_worker(&over);
     let _ = thread.join();
     if !is_heard {
         // The worker may have been at it.
@@ -397,6 +456,7 @@ fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> 
     let mut put_off = None;
     loop {
         control.look_at_the_time();
+        control.tell_of_stopping();
         control.tell_raised(&mut control.state());
         if let Some(message) = put_off.take() {
             put_off = control.queue.push(message, control.next_look());

@@ -501,6 +501,7 @@ impl Worker {
             // It has not been reset: it reaches them as long as this process runs.
             false => session.device.keep(stuck),
         }
+        self.control.has_stopped();
         let name = &session.device.offer.name;
         match ending {
             None => log::info!("{name}: {} has returned it", self.borrower.name),

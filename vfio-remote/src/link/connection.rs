@@ -220,6 +220,19 @@ impl Sender {
         }
     }
 
+    /// Sends a message without descriptors, also to an end that has nothing to say any more, and waits for nobody. False where the
+    /// other end has not taken what was sent before.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub(crate) fn send_to_the_end<M: Serialize>(&self, message: &M) -> Result<bool, LinkError> {
+        let frame = encode(message)?;
+        match &*self.0 {
+            Inner::Packet(socket) => socket.try_send(&frame),
+            Inner::Stream(socket) => socket.send_to_the_end(&frame),
+        }
+    }
+
     /// Has the receiver of this end, or the next one, return without a message.
     pub(crate) fn nudge(&self) {
         match &*self.0 {

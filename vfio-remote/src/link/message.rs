@@ -10,7 +10,7 @@ use std::fmt;
 use thiserror::Error;
 
 /// Version of the protocol; both ends must have the same.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Largest number of bytes that one message reads or writes.
 pub const MAX_DATA_BYTES: usize = 32 << 10;
 /// Largest message in bytes, see [`MAX_DATA_BYTES`].
@@ -148,6 +148,13 @@ pub enum ToBorrower {
         address: u64,
         /// The bytes.
         data: Vec<u8>,
+    },
+    /// The lease is over, and the device has begun nothing since, but is still at what it had begun. Comes again and again, about
+    /// once a second, also where the borrower has hung up, until [`Ended`](Self::Ended), the answer to [`Request::Return`] or the
+    /// end of the link says that it has stopped.
+    Stopping {
+        /// The lease.
+        fence: Fence,
     },
 }
 

@@ -178,11 +178,29 @@ impl StreamSocket {
 
     /// Sends a frame, now or as soon as the peer takes it; one that is urgent before those that wait.
     pub fn send(&self, frame: &[u8], is_urgent: bool) -> Result<(), LinkError> {
-        let length = u32::try_from(frame.len()).map_err(|_| LinkError::TooLong(frame.len()))?;
-        let mut state = self.state();
+        let state = self.state();
         if state.ended {
             return Err(LinkError::Closed);
         }
+        self.append(state, frame, is_urgent)
+    }
+
+    /// The same, also to a peer that has nothing to say any more: it may go on listening. False where something waits already.
+    pub fn send_to_the_end(&self, frame: &[u8]) -> Result<bool, LinkError> {
+        let state = self.state();
+        if state.waiting_bytes + state.wire.len() > 0 {
+            return Ok(false);
+        }
+        self.append(state, frame, false).map(|()| true)
+    }
+
+    fn append(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        frame: &[u8],
+        is_urgent: bool,
+    ) -> Result<(), LinkError> {
+        let length = u32::try_from(frame.len()).map_err(|_| LinkError::TooLong(frame.len()))?;
         if state.cut {
             return Err(LinkError::Reset);
         }

@@ -60,6 +60,8 @@ pub struct Hooks {
     pub maps_late: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before memory is taken away from it.
     pub unmaps_late: AtomicBool,
+    /// Whether it waits until [`Hooks::release`] before it stops.
+    pub stops_late: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before memory of its own is read.
     pub reads_late: AtomicBool,
     /// Whether no memory can be taken away from it.
@@ -226,6 +228,9 @@ struct Copying {
 impl Drop for Copying {
     fn drop(&mut self) {
         self.hooks.be_slow();
+        if self.hooks.stops_late.load(Ordering::SeqCst) {
+            self.hooks.stall();
+        }
         self.memory.clear();
         self.hooks.in_use.store(false, Ordering::SeqCst);
     }

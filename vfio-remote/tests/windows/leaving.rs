@@ -1,8 +1,8 @@
 //! Memory that is taken away while the device is at something that takes longer than a monitor waits.
 
 use super::super::common::{STATUS, memfd, until};
-use super::{CONFIG, MASTER, MORE, RAM, Rig, fill};
-use farlane_vfio_client::ClientError;
+use super::{BORROWER, CONFIG, MASTER, MORE, RAM, Rig, fill};
+use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_user::wire::Command;
 use rustix::io::Errno;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -12,8 +12,8 @@ use std::time::Duration;
 
 const BAR0: u32 = 0;
 
-/// A VM whose memory is all reached, and whose device does not let go of it.
-fn at_it() -> (Rig, OwnedFd) {
+/// A VM whose memory is all reached.
+fn reaching() -> (Rig, OwnedFd) {
     let memory = memfd(2 * RAM);
     fill(&memory, 1);
     let shown = memory.try_clone().unwrap();
@@ -22,9 +22,25 @@ fn at_it() -> (Rig, OwnedFd) {
     rig.map(MORE, RAM).unwrap();
     rig.master();
     assert_eq!(rig.ways(), ["w 0", "w 0"]);
+    (rig, shown)
+}
+
+/// One whose device does not let go of it.
+fn at_it() -> (Rig, OwnedFd) {
+    let (rig, shown) = reaching();
     rig.hooks.unmaps_late.store(true, Ordering::SeqCst);
     (rig, shown)
 }
+
+/// One whose device is at something that it does not stop before it has ended.
+fn never_stopping() -> (Rig, OwnedFd) {
+    let (rig, shown) = reaching();
+    rig.hooks.stops_late.store(true, Ordering::SeqCst);
+    (rig, shown)
+}
+
+/// Longer than two terms and two seconds: after that a lender that is silent has stopped its device.
+const SILENCE: Duration = Duration::from_secs(5);
 
 fn let_go(rig: &Rig) {
     until("the device", || rig.hooks.is_stalled());
@@ -180,11 +196,77 @@ fn time_proves_nothing_of_a_device_that_is_known_to_be_at_it() {
     let (mut rig, _shown) = at_it();
     rig.vmm.call(Command::DeviceReset, &[], &[]).unwrap();
     assert!(!rig.is_there());
-    // Longer than two terms and two seconds.
-    std::thread::sleep(Duration::from_secs(5));
+    std::thread::sleep(SILENCE);
     let unmapped = rig.vmm.unmap(0, MORE, RAM);
     assert!(rig.hooks.is_stalled());
     assert!(unmapped.is_err(), "{unmapped:?}");
     let_go(&rig);
     until("its word", || rig.vmm.unmap(0, MORE, RAM).is_ok());
+}
+
+#[test]
+fn no_vm_gets_a_device_from_a_socket_whose_last_one_has_not_stopped() {
+    let (rig, _shown) = never_stopping();
+    let Rig {
+        lender,
+        vmm,
+        hooks,
+        folder,
+        ..
+    } = rig;
+    drop(vmm);
+    until("its end", || hooks.is_stalled());
+    std::thread::sleep(SILENCE);
+    let path = folder.path().join(BORROWER);
+    let mut vmm = RawClient::negotiated(&path).unwrap();
+    assert!(hooks.is_stalled());
+    // It has no device.
+    assert_eq!(vmm.read(CONFIG, 0, 2).ok(), None);
+    drop(vmm);
+    hooks.stops_late.store(false, Ordering::SeqCst);
+    hooks.release();
+    until("its return", || lender.status()[0].holder.is_none());
+    until("the next one", || {
+        let mut vmm = RawClient::negotiated(&path).unwrap();
+        vmm.read(CONFIG, 0, 2).is_ok()
+    });
+}
+
+#[test]
+fn memory_of_a_device_that_is_taken_away_and_has_not_stopped_is_not_acknowledged() {
+    let (mut rig, _shown) = never_stopping();
+    rig.hooks.fail();
+    until("its loss", || !rig.is_there());
+    std::thread::sleep(SILENCE);
+    let unmapped = rig.vmm.unmap(0, MORE, RAM);
+    assert!(rig.hooks.is_stalled());
+    assert!(unmapped.is_err(), "{unmapped:?}");
+    rig.hooks.release();
+    until("its word", || rig.vmm.unmap(0, MORE, RAM).is_ok());
+}
+
+#[test]
+fn memory_that_nobody_was_asked_for_is_not_acknowledged_when_a_device_is_abandoned() {
+    let (mut rig, _shown) = at_it();
+    // One range has gone when there is no time for the other one.
+    let hooks = Arc::clone(&rig.hooks);
+    let slow = std::thread::spawn(move || {
+        until("the first", || hooks.is_stalled());
+        std::thread::sleep(Duration::from_millis(3500));
+        hooks.stops_late.store(true, Ordering::SeqCst);
+        hooks.release();
+    });
+    rig.vmm.call(Command::DeviceReset, &[], &[]).unwrap();
+    slow.join().unwrap();
+    assert!(!rig.is_there());
+    std::thread::sleep(SILENCE);
+    let unmapped = rig.vmm.unmap(0, MORE, RAM);
+    assert!(rig.hooks.is_stalled());
+    assert!(unmapped.is_err(), "{unmapped:?}");
+    rig.hooks.unmaps_late.store(false, Ordering::SeqCst);
+    rig.hooks.stops_late.store(false, Ordering::SeqCst);
+    until("its word", || {
+        rig.hooks.release();
+        rig.vmm.unmap(0, MORE, RAM).is_ok()
+    });
 }

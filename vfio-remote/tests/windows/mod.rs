@@ -71,7 +71,7 @@ fn lend_over(ntb: Arc<dyn Ntb>) -> (Arc<Lender>, Arc<Hooks>, Connector) {
 struct Rig {
     lender: Arc<Lender>,
     hooks: Arc<Hooks>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     vmm: RawClient,
     memory: OwnedFd,
 }
@@ -108,7 +108,7 @@ impl Rig {
         Self {
             lender,
             hooks,
-            _folder: folder,
+            folder,
             vmm,
             memory,
         }

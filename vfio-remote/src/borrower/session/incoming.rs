@@ -78,6 +78,10 @@ fn receive(shared: &Shared, receiver: &mut Receiver, queue: &SyncSender<Access>)
                     shared.lose_and_tell();
                 }
             }
+            ToBorrower::Stopping { fence } => {
+                log::debug!("The device of lease {fence} has not stopped yet");
+                shared.set_stopping(fence);
+            }
             ToBorrower::MemoryRead {
                 id,
                 fence,

@@ -291,6 +291,7 @@ impl Session {
     /// Ends the link of a device that is at it for too long, without waiting any more: the VM loses it, and its lender takes it
     /// back when it can. Until then it may reach memory, as [`doubt`](Self::doubt) says.
     pub fn abandon(&self) {
+        self.shared.set_at_it(true);
         self.shared.hang_up();
     }
 

@@ -2,7 +2,7 @@
 
 use super::SessionError;
 use super::shared::Shared;
-use crate::link::message::{Fence, Request};
+use crate::link::message::{Fence, Refusal, Request};
 use farlane_zero_copy::chain;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,6 +45,9 @@ fn beat(shared: &Shared, fence: Fence, term: Duration) {
             return;
         }
         if let Err(e) = renewed {
+            if matches!(e, SessionError::Refused(Refusal::Ended(_))) {
+                shared.set_stopping(fence);
+            }
             if !shared.is_told() {
                 log::warn!("The lease cannot be renewed: {}", chain(&e));
             }

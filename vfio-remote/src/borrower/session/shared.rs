@@ -65,6 +65,10 @@ pub(super) struct Tenure {
     pub term: Duration,
     /// When a renewal was last answered.
     pub renewed: Instant,
+    /// The lender has said that its device has not let go of memory yet.
+    pub at_it: bool,
+    /// It has said that the lease is over, and not yet that its device has stopped.
+    pub stopping: bool,
 }
 
 impl Tenure {
@@ -74,12 +78,14 @@ impl Tenure {
             fence,
             term: Duration::from_millis(u64::from(term_ms)).max(SHORTEST_TERM),
             renewed: Instant::now(),
+            at_it: false,
+            stopping: false,
         }
     }
 
-    /// How long the device may reach memory, where time proves something of its lender, or not.
+    /// How long the device may reach memory, where time proves something of a lender that is silent, or not.
     fn doubt(&self, time_proves: bool, now: Instant) -> Option<Doubt> {
-        if !time_proves {
+        if !time_proves || self.at_it || self.stopping {
             return Some(Doubt::WhileItRuns);
         }
         // A renewal that nobody has heard of may have reached the lender in the last moment of the term.
@@ -96,8 +102,6 @@ struct Lease {
     /// The lease that there is, or was, and its term.
     taken: Option<Fence>,
     term: Option<Duration>,
-    /// The lender has said that its device has not let go of memory yet.
-    at_it: bool,
     /// Nobody uses the session any more.
     retired: bool,
 }
@@ -166,14 +170,23 @@ impl Shared {
 
     /// See [`Doubt`]. None where the device is known to reach nothing.
     pub fn doubt(&self) -> Option<Doubt> {
-        let lease = self.lease();
-        let time_proves = !lease.at_it && !self.sender.hears_of_the_end();
-        lease.tenure?.doubt(time_proves, Instant::now())
+        let time_proves = !self.sender.hears_of_the_end();
+        self.lease().tenure?.doubt(time_proves, Instant::now())
     }
 
     /// The lender has said that its device has not let go of memory yet, or that it has.
     pub fn set_at_it(&self, at_it: bool) {
-        self.lease().at_it = at_it;
+        if let Some(tenure) = &mut self.lease().tenure {
+            tenure.at_it = at_it;
+        }
+    }
+
+    /// The lender has said that a lease is over. Its device may take as long as it likes to stop: the lender says when it has.
+    pub fn set_stopping(&self, fence: Fence) {
+        let mut lease = self.lease();
+        if let Some(tenure) = lease.tenure.as_mut().filter(|t| t.fence == fence) {
+            tenure.stopping = true;
+        }
     }
 
     /// Whether what comes under `fence` belongs to the lease that the VM has.
@@ -390,11 +403,21 @@ mod tests {
             fence: Fence(1),
             term: Duration::from_secs(3),
             renewed,
+            at_it: false,
+            stopping: false,
         };
         let after = |seconds| renewed + Duration::from_secs(seconds);
         let left = Duration::from_secs(1);
         assert_eq!(tenure.doubt(true, after(7)), Some(Doubt::For(left)));
         assert_eq!(tenure.doubt(true, after(8)), None);
         assert_eq!(tenure.doubt(false, after(1000)), Some(Doubt::WhileItRuns));
+        for (at_it, stopping) in [(true, false), (false, true)] {
+            let tenure = Tenure {
+                at_it,
+                stopping,
+                ..tenure
+            };
+            assert_eq!(tenure.doubt(true, after(1000)), Some(Doubt::WhileItRuns));
+        }
     }
 }
