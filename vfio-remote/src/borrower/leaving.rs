@@ -40,7 +40,7 @@ impl Layout {
         if is_reached && let Some(user) = self.user.clone() {
             // One after the other: the lender takes one range away at a time.
             let is_next = self.leaving.is_empty() && has_time(until);
-            if !is_next || !self.take_away(&user, &piece.stretch, until) {
+            if !is_next || !self.take_away(&user, &piece.stretch, until, until) {
                 self.leaving.push_back(Leaving { piece, user });
                 return;
             }
@@ -49,11 +49,19 @@ impl Layout {
     }
 
     /// Asks the lender. False where the device is still at it; true as well where it has been given up.
-    fn take_away(&mut self, user: &User, stretch: &Stretch, until: Instant) -> bool {
+    fn take_away(
+        &mut self,
+        user: &User,
+        stretch: &Stretch,
+        again_until: Instant,
+        until: Instant,
+    ) -> bool {
         let &Stretch {
             address, length, ..
         } = stretch;
-        let unmapped = user.session.unmap(user.fence, (address, length), until);
+        let unmapped = user
+            .session
+            .unmap(user.fence, (address, length), again_until, until);
         match unmapped {
             Ok(true) => true,
             Ok(false) => {
@@ -84,11 +92,11 @@ impl Layout {
         while has_time(until)
             && let Some(Leaving { piece, user }) = self.leaving.pop_front()
         {
-            let patience = match is_needed {
+            let again_until = match is_needed {
                 true => until,
-                false => Instant::now() + unmapping::PATIENCE,
+                false => Instant::now(),
             };
-            if !self.take_away(&user, &piece.stretch, patience) {
+            if !self.take_away(&user, &piece.stretch, again_until, until) {
                 self.leaving.push_front(Leaving { piece, user });
                 return;
             }

@@ -1,6 +1,6 @@
 //! Memory that is taken away while the device is at something that takes longer than a monitor waits.
 
-use super::super::common::{STATUS, memfd, until};
+use super::super::common::{SLOW, STATUS, memfd, until};
 use super::{BORROWER, CONFIG, MASTER, MORE, RAM, Rig, fill};
 use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_user::wire::Command;
@@ -269,4 +269,19 @@ fn memory_that_nobody_was_asked_for_is_not_acknowledged_when_a_device_is_abandon
         rig.hooks.release();
         rig.vmm.unmap(0, MORE, RAM).is_ok()
     });
+}
+
+#[test]
+fn a_lender_that_is_late_when_it_is_asked_again_does_not_lose_its_device() {
+    let (mut rig, _shown) = at_it();
+    assert!(is_busy(&rig.vmm.unmap(0, MORE, RAM)));
+    // It does these first, which takes it more than half a second.
+    for _ in 0..60 {
+        rig.vmm.write(BAR0, SLOW, &[0; 8]).unwrap();
+    }
+    let again = rig.vmm.unmap(0, MORE, RAM);
+    assert!(is_busy(&again), "{again:?}");
+    assert!(rig.is_there());
+    let_go(&rig);
+    rig.vmm.unmap(0, MORE, RAM).unwrap();
 }

@@ -238,13 +238,14 @@ impl Session {
         Ok(())
     }
 
-    /// Has the device reach a range no more. The lender is asked once at least, and again as long as it can answer by then. False
-    /// where the device is still at it: this is to be called again. A device that is not kept from it by this is given up, as by
-    /// [`give_up`](Self::give_up).
+    /// Has the device reach a range no more. The lender is asked once at least, and again as long as it can answer by
+    /// `again_until`; it may take longer, as long as all is over in time for who waits `until` then. False where the device is still
+    /// at it: this is to be called again. A device that is not kept from it by this is given up, as by [`give_up`](Self::give_up).
     pub fn unmap(
         &self,
         fence: Fence,
         (address, length): (u64, u64),
+        again_until: Instant,
         until: Instant,
     ) -> Result<bool, SessionError> {
         let answered_by =
@@ -262,7 +263,7 @@ impl Session {
                 }
                 Err(SessionError::Refused(Refusal::InProgress)) => {
                     self.shared.set_at_it(true);
-                    if Instant::now() + PAUSE + unmapping::PATIENCE > until {
+                    if Instant::now() + PAUSE + unmapping::PATIENCE > again_until {
                         return Ok(false);
                     }
                     std::thread::sleep(PAUSE);
