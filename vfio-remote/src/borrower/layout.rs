@@ -124,6 +124,9 @@ pub(crate) struct Layout {
     pub(super) pieces: BTreeMap<u64, Piece>,
     /// What the device may still reach of what it is to reach no more.
     pub(super) leaving: VecDeque<Leaving>,
+    /// A stretch that is to be shown and is not, as something that leaves is in the way; who is told that there is one.
+    put_off: Option<(u64, u64)>,
+    pub(super) tell_put_off: Option<Box<dyn Fn() + Send>>,
     pub(super) ways: Vec<Way>,
     pub(super) peer_windows: Vec<PeerWindow>,
     /// What is reached by messages now.
@@ -141,6 +144,8 @@ impl Layout {
             targets: BTreeMap::new(),
             pieces: BTreeMap::new(),
             leaving: VecDeque::new(),
+            put_off: None,
+            tell_put_off: None,
             ways: Vec::new(),
             peer_windows,
             messages: DmaSpace::new(),
@@ -214,11 +219,16 @@ impl Layout {
             writable: map.writable,
             file: map.file.map(|(file, offset)| (Arc::new(file), offset)),
         };
+        let whole = (address, range.size);
         self.ranges.insert(address, range);
-        let settled = self.settle(until);
+        if self.is_leaving(whole) {
+            self.chase(true, until);
+        }
+        let settled = self.settle(false, until);
+        let settled = settled.and_then(|()| self.check_left(whole));
         if let Err(LayoutError::Unreachable { .. } | LayoutError::StillThere { .. }) = &settled {
             self.ranges.remove(&address);
-            self.follow_publications(until);
+            self.follow(false, until);
         }
         settled
     }
@@ -226,7 +236,8 @@ impl Layout {
     /// The VM has no memory there any more. The device does not reach it when this has succeeded.
     pub fn remove(&mut self, address: u64, size: u64, until: Instant) -> Result<(), LayoutError> {
         self.ranges.remove(&address);
-        self.follow_publications(until);
+        let is_leaving = self.is_leaving((address, size));
+        self.follow(is_leaving, until);
         self.check_doubt()?;
         self.check_left((address, size))
     }
@@ -245,21 +256,41 @@ impl Layout {
     /// Another device of the VM has memory there.
     pub fn add_target(&mut self, id: u64, target: Arc<Target>, until: Instant) {
         self.targets.insert(id, target);
-        self.follow_publications(until);
+        self.follow(false, until);
     }
 
     /// It has it no more. This device does not reach it when this returns.
     pub fn remove_target(&mut self, id: u64, until: Instant) {
         self.targets.remove(&id);
-        self.follow_publications(until);
+        self.follow(false, until);
         self.give_up_for(id, until);
     }
 
     /// Has the device reach all memory, and then master the bus.
     pub fn set_user(&mut self, user: User, until: Instant) -> Result<(), LayoutError> {
         self.user = Some(user);
-        self.settle(until)?;
+        let wanted = self.wanted();
+        let mut ranges = wanted.values().map(|s| (s.address, s.length));
+        if ranges.any(|range| self.is_leaving(range)) {
+            self.chase(true, until);
+        }
+        self.settle(false, until)?;
+        if let Some((address, length)) = self.put_off {
+            return Err(LayoutError::StillThere { address, length });
+        }
         Ok(self.set_bus_master(true)?)
+    }
+
+    /// Whether something is still to be shown.
+    pub fn is_put_off(&self) -> bool {
+        self.user.is_some() && self.put_off.is_some()
+    }
+
+    /// Shows what has been put off, where the way is free by then.
+    pub fn try_again(&mut self, until: Instant) {
+        if self.is_put_off() {
+            self.follow(true, until);
+        }
     }
 
     /// Has the device master the bus no more, and then reach nothing, of which the lender is told.
@@ -379,26 +410,31 @@ impl Layout {
     }
 
     /// As [`settle`](Self::settle), where nothing of the VM's own memory is new.
-    fn follow_publications(&mut self, until: Instant) {
-        if let Err(e) = self.settle(until) {
+    fn follow(&mut self, asks: bool, until: Instant) {
+        if let Err(e) = self.settle(asks, until) {
             log::warn!("{}: {}", self.name, chain(&e));
         }
     }
 
     /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be reached, and some of its
-    /// memory: a VM has ranges, such as its firmware, that no device needs.
-    fn settle(&mut self, until: Instant) -> Result<(), LayoutError> {
+    /// memory: a VM has ranges, such as its firmware, that no device needs. A stretch is put off where something that leaves is in
+    /// the way; whether that has left is asked where more is to leave, or whoever calls `asks`.
+    fn settle(&mut self, asks: bool, until: Instant) -> Result<(), LayoutError> {
         let wanted = self.wanted();
-        self.chase_for(wanted.values(), until);
         let stale = self.pieces.iter().filter(|(address, piece)| {
             wanted
                 .get(address)
                 .is_none_or(|stretch| *stretch != piece.stretch)
         });
         let stale: Vec<u64> = stale.map(|(&address, _)| address).collect();
+        // One range leaves after the other.
+        if asks || !stale.is_empty() {
+            self.chase(false, until);
+        }
         for address in stale {
             self.hide(address, until);
         }
+        self.put_off = None;
         for (address, stretch) in wanted {
             let Some(user) = self.user.clone() else {
                 return Ok(());
@@ -406,7 +442,14 @@ impl Layout {
             if self.pieces.contains_key(&address) {
                 continue;
             }
-            self.check_left((address, stretch.length))?;
+            let range = (address, stretch.length);
+            if self.is_leaving(range) {
+                self.put_off = Some(range);
+                if let Some(tell) = &self.tell_put_off {
+                    tell();
+                }
+                continue;
+            }
             match self.show(&stretch, &user) {
                 Ok((placed, path)) => {
                     let piece = Piece {

@@ -131,16 +131,6 @@ impl Layout {
         }
     }
 
-    /// Sees what is leaving end: what is in the way of `wanted` is waited for, and anything else is asked for once.
-    pub(super) fn chase_for<'a>(
-        &mut self,
-        mut wanted: impl Iterator<Item = &'a Stretch>,
-        until: Instant,
-    ) {
-        let is_in_the_way = wanted.any(|s| self.is_leaving((s.address, s.length)));
-        self.chase(is_in_the_way, until);
-    }
-
     /// Nothing of a range is leaving.
     pub(super) fn check_left(&self, (address, length): (u64, u64)) -> Result<(), LayoutError> {
         match self.is_leaving((address, length)) {
@@ -155,7 +145,7 @@ impl Layout {
     }
 
     /// Whether something of a range is leaving.
-    fn is_leaving(&self, (address, length): (u64, u64)) -> bool {
+    pub(super) fn is_leaving(&self, (address, length): (u64, u64)) -> bool {
         let mut stretches = self.leaving.iter().map(|leaving| leaving.piece.stretch);
         stretches.any(|stretch| {
             stretch.address < address.saturating_add(length)

@@ -8,12 +8,14 @@ use farlane_zero_copy::chain;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How long a device may take to let go of another one's memory.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How often what has been put off is tried again.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Memory of a device.
 #[derive(Debug)]
@@ -27,6 +29,8 @@ pub(crate) struct Target {
 enum Notice {
     Added(u64, Arc<Target>),
     Removed(u64, SyncSender<()>),
+    /// Something of the device's own memory has been put off.
+    PutOff,
 }
 
 struct Entry {
@@ -40,7 +44,8 @@ struct Entry {
 struct State {
     last: u64,
     entries: BTreeMap<u64, Entry>,
-    members: Vec<Sender<Notice>>,
+    /// Others have them for as long as they are here.
+    members: Vec<Arc<Sender<Notice>>>,
 }
 
 /// The devices of one VM that this process borrows, and what other backends of that VM publish.
@@ -78,10 +83,21 @@ impl Peers {
     /// A device whose memory is `layout` is one of them: its number.
     pub(crate) fn join(&self, layout: Arc<Mutex<Layout>>) -> io::Result<usize> {
         let (sender, notices) = channel();
+        let sender = Arc::new(sender);
         let mut state = self.state();
         for (&id, entry) in &state.entries {
             let _ = sender.send(Notice::Added(id, Arc::clone(&entry.target)));
         }
+        let own = Arc::downgrade(&sender);
+        let tell = move || {
+            if let Some(own) = own.upgrade() {
+                let _ = own.send(Notice::PutOff);
+            }
+        };
+        layout
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .tell_put_off = Some(Box::new(tell));
         std::thread::Builder::new()
             .name("peers".to_owned())
             .spawn(move || follow(&layout, &notices))?;
@@ -153,17 +169,33 @@ impl Peers {
 }
 
 fn others(
-    members: &[Sender<Notice>],
+    members: &[Arc<Sender<Notice>>],
     owner: Option<usize>,
-) -> impl Iterator<Item = (usize, &Sender<Notice>)> {
+) -> impl Iterator<Item = (usize, &Arc<Sender<Notice>>)> {
     let all = members.iter().enumerate();
     all.filter(move |&(number, _)| Some(number) != owner)
 }
 
 fn follow(layout: &Mutex<Layout>, notices: &Receiver<Notice>) {
     let layout = || layout.lock().unwrap_or_else(PoisonError::into_inner);
-    while let Ok(notice) = notices.recv() {
+    loop {
+        let is_put_off = layout().is_put_off();
+        let notice = match is_put_off {
+            true => notices.recv_timeout(RETRY),
+            false => notices.recv().map_err(RecvTimeoutError::from),
+        };
+        let notice = match notice {
+            Ok(notice) => notice,
+            Err(RecvTimeoutError::Timeout) => {
+                let until = deadline();
+                layout().try_again(until);
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         match notice {
+            // It is tried again when it has had a moment.
+            Notice::PutOff => {}
             Notice::Added(id, target) => {
                 let until = deadline();
                 layout().add_target(id, target, until);

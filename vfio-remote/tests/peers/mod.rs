@@ -1,16 +1,19 @@
 //! Devices of one VM reach each other.
 
 use super::common::{
-    AREA, Copier, Hooks, Rig, STATUS, TARGET, lender_of, lender_with_term, listener, until,
+    AREA, Copier, Hooks, Rig, STATUS, TARGET, lender_of, lender_with_term, listener, memfd, until,
 };
 use super::{Monitor, Raw};
 use farlane_pci::Region;
+use farlane_vfio_client::RawClient;
 use farlane_vfio_remote::borrower::{self, Peers};
 use farlane_vfio_remote::link::message::{
     DeviceStatus, Fence, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
 };
+use farlane_vfio_user::wire::Command;
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, subscribe};
 use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
@@ -23,6 +26,9 @@ pub(super) const MASTER: u16 = 0x06;
 /// In the VM's memory.
 const DATA: u64 = 0x10_0000;
 const BACK: u64 = 0x18_0000;
+const MORE: u64 = 1 << 32;
+const RAM: u64 = 0x10_0000;
+const CONFIG: u32 = 7;
 
 /// What is published at a socket.
 #[derive(Default)]
@@ -455,4 +461,44 @@ fn a_device_begins_nothing_more_when_its_lease_has_ended_whatever_it_is_at() {
         hooks.release();
         until("its return", || rig.holder("plain").is_none());
     }
+}
+
+#[test]
+fn a_stretch_that_waits_for_one_that_leaves_keeps_no_other_one_waiting_and_is_shown_after_it() {
+    let (target, source) = (Copier::new(true), Copier::new(false));
+    let hooks = Arc::clone(&source.hooks);
+    let copiers = [("mapped", target), ("plain", source)];
+    let term = Duration::from_secs(20);
+    let lender = lender_with_term(term, "lender", copiers, &[], BTreeMap::new());
+    let rig = Rig::of(lender);
+    let peers = in_one_process();
+    let mut vmm = RawClient::negotiated(&rig.borrow_for(&peers, "s", "plain")).unwrap();
+    vmm.call(Command::DeviceReset, &[], &[]).unwrap();
+    let ram = memfd(4 * RAM);
+    let part = |number| Some((ram.as_fd(), number * RAM));
+    vmm.map(DATA, RAM, part(0)).unwrap();
+    vmm.map(MORE, RAM, part(1)).unwrap();
+    // The monitor has something where the other device's memory is going to be.
+    vmm.map(BAR, 0x4000, None).unwrap();
+    vmm.write(CONFIG, 4, &MASTER.to_le_bytes()).unwrap();
+    let mut target = Monitor::connect(&rig.borrow_for(&peers, "t", "mapped"));
+    target.place(BAR);
+    hooks.unmaps_late.store(true, Ordering::SeqCst);
+    vmm.unmap(0, MORE, RAM).unwrap_err();
+    // In place of what the monitor has there, which the device reaches until its turn comes.
+    target.command(DECODING);
+    let mapped = || {
+        let all = rig.lender.status();
+        let device = all.iter().find(|d| d.name == "plain").unwrap();
+        device.holder.as_ref().map_or(0, |h| h.mappings.len())
+    };
+    let before = mapped();
+    vmm.map(2 * BAR, RAM, part(2)).unwrap();
+    vmm.map(3 * BAR, RAM, part(3)).unwrap();
+    assert_eq!(mapped(), before + 2);
+    assert!(rig.peers("plain").is_empty());
+    hooks.unmaps_late.store(false, Ordering::SeqCst);
+    hooks.release();
+    // Nobody asks for anything.
+    until("the way", || !rig.peers("plain").is_empty());
 }
