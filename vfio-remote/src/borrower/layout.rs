@@ -221,11 +221,16 @@ impl Layout {
         };
         let whole = (address, range.size);
         self.ranges.insert(address, range);
-        if self.is_leaving(whole) {
+        // Without a user nothing is shown, and nothing is in the way.
+        let is_shown = self.user.is_some();
+        if is_shown && self.is_leaving(whole) {
             self.chase(true, until);
         }
         let settled = self.settle(false, until);
-        let settled = settled.and_then(|()| self.check_left(whole));
+        let settled = settled.and_then(|()| match is_shown {
+            true => self.check_left(whole),
+            false => Ok(()),
+        });
         if let Err(LayoutError::Unreachable { .. } | LayoutError::StillThere { .. }) = &settled {
             self.ranges.remove(&address);
             self.follow(false, until);

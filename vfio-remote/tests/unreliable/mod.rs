@@ -38,6 +38,7 @@ const NAME: &str = "lender";
 pub enum Fate {
     Done,
     Refused,
+    InProgress,
     /// Nothing is said any more.
     Silence,
 }
@@ -90,6 +91,7 @@ fn answer(
     match fate(request) {
         Fate::Done => Some(Ok(right)),
         Fate::Refused => Some(Err(Refusal::Device("it does not like that".to_owned()))),
+        Fate::InProgress => Some(Err(Refusal::InProgress)),
         Fate::Silence => None,
     }
 }
@@ -432,4 +434,23 @@ fn what_belongs_to_another_lease_does_nothing() {
     assert_eq!(rig.heard.memory.lock().unwrap()[4], (3, fault));
     vmm.unmap().unwrap();
     assert_eq!(vmm.client.read(0, STATUS, 8).unwrap(), [0xff; 8]);
+}
+
+#[test]
+fn what_a_device_that_is_no_bus_master_is_still_at_keeps_nothing_else_waiting() {
+    let rig = Rig::new(|request| match request {
+        Request::Unmap { .. } => Fate::InProgress,
+        _ => Fate::Done,
+    });
+    let mut vmm = Vmm::master(&rig);
+    vmm.client.write(CONFIG, 4, &[0x02, 0]).unwrap();
+    assert!(rig.heard.has(is_unmap));
+    rig.heard.requests.lock().unwrap().clear();
+    let more = memfd(RAM);
+    vmm.client.map(MORE, RAM, Some((more.as_fd(), 0))).unwrap();
+    vmm.client.unmap(0, MORE, RAM).unwrap();
+    assert!(!rig.heard.has(is_unmap));
+    // But nothing says that it has let go of this.
+    vmm.unmap().unwrap_err();
+    assert!(rig.heard.has(is_unmap));
 }
