@@ -147,6 +147,12 @@ impl Worker {
         {
             return Err(unmapping::another());
         }
+        // Also where the function does not know of it any more: what takes it away may not have ended.
+        let before = held.mappings.range(..address.saturating_add(length));
+        let mut others = before.map(|(&start, mapped)| start.saturating_add(mapped.length));
+        if others.next_back().is_some_and(|end| end > address) {
+            return Err(invalid("it overlaps another range"));
+        }
         if held.mappings.len() >= MAX_MAPPINGS {
             return Err(invalid("too many ranges"));
         }

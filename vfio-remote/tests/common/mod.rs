@@ -60,6 +60,8 @@ pub struct Hooks {
     pub maps_late: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before memory is taken away from it.
     pub unmaps_late: AtomicBool,
+    /// The same, when it does not reach the memory any more.
+    pub unmaps_for_long: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before it stops.
     pub stops_late: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before memory of its own is read.
@@ -354,7 +356,11 @@ impl Function for Copying {
         if self.hooks.unmaps_late.load(Ordering::SeqCst) {
             self.hooks.stall();
         }
-        self.memory.unmap(address, length)
+        let unmapped = self.memory.unmap(address, length);
+        if self.hooks.unmaps_for_long.load(Ordering::SeqCst) {
+            self.hooks.stall();
+        }
+        unmapped
     }
 
     fn reset(&self) -> Result<(), AccessError> {

@@ -502,3 +502,51 @@ fn a_stretch_that_waits_for_one_that_leaves_keeps_no_other_one_waiting_and_is_sh
     // Nobody asks for anything.
     until("the way", || !rig.peers("plain").is_empty());
 }
+
+#[test]
+fn a_device_is_not_on_offer_while_memory_of_another_one_is_taken_away_from_it() {
+    let (target, source) = (Copier::new(true), Copier::new(false));
+    let hooks = Arc::clone(&source.hooks);
+    let copiers = [("mapped", target), ("plain", source)];
+    let term = Duration::from_secs(20);
+    let lender = lender_with_term(term, "lender", copiers, &[], BTreeMap::new());
+    let rig = Rig::of(lender);
+    let mut holder = Raw::connect(&rig.connector(), "holder");
+    let mut other = Raw::connect(&rig.connector(), "other");
+    let (lease, key) = taken(&mut holder, "mapped");
+    let (fence, _) = taken(&mut other, "plain");
+    let map = |place| Request::Map {
+        fence,
+        address: DATA,
+        length: AREA.size,
+        writable: true,
+        place,
+        peer: None,
+    };
+    let place = Place::Device {
+        device: "mapped".to_owned(),
+        region: Region::Bar0,
+        offset: AREA.offset,
+        key,
+    };
+    other.ask(map(place)).unwrap();
+    hooks.unmaps_for_long.store(true, Ordering::SeqCst);
+    let request = Request::Return { fence: lease };
+    let message = ToLender::Request { id: 99, request };
+    holder.sender.send(&message, &[]).unwrap();
+    until("its end", || hooks.is_stalled());
+    // The function has room there, and the thread that has made it has the function.
+    let mapped = other.ask(map(Place::Messages));
+    assert!(matches!(mapped, Err(Refusal::Invalid(_))), "{mapped:?}");
+    let request = Request::Return { fence };
+    let message = ToLender::Request { id: 100, request };
+    other.sender.send(&message, &[]).unwrap();
+    until("the end of DMA", || hooks.is_cut_off.load(Ordering::SeqCst));
+    assert!(hooks.in_use.load(Ordering::SeqCst));
+    assert!(rig.holder("plain").is_some());
+    hooks.release();
+    until("the devices", || {
+        rig.holder("mapped").is_none() && rig.holder("plain").is_none()
+    });
+    assert!(!hooks.in_use.load(Ordering::SeqCst));
+}
