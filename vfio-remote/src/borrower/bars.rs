@@ -1,5 +1,6 @@
 //! The memory that a borrowed device has for others: where the guest has put its BARs.
 
+use super::deadline::Deadline;
 use super::peers::Peers;
 use super::session::Session;
 use crate::link::message::{Fence, PeerKey};
@@ -50,14 +51,14 @@ impl RemoteMemory for LenderMemory {
     fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
         let offset = address.wrapping_sub(self.base);
         let session = self.session()?;
-        let read = session.read(self.fence, self.region, offset, data);
+        let read = session.read(self.fence, self.region, offset, data, Deadline::begin());
         read.map_err(io::Error::other)
     }
 
     fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
         let offset = address.wrapping_sub(self.base);
         let session = self.session()?;
-        let written = session.write(self.fence, self.region, offset, data);
+        let written = session.write(self.fence, self.region, offset, data, Deadline::begin());
         written.map_err(io::Error::other)
     }
 }
@@ -124,22 +125,21 @@ impl Bars {
         }
         state.lease = None;
         let published = std::mem::take(&mut state.published);
-        for id in published.into_iter().filter_map(|(_, id)| id) {
-            self.peers.revoke(id);
-        }
+        let ids: Vec<_> = published.into_iter().filter_map(|(_, id)| id).collect();
+        self.peers.revoke(&ids, Deadline::begin());
     }
 
     /// Publishes just what answers now.
-    pub fn follow(&self, decoded: &[Decoded]) {
+    pub fn follow(&self, decoded: &[Decoded], deadline: Deadline) {
         let mut state = self.state();
         let State { lease, published } = &mut *state;
+        let mut gone = Vec::new();
         published.retain(|(old, id)| {
             let stays = decoded.iter().any(|new| new.is_same(old));
-            if !stays && let Some(id) = *id {
-                self.peers.revoke(id);
-            }
+            gone.extend(id.filter(|_| !stays));
             stays
         });
+        self.peers.revoke(&gone, deadline);
         let Some(lease) = lease else {
             return;
         };

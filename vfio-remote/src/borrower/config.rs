@@ -1,21 +1,24 @@
 //! Configuration space of a borrowed function: what is virtual is here, and what follows from it.
 
 use super::bars::Decoded;
+use super::deadline::Deadline;
 use super::device::{Borrowed, Presence, RETRY};
 use super::layout::{LayoutError, User};
-use super::leaving::deadline;
 use super::session::SessionError;
 use crate::link::message::{Refusal, Request};
 use farlane_pci::{ConfigSpace, Effects, Region};
 use farlane_zero_copy::chain;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// No smaller stretch of a BAR can be mapped.
 const PAGE_BYTES: u64 = 4096;
+/// So much of the monitor's time is kept for the reset itself.
+const RESETTING: Duration = Duration::from_millis(500);
 
 impl Borrowed {
     /// Shows memory to the device if it is a bus master, else takes it away.
-    pub(super) fn follow_bus_master(&mut self) {
+    pub(super) fn follow_bus_master(&mut self, deadline: Deadline) {
         let Presence::Held(session, fence) = &self.presence else {
             return;
         };
@@ -23,8 +26,7 @@ impl Borrowed {
         let is_master = self.space.as_ref().is_some_and(ConfigSpace::is_bus_master);
         match self.client.clone().filter(|_| is_master) {
             None => {
-                let until = deadline();
-                self.layout().remove_user(until);
+                self.layout().remove_user(deadline);
             }
             Some(client) => {
                 let user = User {
@@ -32,13 +34,12 @@ impl Borrowed {
                     fence,
                     client,
                 };
-                let until = deadline();
-                let shown = self.layout().set_user(user, until);
+                let shown = self.layout().set_user(user, deadline);
                 if let Err(e) = shown {
                     log::error!("{}: given up: {}", self.config.device, chain(&e));
                     match e {
                         LayoutError::StillThere { .. } => session.abandon(),
-                        _ => session.give_up(fence),
+                        _ => session.give_up(fence, deadline),
                     }
                 }
             }
@@ -61,7 +62,7 @@ impl Borrowed {
             let layout = self.layout();
             decoded.retain(|d| !layout.has_ram(d.address, d.length));
         }
-        bars.follow(&decoded);
+        bars.follow(&decoded, self.deadline);
     }
 
     /// The stretches of a BAR that answer: those that can be mapped, or all of one that is reached
@@ -136,14 +137,14 @@ impl Borrowed {
         }
         self.follow_bars();
         if bus_master.is_some() {
-            self.follow_bus_master();
+            self.follow_bus_master(self.deadline);
         }
         if let Some(masked) = intx_disable {
             self.mask_intx(masked);
         }
         for (at, bytes) in forward {
-            self.with_device("write configuration space", |session, fence| {
-                session.post(fence, Region::Config, at, &bytes)
+            self.with_device("write configuration space", |session, fence, deadline| {
+                session.post(fence, Region::Config, at, &bytes, deadline)
             });
         }
         if reset {
@@ -160,15 +161,15 @@ impl Borrowed {
             was_silent
         });
         self.follow_bars();
-        self.follow_bus_master();
+        self.follow_bus_master(self.deadline.earlier(RESETTING));
         let is_at_it = self.layout().is_at_it();
-        self.with_device("reset", |session, fence| match is_at_it {
+        self.with_device("reset", |session, fence, deadline| match is_at_it {
             // There is no time to wait for it again.
             true => {
                 session.abandon();
                 Err(SessionError::Refused(Refusal::InProgress))
             }
-            false => session.ask(Request::Reset { fence }, &[]),
+            false => session.ask(Request::Reset { fence }, &[], deadline),
         });
         if was_silent {
             self.mask_intx(false);
@@ -189,8 +190,8 @@ impl Borrowed {
     /// Tells the lender whether INTx is silent.
     fn mask_intx(&mut self, masked: bool) {
         if self.has_intx() {
-            self.with_device("mask INTx", |session, fence| {
-                session.ask(Request::MaskIntx { fence, masked }, &[])
+            self.with_device("mask INTx", |session, fence, deadline| {
+                session.ask(Request::MaskIntx { fence, masked }, &[], deadline)
             });
         }
     }

@@ -1,8 +1,8 @@
 //! A lent function as a device of a VM.
 
 use super::bars::Bars;
+use super::deadline::Deadline;
 use super::layout::{Layout, LayoutError};
-use super::leaving::deadline;
 use super::peers::Peers;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
@@ -110,6 +110,8 @@ pub struct Borrowed {
     /// What others are told of this device.
     pub(super) bars: Option<Arc<Bars>>,
     pub(super) signals: Arc<Signals>,
+    /// When all is over that the monitor waits for now.
+    pub(super) deadline: Deadline,
 }
 
 impl Borrowed {
@@ -139,6 +141,7 @@ impl Borrowed {
             layout,
             bars,
             signals: Arc::default(),
+            deadline: Deadline::begin(),
         })
     }
 
@@ -174,6 +177,7 @@ impl Borrowed {
                     bars.end(Some(fence));
                 }
             }),
+            self.deadline,
         )?;
         let mut descriptors = std::mem::take(&mut session.descriptors);
         let bridges = &session.attached.bridges;
@@ -237,10 +241,10 @@ impl Borrowed {
     pub(super) fn with_device(
         &mut self,
         what: &str,
-        act: impl FnOnce(&Session, Fence) -> Result<(), SessionError>,
+        act: impl FnOnce(&Session, Fence, Deadline) -> Result<(), SessionError>,
     ) {
         if let Some((session, fence)) = self.held()
-            && let Err(e) = act(session, fence)
+            && let Err(e) = act(session, fence, self.deadline)
         {
             log::warn!("{}: cannot {what}: {}", self.config.device, chain(&e));
         }
@@ -269,7 +273,7 @@ impl Borrowed {
         };
         // What the lender says behind its answer counts.
         self.signals.be_content();
-        match session.take() {
+        match session.take(self.deadline) {
             Ok((fence, key)) => {
                 log::info!("{}: taken, lease {fence}", self.config.device);
                 if let Some(bars) = &self.bars {
@@ -284,7 +288,7 @@ impl Borrowed {
                     }
                 }
                 self.follow_intx();
-                self.follow_bus_master();
+                self.follow_bus_master(self.deadline);
                 self.follow_bars();
             }
             Err(e) => {
@@ -299,7 +303,7 @@ impl Borrowed {
     /// Reads from the device in use; without one, or when it fails, what a missing device reads as.
     pub(super) fn device_read(&mut self, region: Region, offset: u64, data: &mut [u8]) {
         let result = match self.held() {
-            Some((session, fence)) => session.read(fence, region, offset, data),
+            Some((session, fence)) => session.read(fence, region, offset, data, self.deadline),
             None => Err(SessionError::Lost),
         };
         self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
@@ -324,6 +328,11 @@ impl Borrowed {
 }
 
 impl Device for Borrowed {
+    /// Also what waits for another thread, which has the layout meanwhile, is waited for within that time.
+    fn begin_request(&mut self) {
+        self.deadline = Deadline::begin();
+    }
+
     fn connected(&mut self, client: Client) {
         self.client = Some(client);
         self.signals.clear();
@@ -347,7 +356,8 @@ impl Device for Borrowed {
         if let Presence::Held(session, fence) =
             std::mem::replace(&mut self.presence, Presence::Away)
         {
-            match session.give_back(fence) {
+            // Nobody waits for it.
+            match session.give_back(fence, Deadline::begin()) {
                 Ok(()) => log::info!("{}: returned", self.config.device),
                 Err(SessionError::Refused(Refusal::Ended(_))) => {}
                 Err(e) => log::warn!("{}: cannot be returned: {}", self.config.device, chain(&e)),
@@ -426,8 +436,8 @@ impl Device for Borrowed {
         } else {
             self.take_at_first_access();
             self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
-            self.with_device("write", |session, fence| {
-                session.post(fence, region, offset, data)
+            self.with_device("write", |session, fence, deadline| {
+                session.post(fence, region, offset, data, deadline)
             });
         }
         Ok(())
@@ -455,9 +465,7 @@ impl Device for Borrowed {
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
         let is_ram = map.file.is_some();
-        // Also for whoever has the layout meanwhile: the monitor waits for both.
-        let until = deadline();
-        let added = self.layout().add(map, until);
+        let added = self.layout().add(map, self.deadline);
         if is_ram {
             self.follow_bars();
         }
@@ -470,8 +478,7 @@ impl Device for Borrowed {
     }
 
     fn dma_unmap(&mut self, address: u64, size: u64) -> Result<(), Errno> {
-        let until = deadline();
-        let removed = self.layout().remove(address, size, until);
+        let removed = self.layout().remove(address, size, self.deadline);
         self.notice_loss();
         removed.map_err(|e| self.memory_error("unmap", &e))
     }

@@ -1,5 +1,6 @@
 //! Interrupts of a borrowed function: who is signalled, and by whom.
 
+use super::deadline::Deadline;
 use super::device::Borrowed;
 use super::session::{Session, SessionError};
 use super::signals::{count_of, kind_of};
@@ -25,9 +26,9 @@ impl Borrowed {
     pub(super) fn send_vectors(&mut self, kind: InterruptKind) {
         let bound = self.signals.bound_vectors(kind);
         let theirs = self.kind_at_lender(kind);
-        self.with_device("set interrupts", |session, fence| {
+        self.with_device("set interrupts", |session, fence, deadline| {
             bound.iter().try_for_each(|(vector, eventfd)| {
-                send_vector(session, fence, theirs, *vector, Some(eventfd))
+                send_vector((session, fence, deadline), theirs, *vector, Some(eventfd))
             })
         });
     }
@@ -84,8 +85,8 @@ impl Borrowed {
         for eventfd in eventfds {
             let eventfd = eventfd.map(Arc::new);
             self.signals.bind(kind, vector, eventfd.clone());
-            self.with_device("set an interrupt", |session, fence| {
-                send_vector(session, fence, theirs, vector, eventfd.as_ref())
+            self.with_device("set an interrupt", |session, fence, deadline| {
+                send_vector((session, fence, deadline), theirs, vector, eventfd.as_ref())
             });
             vector = vector.checked_add(1).ok_or(Errno::INVAL)?;
         }
@@ -101,8 +102,8 @@ impl Borrowed {
         let theirs = self.kind_at_lender(kind);
         for (vector, _) in self.signals.bound_vectors(kind) {
             self.signals.bind(kind, vector, None);
-            self.with_device("unset an interrupt", |session, fence| {
-                send_vector(session, fence, theirs, vector, None)
+            self.with_device("unset an interrupt", |session, fence, deadline| {
+                send_vector((session, fence, deadline), theirs, vector, None)
             });
         }
         Ok(())
@@ -129,8 +130,8 @@ impl Borrowed {
                 (IrqAction::Trigger, _) => self.signals.raise(kind, vector),
                 (IrqAction::Mask | IrqAction::Unmask, InterruptKind::Intx) => {
                     let masked = action == IrqAction::Mask;
-                    self.with_device("mask INTx", |session, fence| {
-                        session.ask(Request::MaskIntx { fence, masked }, &[])
+                    self.with_device("mask INTx", |session, fence, deadline| {
+                        session.ask(Request::MaskIntx { fence, masked }, &[], deadline)
                     });
                 }
                 _ => return Err(Errno::OPNOTSUPP),
@@ -142,8 +143,7 @@ impl Borrowed {
 
 /// Tells the lender where a vector goes.
 fn send_vector(
-    session: &Session,
-    fence: Fence,
+    (session, fence, deadline): (&Session, Fence, Deadline),
     kind: InterruptKind,
     vector: u16,
     eventfd: Option<&Arc<OwnedFd>>,
@@ -164,5 +164,5 @@ fn send_vector(
         first: vector,
         vectors: vec![delivery],
     };
-    session.ask(request, &fds)
+    session.ask(request, &fds, deadline)
 }

@@ -1,5 +1,6 @@
 //! Memory of the VM, and how the lender's device reaches it.
 
+use super::deadline::Deadline;
 use super::leaving::Leaving;
 use super::peers::Target;
 use super::resolve::{PeerPath, PeerWindow};
@@ -14,7 +15,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Instant;
 use thiserror::Error;
 
 /// Why memory is not as the VM asks for it.
@@ -52,6 +52,12 @@ pub(crate) struct User {
     pub session: Arc<Session>,
     pub fence: Fence,
     pub client: Client,
+}
+
+/// Who is asked for a way to a stretch, and until when.
+pub(super) struct Asked<'a> {
+    pub user: &'a User,
+    pub deadline: Deadline,
 }
 
 /// What lies behind a stretch of guest-physical addresses.
@@ -210,9 +216,9 @@ impl Layout {
         Ok(())
     }
 
-    /// The VM has memory there. Where the device cannot reach it, the VM has none there. Here and in what follows, a device that
-    /// has not let go of something is waited for until then.
-    pub fn add(&mut self, map: DmaMap, until: Instant) -> Result<(), LayoutError> {
+    /// The VM has memory there. Where the device cannot reach it, the VM has none there. Here and in what follows, all that
+    /// is waited for is over by the deadline.
+    pub fn add(&mut self, map: DmaMap, deadline: Deadline) -> Result<(), LayoutError> {
         let address = map.address;
         let range = Range {
             size: map.size,
@@ -224,25 +230,30 @@ impl Layout {
         // Without a user nothing is shown, and nothing is in the way.
         let is_shown = self.user.is_some();
         if is_shown && self.is_leaving(whole) {
-            self.chase(true, until);
+            self.chase(true, deadline);
         }
-        let settled = self.settle(false, until);
+        let settled = self.settle(false, deadline);
         let settled = settled.and_then(|()| match is_shown {
             true => self.check_left(whole),
             false => Ok(()),
         });
         if let Err(LayoutError::Unreachable { .. } | LayoutError::StillThere { .. }) = &settled {
             self.ranges.remove(&address);
-            self.follow(false, until);
+            self.follow(false, deadline);
         }
         settled
     }
 
     /// The VM has no memory there any more. The device does not reach it when this has succeeded.
-    pub fn remove(&mut self, address: u64, size: u64, until: Instant) -> Result<(), LayoutError> {
+    pub fn remove(
+        &mut self,
+        address: u64,
+        size: u64,
+        deadline: Deadline,
+    ) -> Result<(), LayoutError> {
         self.ranges.remove(&address);
         let is_leaving = self.is_leaving((address, size));
-        self.follow(is_leaving, until);
+        self.follow(is_leaving, deadline);
         self.check_doubt()?;
         self.check_left((address, size))
     }
@@ -259,31 +270,31 @@ impl Layout {
     }
 
     /// Another device of the VM has memory there.
-    pub fn add_target(&mut self, id: u64, target: Arc<Target>, until: Instant) {
+    pub fn add_target(&mut self, id: u64, target: Arc<Target>, deadline: Deadline) {
         self.targets.insert(id, target);
-        self.follow(false, until);
+        self.follow(false, deadline);
     }
 
     /// It has it no more. This device does not reach it when this returns.
-    pub fn remove_target(&mut self, id: u64, until: Instant) {
+    pub fn remove_target(&mut self, id: u64, deadline: Deadline) {
         self.targets.remove(&id);
-        self.follow(false, until);
-        self.give_up_for(id, until);
+        self.follow(false, deadline);
+        self.give_up_for(id, deadline);
     }
 
     /// Has the device reach all memory, and then master the bus.
-    pub fn set_user(&mut self, user: User, until: Instant) -> Result<(), LayoutError> {
+    pub fn set_user(&mut self, user: User, deadline: Deadline) -> Result<(), LayoutError> {
         self.user = Some(user);
         let wanted = self.wanted();
         let mut ranges = wanted.values().map(|s| (s.address, s.length));
         if ranges.any(|range| self.is_leaving(range)) {
-            self.chase(true, until);
+            self.chase(true, deadline);
         }
-        self.settle(false, until)?;
+        self.settle(false, deadline)?;
         if let Some((address, length)) = self.put_off {
             return Err(LayoutError::StillThere { address, length });
         }
-        Ok(self.set_bus_master(true)?)
+        Ok(self.set_bus_master(true, deadline)?)
     }
 
     /// Whether something is still to be shown.
@@ -291,38 +302,38 @@ impl Layout {
         self.user.is_some() && self.put_off.is_some()
     }
 
-    /// Shows what has been put off, where the way is free by then.
-    pub fn try_again(&mut self, until: Instant) {
+    /// Shows what has been put off, where the way is free in time.
+    pub fn try_again(&mut self, deadline: Deadline) {
         if self.is_put_off() {
-            self.follow(true, until);
+            self.follow(true, deadline);
         }
     }
 
     /// Has the device master the bus no more, and then reach nothing, of which the lender is told.
-    pub fn remove_user(&mut self, until: Instant) {
-        if let Err(e) = self.set_bus_master(false) {
+    pub fn remove_user(&mut self, deadline: Deadline) {
+        if let Err(e) = self.set_bus_master(false, deadline) {
             log::error!("{}: given up: {}", self.name, chain(&e));
         }
-        self.chase(true, until);
-        self.hide_all(until);
+        self.chase(true, deadline);
+        self.hide_all(deadline);
         self.user = None;
     }
 
-    fn hide_all(&mut self, until: Instant) {
+    fn hide_all(&mut self, deadline: Deadline) {
         let addresses: Vec<u64> = self.pieces.keys().copied().collect();
         for address in addresses {
-            self.hide(address, until);
+            self.hide(address, deadline);
         }
     }
 
-    fn set_bus_master(&mut self, may: bool) -> Result<(), SessionError> {
+    fn set_bus_master(&mut self, may: bool, deadline: Deadline) -> Result<(), SessionError> {
         let Some(user) = self.user.clone() else {
             return Ok(());
         };
         let (session, fence) = (&user.session, user.fence);
-        let set = session.ask(Request::SetBusMaster { fence, may }, &[]);
+        let set = session.ask(Request::SetBusMaster { fence, may }, &[], deadline);
         if set.is_err() {
-            session.give_up(fence);
+            session.give_up(fence, deadline);
             self.forget(&user);
         }
         set
@@ -334,7 +345,8 @@ impl Layout {
             self.forget(&user);
         }
         self.release_leaving();
-        self.hide_all(Instant::now());
+        // Nobody is asked.
+        self.hide_all(Deadline::begin());
     }
 
     /// Nobody is asked any more to keep the device from memory.
@@ -415,8 +427,8 @@ impl Layout {
     }
 
     /// As [`settle`](Self::settle), where nothing of the VM's own memory is new.
-    fn follow(&mut self, asks: bool, until: Instant) {
-        if let Err(e) = self.settle(asks, until) {
+    fn follow(&mut self, asks: bool, deadline: Deadline) {
+        if let Err(e) = self.settle(asks, deadline) {
             log::warn!("{}: {}", self.name, chain(&e));
         }
     }
@@ -424,7 +436,7 @@ impl Layout {
     /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be reached, and some of its
     /// memory: a VM has ranges, such as its firmware, that no device needs. A stretch is put off where something that leaves is in
     /// the way; whether that has left is asked where more is to leave, or whoever calls `asks`.
-    fn settle(&mut self, asks: bool, until: Instant) -> Result<(), LayoutError> {
+    fn settle(&mut self, asks: bool, deadline: Deadline) -> Result<(), LayoutError> {
         let wanted = self.wanted();
         let stale = self.pieces.iter().filter(|(address, piece)| {
             wanted
@@ -434,10 +446,10 @@ impl Layout {
         let stale: Vec<u64> = stale.map(|(&address, _)| address).collect();
         // One range leaves after the other.
         if asks || !stale.is_empty() {
-            self.chase(false, until);
+            self.chase(false, deadline);
         }
         for address in stale {
-            self.hide(address, until);
+            self.hide(address, deadline);
         }
         self.put_off = None;
         for (address, stretch) in wanted {
@@ -455,7 +467,11 @@ impl Layout {
                 }
                 continue;
             }
-            match self.show(&stretch, &user) {
+            let asked = Asked {
+                user: &user,
+                deadline,
+            };
+            match self.show(&stretch, &asked) {
                 Ok((placed, path)) => {
                     let piece = Piece {
                         stretch,
@@ -465,7 +481,7 @@ impl Layout {
                     self.pieces.insert(address, piece);
                 }
                 Err(e) => {
-                    user.session.give_up(user.fence);
+                    user.session.give_up(user.fence, deadline);
                     self.lose_user();
                     return Err(e.into());
                 }

@@ -6,12 +6,11 @@
 //! device, until the lender says that it is not reached any more: the window goes on showing it,
 //! and nothing else is shown there. The device is not lost.
 
+use super::deadline::Deadline;
 use super::layout::{Backing, Layout, LayoutError, Piece, Placed, Stretch, User};
 use super::placement::free;
-use super::session::UNMAP_PATIENCE;
-use crate::lender::unmapping;
 use farlane_zero_copy::chain;
-use std::time::Instant;
+use std::time::Duration;
 
 /// A stretch that the device may still reach, and whose device that is.
 pub(super) struct Leaving {
@@ -19,28 +18,18 @@ pub(super) struct Leaving {
     user: User,
 }
 
-/// Until when the device is waited for on behalf of who asks for something now.
-pub(crate) fn deadline() -> Instant {
-    Instant::now() + UNMAP_PATIENCE
-}
-
-/// Whether the lender can still answer once by then.
-fn has_time(until: Instant) -> bool {
-    Instant::now() + unmapping::PATIENCE <= until
-}
-
 impl Layout {
     /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked. A device that cannot be kept
     /// from it is given up; one that is still at it then reaches it until [`chase`](Self::chase) has seen it end.
-    pub(super) fn hide(&mut self, address: u64, until: Instant) {
+    pub(super) fn hide(&mut self, address: u64, deadline: Deadline) {
         let Some(piece) = self.pieces.remove(&address) else {
             return;
         };
         let is_reached = !matches!(piece.placed, Placed::Nowhere(_));
         if is_reached && let Some(user) = self.user.clone() {
             // One after the other: the lender takes one range away at a time.
-            let is_next = self.leaving.is_empty() && has_time(until);
-            if !is_next || !self.take_away(&user, &piece.stretch, until, until) {
+            let is_next = self.leaving.is_empty() && deadline.has_time(Duration::ZERO);
+            if !is_next || !self.take_away(&user, &piece.stretch, true, deadline) {
                 self.leaving.push_back(Leaving { piece, user });
                 return;
             }
@@ -53,15 +42,15 @@ impl Layout {
         &mut self,
         user: &User,
         stretch: &Stretch,
-        again_until: Instant,
-        until: Instant,
+        again: bool,
+        deadline: Deadline,
     ) -> bool {
         let &Stretch {
             address, length, ..
         } = stretch;
         let unmapped = user
             .session
-            .unmap(user.fence, (address, length), again_until, until);
+            .unmap(user.fence, (address, length), again, deadline);
         match unmapped {
             Ok(true) => true,
             Ok(false) => {
@@ -87,16 +76,12 @@ impl Layout {
         self.forget(user);
     }
 
-    /// Sees what is leaving end, as far as it does by then. What is not `needed` is asked for once.
-    pub(super) fn chase(&mut self, is_needed: bool, until: Instant) {
-        while has_time(until)
+    /// Sees what is leaving end, as far as it does in time. What is not `needed` is asked for once.
+    pub(super) fn chase(&mut self, is_needed: bool, deadline: Deadline) {
+        while deadline.has_time(Duration::ZERO)
             && let Some(Leaving { piece, user }) = self.leaving.pop_front()
         {
-            let again_until = match is_needed {
-                true => until,
-                false => Instant::now(),
-            };
-            if !self.take_away(&user, &piece.stretch, again_until, until) {
+            if !self.take_away(&user, &piece.stretch, is_needed, deadline) {
                 self.leaving.push_front(Leaving { piece, user });
                 return;
             }
@@ -105,10 +90,10 @@ impl Layout {
     }
 
     /// Another device's memory is about to go, whose owner does not wait longer: a device that is still at it then is given up.
-    pub(super) fn give_up_for(&mut self, peer: u64, until: Instant) {
+    pub(super) fn give_up_for(&mut self, peer: u64, deadline: Deadline) {
         let is_peers = |leaving: &&Leaving| leaving.piece.stretch.backing == Backing::Peer(peer);
         if self.leaving.iter().any(|leaving| is_peers(&leaving)) {
-            self.chase(true, until);
+            self.chase(true, deadline);
         }
         let Some(Leaving { piece, user }) = self.leaving.iter().find(is_peers) else {
             return;

@@ -3,6 +3,7 @@
 mod admin;
 mod bars;
 mod config;
+mod deadline;
 mod device;
 mod interrupts;
 mod layout;

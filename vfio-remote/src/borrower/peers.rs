@@ -1,7 +1,7 @@
 //! The devices of one VM, and what each of them has for the others.
 
+use super::deadline::Deadline;
 use super::layout::Layout;
-use super::leaving::deadline;
 use farlane_pci::RemoteMemory;
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, Subscription, subscribe};
 use farlane_zero_copy::chain;
@@ -10,10 +10,12 @@ use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a device may take to let go of another one's memory.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Also where there is no time for that.
+const LEAST: Duration = Duration::from_millis(100);
 /// How often what has been put off is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -140,28 +142,35 @@ impl Peers {
         Some(id)
     }
 
-    /// It is there no more. When this returns, nobody reaches it, except who has not answered in
-    /// time.
-    pub(crate) fn revoke(&self, id: u64) {
-        let mut state = self.state();
-        let Some(entry) = state.entries.remove(&id) else {
+    /// These are there no more. When this returns, nobody reaches them, except who has not answered in time.
+    pub(crate) fn revoke(&self, ids: &[u64], deadline: Deadline) {
+        if ids.is_empty() {
             return;
-        };
+        }
+        let now = Instant::now();
+        let until = deadline.answered_by().clamp(now + LEAST, now + PATIENCE);
+        let mut state = self.state();
         let mut waits = Vec::new();
-        for (number, member) in others(&state.members, entry.owner) {
-            let (done, wait) = sync_channel(1);
-            if member.send(Notice::Removed(id, done)).is_ok() {
-                waits.push((number, wait));
+        let mut published = Vec::new();
+        for &id in ids {
+            let Some(entry) = state.entries.remove(&id) else {
+                continue;
+            };
+            for (number, member) in others(&state.members, entry.owner) {
+                let (done, wait) = sync_channel(1);
+                if member.send(Notice::Removed(id, done)).is_ok() {
+                    waits.push((number, wait));
+                }
             }
+            published.extend(entry.published);
         }
         drop(state);
-        if let Some(publisher) = &self.publisher
-            && let Some(id) = entry.published
-        {
-            publisher.revoke(id);
+        if let Some(publisher) = &self.publisher {
+            publisher.revoke_all(&published, until);
         }
         for (number, wait) in waits {
-            if wait.recv_timeout(PATIENCE).is_err() {
+            let left = until.saturating_duration_since(Instant::now());
+            if wait.recv_timeout(left).is_err() {
                 log::warn!("Device {number} does not let go of another one's memory");
             }
         }
@@ -187,8 +196,8 @@ fn follow(layout: &Mutex<Layout>, notices: &Receiver<Notice>) {
         let notice = match notice {
             Ok(notice) => notice,
             Err(RecvTimeoutError::Timeout) => {
-                let until = deadline();
-                layout().try_again(until);
+                let deadline = Deadline::begin();
+                layout().try_again(deadline);
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => return,
@@ -197,12 +206,12 @@ fn follow(layout: &Mutex<Layout>, notices: &Receiver<Notice>) {
             // It is tried again when it has had a moment.
             Notice::PutOff => {}
             Notice::Added(id, target) => {
-                let until = deadline();
-                layout().add_target(id, target, until);
+                let deadline = Deadline::begin();
+                layout().add_target(id, target, deadline);
             }
             Notice::Removed(id, done) => {
-                let until = deadline();
-                layout().remove_target(id, until);
+                let deadline = Deadline::begin();
+                layout().remove_target(id, deadline);
                 let _ = done.send(());
             }
         }
@@ -229,7 +238,7 @@ impl Subscriber for Outside {
         let number = numbers.remove(&id);
         drop(numbers);
         if let Some(number) = number {
-            self.peers.revoke(number);
+            self.peers.revoke(&[number], Deadline::begin());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How stretches of memory get their way to the lender's device, and lose it.
 
-use super::layout::{Backing, Layout, Placed, Stretch, User, Way};
+use super::layout::{Asked, Backing, Layout, Placed, Stretch, Way};
 use super::resolve::PeerPath;
 use super::session::SessionError;
 use crate::link::message::{PeerName, Place, Refusal, Request};
@@ -28,20 +28,20 @@ impl RemoteMemory for ClientMemory {
 
 /// Asks the lender to map a stretch; the inner result is its refusal.
 pub(super) fn ask(
-    user: &User,
+    asked: &Asked<'_>,
     stretch: &Stretch,
     place: Place,
     peer: Option<&PeerName>,
 ) -> Result<Result<(), Refusal>, SessionError> {
     let request = Request::Map {
-        fence: user.fence,
+        fence: asked.user.fence,
         address: stretch.address,
         length: stretch.length,
         writable: stretch.writable,
         place,
         peer: peer.cloned(),
     };
-    match user.session.ask(request, &[]) {
+    match asked.user.session.ask(request, &[], asked.deadline) {
         Ok(()) => Ok(Ok(())),
         Err(SessionError::Refused(refusal)) => Ok(Err(refusal)),
         Err(e) => Err(e),
@@ -54,13 +54,13 @@ impl Layout {
     pub(super) fn show(
         &self,
         stretch: &Stretch,
-        user: &User,
+        asked: &Asked<'_>,
     ) -> Result<(Placed, Option<PeerPath>), SessionError> {
         let mut reasons = Vec::new();
         let placed = match stretch.backing {
             Backing::Peer(id) => match self.targets.get(&id) {
                 Some(target) => {
-                    let found = self.resolve(stretch, target, user, &mut reasons)?;
+                    let found = self.resolve(stretch, target, asked, &mut reasons)?;
                     found.map(|(placed, path)| {
                         let is_reached = !matches!(placed, Placed::Nowhere(_));
                         (placed, is_reached.then_some(path))
@@ -69,12 +69,12 @@ impl Layout {
                 None => None,
             },
             Backing::Ram => {
-                let found = self.show_ram(stretch, user, &mut reasons)?;
+                let found = self.show_ram(stretch, asked, &mut reasons)?;
                 found.map(|placed| (placed, None))
             }
             Backing::Monitor => {
-                let target = self.monitor(user);
-                let found = self.by_messages(stretch, target, None, user, &mut reasons)?;
+                let target = self.monitor(asked);
+                let found = self.by_messages(stretch, target, None, asked, &mut reasons)?;
                 found.map(|placed| (placed, None))
             }
         };
@@ -93,14 +93,14 @@ impl Layout {
     fn show_ram(
         &self,
         stretch: &Stretch,
-        user: &User,
+        asked: &Asked<'_>,
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placed>, SessionError> {
         let range = self.ranges.get(&stretch.address);
         let Some((file, offset)) = range.and_then(|range| range.file.as_ref()) else {
             return Ok(None);
         };
-        let found = self.by_window(stretch, (file, *offset), None, user, reasons)?;
+        let found = self.by_window(stretch, (file, *offset), None, asked, reasons)?;
         if found.is_some() {
             return Ok(found);
         }
@@ -109,7 +109,7 @@ impl Layout {
             offset: *offset,
         };
         let why = reasons.join("; ");
-        let found = self.by_messages(stretch, target, None, user, reasons)?;
+        let found = self.by_messages(stretch, target, None, asked, reasons)?;
         if found.is_some() {
             log::warn!(
                 "{:#x} bytes at {:#x} are reached by messages, which is slow: {why}",
@@ -121,8 +121,8 @@ impl Layout {
     }
 
     /// Whatever the monitor has there.
-    pub(super) fn monitor(&self, user: &User) -> DmaTarget {
-        DmaTarget::Remote(Arc::new(ClientMemory(user.client.clone())))
+    pub(super) fn monitor(&self, asked: &Asked<'_>) -> DmaTarget {
+        DmaTarget::Remote(Arc::new(ClientMemory(asked.user.client.clone())))
     }
 
     /// Through a window of a bridge that can show the file.
@@ -131,7 +131,7 @@ impl Layout {
         stretch: &Stretch,
         (file, offset): (&Arc<OwnedFd>, u64),
         peer: Option<&PeerName>,
-        user: &User,
+        asked: &Asked<'_>,
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placed>, SessionError> {
         for (number, way) in self.ways.iter().enumerate() {
@@ -159,14 +159,14 @@ impl Layout {
                 reasons.push(format!("{name}: it cannot be compared: {}", chain(&e)));
                 continue;
             }
-            let asked = ask(user, stretch, place, peer);
-            if !matches!(asked, Ok(Ok(()))) {
+            let answer = ask(asked, stretch, place, peer);
+            if !matches!(answer, Ok(Ok(()))) {
                 free(windows, slice);
                 if is_readable {
                     let _ = self.messages.unmap(stretch.address, stretch.length);
                 }
             }
-            match asked? {
+            match answer? {
                 Ok(()) => {
                     return Ok(Some(Placed::Window {
                         way: number,
@@ -215,7 +215,7 @@ impl Layout {
         stretch: &Stretch,
         target: DmaTarget,
         peer: Option<&PeerName>,
-        user: &User,
+        asked: &Asked<'_>,
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placed>, SessionError> {
         let mapping = DmaMapping {
@@ -228,12 +228,12 @@ impl Layout {
             reasons.push(format!("messages: {}", chain(&e)));
             return Ok(None);
         }
-        let asked = ask(user, stretch, Place::Messages, peer);
-        if let Ok(Ok(())) = asked {
+        let answer = ask(asked, stretch, Place::Messages, peer);
+        if let Ok(Ok(())) = answer {
             return Ok(Some(Placed::Messages));
         }
         let _ = self.messages.unmap(stretch.address, stretch.length);
-        if let Err(refusal) = asked? {
+        if let Err(refusal) = answer? {
             reasons.push(format!("messages: {refusal}"));
         }
         Ok(None)

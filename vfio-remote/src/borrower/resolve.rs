@@ -1,7 +1,7 @@
 //! How a device reaches memory of another one of its VM: the resolvers of device-lending-2019,
 //! section 6, the shortest path first.
 
-use super::layout::{Layout, Placed, Stretch, User};
+use super::layout::{Asked, Layout, Placed, Stretch};
 use super::peers::Target;
 use super::placement::ask;
 use super::session::SessionError;
@@ -54,14 +54,14 @@ impl Layout {
         &self,
         stretch: &Stretch,
         target: &Target,
-        user: &User,
+        asked: &Asked<'_>,
         reasons: &mut Vec<String>,
     ) -> Result<Option<(Placed, PeerPath)>, SessionError> {
         let origin = target.publication.origin.as_ref();
         let peer = name_of(origin);
-        let found = match self.same_lender(stretch, origin, &peer, user, reasons)? {
+        let found = match self.same_lender(stretch, origin, &peer, asked, reasons)? {
             Some(placed) => Some((placed, PeerPath::SameLender)),
-            None => self.other_lender(stretch, target, &peer, user, reasons)?,
+            None => self.other_lender(stretch, target, &peer, asked, reasons)?,
         };
         if let Some((placed, path)) = &found
             && !matches!(placed, Placed::Nowhere(_))
@@ -84,11 +84,11 @@ impl Layout {
         stretch: &Stretch,
         origin: Option<&Origin>,
         peer: &PeerName,
-        user: &User,
+        asked: &Asked<'_>,
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placed>, SessionError> {
         // The other device's key is for nobody but its own lender, and the one that asks that for a sublease.
-        let session = &user.session;
+        let session = &asked.user.session;
         let is_same = |o: &&Origin| session.is_proved && o.lender == session.lender;
         let Some(origin) = origin.filter(is_same) else {
             return Ok(None);
@@ -102,7 +102,7 @@ impl Layout {
             offset: origin.offset,
             key: PeerKey(origin.key),
         };
-        Ok(match ask(user, stretch, place, Some(peer))? {
+        Ok(match ask(asked, stretch, place, Some(peer))? {
             Ok(()) => Some(Placed::There),
             Err(refusal) => {
                 reasons.push(format!("same lender: {refusal}"));
@@ -116,22 +116,22 @@ impl Layout {
         stretch: &Stretch,
         target: &Target,
         peer: &PeerName,
-        user: &User,
+        asked: &Asked<'_>,
         reasons: &mut Vec<String>,
     ) -> Result<Option<(Placed, PeerPath)>, SessionError> {
         let publication = &target.publication;
         // Its bytes are at hand: as memory of the VM.
         if let Some((file, offset)) = &publication.file {
             let place = (file, *offset);
-            if let Some(placed) = self.by_window(stretch, place, Some(peer), user, reasons)? {
+            if let Some(placed) = self.by_window(stretch, place, Some(peer), asked, reasons)? {
                 return Ok(Some((placed, PeerPath::Local)));
             }
         }
         // Between the two lenders.
-        let is_proved = user.session.is_proved;
+        let is_proved = asked.user.session.is_proved;
         let origin = publication.origin.as_ref().filter(|_| is_proved);
         if let Some(place) = origin.and_then(|o| self.shown(o)) {
-            match ask(user, stretch, place, Some(peer))? {
+            match ask(asked, stretch, place, Some(peer))? {
                 Ok(()) => return Ok(Some((Placed::There, PeerPath::Window))),
                 Err(refusal) => reasons.push(format!("window: {refusal}")),
             }
@@ -142,9 +142,9 @@ impl Layout {
                 offset: *offset,
             },
             (None, Some(reach)) => DmaTarget::Remote(Arc::clone(reach)),
-            (None, None) => self.monitor(user),
+            (None, None) => self.monitor(asked),
         };
-        let placed = self.by_messages(stretch, far, Some(peer), user, reasons)?;
+        let placed = self.by_messages(stretch, far, Some(peer), asked, reasons)?;
         Ok(placed.map(|placed| (placed, PeerPath::Messages)))
     }
 

@@ -62,6 +62,8 @@ pub struct Hooks {
     pub unmaps_late: AtomicBool,
     /// The same, when it does not reach the memory any more.
     pub unmaps_for_long: AtomicBool,
+    /// Whether it waits until [`Hooks::release`] before it is reset while it is held.
+    pub resets_late: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before it stops.
     pub stops_late: AtomicBool,
     /// Whether it waits until [`Hooks::release`] before memory of its own is read.
@@ -364,6 +366,9 @@ impl Function for Copying {
     }
 
     fn reset(&self) -> Result<(), AccessError> {
+        if self.hooks.resets_late.load(Ordering::SeqCst) {
+            self.hooks.stall();
+        }
         self.hooks.resets.fetch_add(1, Ordering::SeqCst);
         self.registers.lock().unwrap().clear();
         Ok(())

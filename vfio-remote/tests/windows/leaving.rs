@@ -11,6 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const BAR0: u32 = 0;
+/// How long a monitor waits for an answer.
+const MONITOR: Duration = Duration::from_secs(5);
+/// Nearly as long as that, for each range.
+const LONG: Duration = Duration::from_millis(2700);
 
 /// A VM whose memory is all reached.
 fn reaching() -> (Rig, OwnedFd) {
@@ -248,13 +252,18 @@ fn memory_of_a_device_that_is_taken_away_and_has_not_stopped_is_not_acknowledged
 #[test]
 fn memory_that_nobody_was_asked_for_is_not_acknowledged_when_a_device_is_abandoned() {
     let (mut rig, _shown) = at_it();
-    // One range has gone when there is no time for the other one.
+    let memory = rig.memory.try_clone().unwrap();
+    let place = Some((memory.as_fd(), 0));
+    rig.vmm.map(MORE * 2, RAM / 2, place).unwrap();
+    // Two ranges have gone when there is no time for the third one.
     let hooks = Arc::clone(&rig.hooks);
     let slow = std::thread::spawn(move || {
-        until("the first", || hooks.is_stalled());
-        std::thread::sleep(Duration::from_millis(3500));
         hooks.stops_late.store(true, Ordering::SeqCst);
-        hooks.release();
+        for _ in 0..2 {
+            until("a range", || hooks.is_stalled());
+            std::thread::sleep(Duration::from_millis(1600));
+            hooks.release();
+        }
     });
     rig.vmm.call(Command::DeviceReset, &[], &[]).unwrap();
     slow.join().unwrap();
@@ -284,4 +293,42 @@ fn a_lender_that_is_late_when_it_is_asked_again_does_not_lose_its_device() {
     assert!(rig.is_there());
     let_go(&rig);
     rig.vmm.unmap(0, MORE, RAM).unwrap();
+}
+
+#[test]
+fn all_ranges_that_one_request_takes_away_are_over_before_a_monitor_gives_up() {
+    let (mut rig, _shown) = at_it();
+    rig.vmm.socket().set_read_timeout(Some(MONITOR)).unwrap();
+    let hooks = Arc::clone(&rig.hooks);
+    let slow = std::thread::spawn(move || {
+        for _ in 0..2 {
+            until("a range", || hooks.is_stalled());
+            std::thread::sleep(LONG);
+            hooks.release();
+        }
+    });
+    let unmapped = rig.vmm.unmap(0, 0, MORE + RAM);
+    assert!(is_busy(&unmapped), "{unmapped:?}");
+    slow.join().unwrap();
+    rig.hooks.unmaps_late.store(false, Ordering::SeqCst);
+    rig.vmm.unmap(0, 0, MORE + RAM).unwrap();
+    assert!(rig.is_there());
+}
+
+#[test]
+fn a_reset_is_over_before_a_monitor_gives_up() {
+    let (mut rig, _shown) = at_it();
+    rig.vmm.socket().set_read_timeout(Some(MONITOR)).unwrap();
+    let hooks = Arc::clone(&rig.hooks);
+    let slow = std::thread::spawn(move || {
+        until("a range", || hooks.is_stalled());
+        std::thread::sleep(Duration::from_millis(1500));
+        hooks.unmaps_late.store(false, Ordering::SeqCst);
+        hooks.resets_late.store(true, Ordering::SeqCst);
+        hooks.release();
+    });
+    rig.vmm.call(Command::DeviceReset, &[], &[]).unwrap();
+    slow.join().unwrap();
+    assert!(rig.hooks.is_stalled());
+    rig.hooks.release();
 }

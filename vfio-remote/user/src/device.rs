@@ -192,6 +192,10 @@ pub trait Device: Send {
     /// is the one that takes the answers.
     fn connected(&mut self, client: Client);
 
+    /// A request of the client begins, or its end: what follows until the next call of this is for it, and the client waits until
+    /// all of that is done.
+    fn begin_request(&mut self) {}
+
     /// The client is about to be gone: every range that is left is unmapped after this, and every interrupt type that is used is
     /// disabled. A device for which that takes long can let go of everything at once here.
     fn disconnecting(&mut self) {}

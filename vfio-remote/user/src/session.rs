@@ -103,6 +103,7 @@ impl<'a, D: Device> Session<'a, D> {
     }
 
     fn carry_out(&mut self, request: Request<'_>, reply: &mut Reply) -> Result<(), Errno> {
+        self.device.begin_request();
         let counters = self.client.counters();
         match &request {
             Request::RegionRead { .. } => counters.add(Count::Reads, 1),
@@ -235,6 +236,7 @@ impl<D: Device> Drop for Session<'_, D> {
         let Some(agreed) = self.agreed.take() else {
             return;
         };
+        self.device.begin_request();
         self.device.disconnecting();
         let ranges = agreed.mappings.all();
         let failed = ranges

@@ -142,18 +142,26 @@ impl Publisher {
     /// more seconds have been disconnected instead. A number that is not that of a publication is
     /// ignored.
     pub fn revoke(&self, id: u64) {
+        self.revoke_all(&[id], Instant::now() + PATIENCE);
+    }
+
+    /// The same for several at once. Those who have one of them then are disconnected.
+    pub fn revoke_all(&self, ids: &[u64], until: Instant) {
         let mut state = self.shared.state();
-        if !state.begin_revoking(id) {
-            return;
-        }
+        let mut ids = ids.to_vec();
+        ids.retain(|&id| state.begin_revoking(id));
+        let left = until.saturating_duration_since(Instant::now());
         let (mut state, _) = self
             .shared
             .changed
-            .wait_timeout_while(state, PATIENCE, |state| {
-                state.peers.values().any(|peer| peer.held.contains(&id))
+            .wait_timeout_while(state, left, |state| {
+                let mut peers = state.peers.values();
+                peers.any(|peer| ids.iter().any(|id| peer.held.contains(id)))
             })
             .unwrap_or_else(PoisonError::into_inner);
-        state.end_revoking(id);
+        for id in ids {
+            state.end_revoking(id);
+        }
     }
 
     /// How many subscribers there are.

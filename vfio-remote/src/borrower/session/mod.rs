@@ -6,8 +6,9 @@ mod renewal;
 mod shared;
 mod subtenant;
 
+use super::deadline::Deadline;
 use super::signals::Signals;
-use crate::lender::{TERMS, is_name, unmapping};
+use crate::lender::{TERMS, is_name};
 use crate::link::message::{
     Attached, Fence, MAX_DATA_BYTES, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender,
     VERSION,
@@ -26,11 +27,7 @@ use std::time::{Duration, Instant};
 pub(crate) use subtenant::{LetGo, Subtenant};
 use thiserror::Error;
 
-/// How long the lender may take to answer. A virtual machine monitor waits five seconds for us.
-const PATIENCE: Duration = Duration::from_millis(4500);
-/// How long it may go on with what it has begun in memory that is taken away: so that its last word comes in time.
-pub(super) const UNMAP_PATIENCE: Duration = Duration::from_secs(4);
-/// Before it is asked again.
+/// Before a lender is asked again.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Longest term of a lease that makes sense.
 const LONGEST_TERM: Duration = *TERMS.end();
@@ -126,16 +123,16 @@ pub(crate) fn greet(
 
 impl Session {
     /// Connects and attaches to `device`. `memory` is what the lender may reach by messages;
-    /// `on_loss` is called once, when a lease has ended.
+    /// `on_loss` is called once, when a lease has ended. Here and in what follows, all that is asked is answered by the deadline.
     pub fn open(
         connector: &Connector,
         (name, device): (&str, &str),
         signals: &Arc<Signals>,
         memory: Arc<DmaSpace>,
         on_loss: OnLoss,
+        deadline: Deadline,
     ) -> Result<Self, SessionError> {
-        // For all of it: the monitor waits meanwhile.
-        let until = Instant::now() + PATIENCE;
+        let until = deadline.answered_by();
         let (sender, receiver, lender) = greet(connector, name, until)?;
         let is_proved = sender.peer().is_called(&lender);
         let shared = Arc::new(Shared::new(sender, Arc::clone(signals), on_loss));
@@ -194,10 +191,11 @@ impl Session {
         &self,
         request: Request,
         descriptors: &[BorrowedFd<'_>],
+        deadline: Deadline,
     ) -> Result<(), SessionError> {
         match self
             .shared
-            .ask(request, descriptors, Instant::now() + PATIENCE)?
+            .ask(request, descriptors, deadline.answered_by())?
         {
             (Reply::Done, _) => Ok(()),
             _ => Err(SessionError::Nonsense),
@@ -215,8 +213,8 @@ impl Session {
     }
 
     /// Takes the device, and goes on renewing the lease.
-    pub fn take(&self) -> Result<(Fence, PeerKey), SessionError> {
-        let until = Instant::now() + PATIENCE;
+    pub fn take(&self, deadline: Deadline) -> Result<(Fence, PeerKey), SessionError> {
+        let until = deadline.answered_by();
         let taken = self.shared.ask(Request::Take, &[], until)?;
         let (Reply::Taken { fence, key, .. }, _) = taken else {
             return Err(SessionError::Nonsense);
@@ -226,50 +224,48 @@ impl Session {
             true => Heart::start(Arc::clone(&self.shared), fence, term),
             false => Err(SessionError::Nonsense),
         };
-        *self.heart() = Some(heart.inspect_err(|_| self.give_up(fence))?);
+        *self.heart() = Some(heart.inspect_err(|_| self.give_up(fence, deadline))?);
         Ok((fence, key))
     }
 
     /// Gives the device back. It reaches nothing any more when this has succeeded.
-    pub fn give_back(&self, fence: Fence) -> Result<(), SessionError> {
+    pub fn give_back(&self, fence: Fence, deadline: Deadline) -> Result<(), SessionError> {
         self.rest();
-        self.ask(Request::Return { fence }, &[])?;
+        self.ask(Request::Return { fence }, &[], deadline)?;
         self.shared.stopped(None);
         Ok(())
     }
 
-    /// Has the device reach a range no more. The lender is asked once at least, and again as long as it can answer by
-    /// `again_until`; it may take longer, as long as all is over in time for who waits `until` then. False where the device is still
-    /// at it: this is to be called again. A device that is not kept from it by this is given up, as by [`give_up`](Self::give_up).
+    /// Has the device reach a range no more. The lender is asked once at least, and `again` as long as it can answer in time. False
+    /// where the device is still at it: this is to be called again. A device that is not kept from it by this is given up, as by
+    /// [`give_up`](Self::give_up).
     pub fn unmap(
         &self,
         fence: Fence,
         (address, length): (u64, u64),
-        again_until: Instant,
-        until: Instant,
+        again: bool,
+        deadline: Deadline,
     ) -> Result<bool, SessionError> {
-        let answered_by =
-            until.max(Instant::now() + unmapping::PATIENCE) + (PATIENCE - UNMAP_PATIENCE);
         loop {
             let request = Request::Unmap {
                 fence,
                 address,
                 length,
             };
-            match self.shared.ask(request, &[], answered_by) {
+            match self.shared.ask(request, &[], deadline.answered_by()) {
                 Ok((Reply::Done, _)) => {
                     self.shared.set_at_it(false);
                     return Ok(true);
                 }
                 Err(SessionError::Refused(Refusal::InProgress)) => {
                     self.shared.set_at_it(true);
-                    if Instant::now() + PAUSE + unmapping::PATIENCE > again_until {
+                    if !again || !deadline.has_time(PAUSE) {
                         return Ok(false);
                     }
                     std::thread::sleep(PAUSE);
                 }
                 failed => {
-                    self.give_up(fence);
+                    self.give_up(fence, deadline);
                     return Err(failed.err().unwrap_or(SessionError::Nonsense));
                 }
             }
@@ -278,9 +274,9 @@ impl Session {
 
     /// Gives back a device that does not do what it must, and ends the link: the VM loses it. Whether it reaches memory after
     /// this, [`doubt`](Self::doubt) says.
-    pub fn give_up(&self, fence: Fence) {
+    pub fn give_up(&self, fence: Fence, deadline: Deadline) {
         if !self.is_lost() {
-            match self.ask(Request::Return { fence }, &[]) {
+            match self.ask(Request::Return { fence }, &[], deadline) {
                 Ok(()) => drop(self.shared.stopped(None)),
                 Err(e) => log::error!("The device cannot be given back: {}", chain(&e)),
             }
@@ -309,6 +305,7 @@ impl Session {
         region: Region,
         offset: u64,
         data: &mut [u8],
+        deadline: Deadline,
     ) -> Result<(), SessionError> {
         let mut at = offset;
         for part in data.chunks_mut(MAX_DATA_BYTES) {
@@ -319,7 +316,7 @@ impl Session {
                 offset: at,
                 length,
             };
-            match self.shared.ask(request, &[], Instant::now() + PATIENCE)? {
+            match self.shared.ask(request, &[], deadline.answered_by())? {
                 (Reply::Data(bytes), _) if bytes.len() == part.len() => {
                     part.copy_from_slice(&bytes);
                 }
@@ -337,6 +334,7 @@ impl Session {
         region: Region,
         offset: u64,
         data: &[u8],
+        deadline: Deadline,
     ) -> Result<(), SessionError> {
         let mut at = offset;
         for part in data.chunks(MAX_DATA_BYTES) {
@@ -346,7 +344,7 @@ impl Session {
                 offset: at,
                 data: part.to_vec(),
             };
-            self.ask(request, &[])?;
+            self.ask(request, &[], deadline)?;
             at += u64::try_from(part.len()).unwrap_or(0);
         }
         Ok(())
@@ -359,10 +357,11 @@ impl Session {
         region: Region,
         offset: u64,
         data: &[u8],
+        deadline: Deadline,
     ) -> Result<(), SessionError> {
         if self.posted.fetch_add(1, Ordering::Relaxed) >= MAX_POSTED {
             self.posted.store(0, Ordering::Relaxed);
-            return self.write(fence, region, offset, data);
+            return self.write(fence, region, offset, data, deadline);
         }
         let mut at = offset;
         for part in data.chunks(MAX_DATA_BYTES) {

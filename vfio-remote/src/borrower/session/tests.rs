@@ -112,6 +112,7 @@ impl Rig {
             &signals,
             DmaSpace::new(),
             Box::new(on_loss),
+            Deadline::begin(),
         );
         Self {
             session: session.unwrap(),
@@ -134,8 +135,8 @@ fn wait_alone(signals: &Arc<Signals>) {
 #[test]
 fn a_session_that_is_over_asks_for_nothing() {
     let rig = Rig::new(1000);
-    let (fence, _) = rig.session.take().unwrap();
-    rig.session.give_back(fence).unwrap();
+    let (fence, _) = rig.session.take(Deadline::begin()).unwrap();
+    rig.session.give_back(fence, Deadline::begin()).unwrap();
     assert_eq!(rig.session.doubt(), None);
     drop(rig.session);
     wait_alone(&rig.signals);
@@ -145,7 +146,7 @@ fn a_session_that_is_over_asks_for_nothing() {
 #[test]
 fn what_a_lender_says_after_the_session_reaches_nobody() {
     let rig = Rig::new(1000);
-    let (fence, _) = rig.session.take().unwrap();
+    let (fence, _) = rig.session.take(Deadline::begin()).unwrap();
     let interrupt = event();
     let bound = Arc::new(interrupt.try_clone().unwrap());
     rig.signals.bind(InterruptKind::Msi, 0, Some(bound));
@@ -163,7 +164,7 @@ fn what_a_lender_says_after_the_session_reaches_nobody() {
 #[test]
 fn a_loss_is_told_once_and_of_its_lease() {
     let rig = Rig::new(60_000);
-    rig.session.take().unwrap();
+    rig.session.take(Deadline::begin()).unwrap();
     rig.link.close();
     wait_lost(&rig);
     assert!(is_signalled(&rig.request));
@@ -175,8 +176,8 @@ fn a_loss_is_told_once_and_of_its_lease() {
 #[test]
 fn a_device_that_is_given_up_is_lost_at_once() {
     let rig = Rig::new(60_000);
-    let (fence, _) = rig.session.take().unwrap();
-    rig.session.give_up(fence);
+    let (fence, _) = rig.session.take(Deadline::begin()).unwrap();
+    rig.session.give_up(fence, Deadline::begin());
     wait_lost(&rig);
     assert_eq!(rig.session.doubt(), None);
 }
@@ -192,7 +193,10 @@ fn wait_lost(rig: &Rig) {
 #[test]
 fn a_term_that_makes_no_sense_is_refused() {
     let rig = Rig::new(60_001);
-    assert!(matches!(rig.session.take(), Err(SessionError::Nonsense)));
+    assert!(matches!(
+        rig.session.take(Deadline::begin()),
+        Err(SessionError::Nonsense)
+    ));
     assert!(rig.session.is_lost());
 }
 
@@ -203,12 +207,12 @@ fn what_comes_behind_the_answer_that_gives_a_lease_belongs_to_it() {
         grace_ms: 1000,
     };
     let rig = Rig::with(60_000, vec![revoking]);
-    rig.session.take().unwrap();
+    rig.session.take(Deadline::begin()).unwrap();
     wait_until("the request", || is_signalled(&rig.request));
     assert!(!rig.session.is_lost());
 
     let rig = Rig::with(60_000, vec![ToBorrower::Ended { fence: LEASE }]);
-    rig.session.take().unwrap();
+    rig.session.take(Deadline::begin()).unwrap();
     wait_until("the loss", || rig.losses.load(Ordering::SeqCst) == 1);
     assert!(rig.session.is_lost());
     assert_eq!(rig.session.doubt(), None);
@@ -217,7 +221,7 @@ fn what_comes_behind_the_answer_that_gives_a_lease_belongs_to_it() {
 #[test]
 fn a_lender_that_says_what_makes_no_sense_has_stopped_when_it_hangs_up() {
     let rig = Rig::new(60_000);
-    rig.session.take().unwrap();
+    rig.session.take(Deadline::begin()).unwrap();
     // No message, nothing at all, and one that has no place there.
     rig.link.send_frame(&[0xff; 64]).unwrap();
     rig.link.send_frame(&[]).unwrap();
@@ -231,7 +235,7 @@ fn a_lender_that_says_what_makes_no_sense_has_stopped_when_it_hangs_up() {
 #[test]
 fn an_empty_packet_is_not_the_end_of_a_lender() {
     let rig = Rig::new(60_000);
-    rig.session.take().unwrap();
+    rig.session.take(Deadline::begin()).unwrap();
     rig.link.send_frame(&[]).unwrap();
     wait_lost(&rig);
     assert_eq!(rig.session.doubt(), Some(Doubt::WhileItRuns));
