@@ -7,6 +7,7 @@ use super::layout::{LayoutError, User};
 use super::session::SessionError;
 use crate::link::message::{Refusal, Request};
 use farlane_pci::{ConfigSpace, Effects, Region};
+use farlane_vfio_user::{Client, HeldOff};
 use farlane_zero_copy::chain;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,11 @@ const PAGE_BYTES: u64 = 4096;
 const RESETTING: Duration = Duration::from_millis(500);
 
 impl Borrowed {
+    /// A device that ends what it is at may be at the monitor's memory, and this is the thread that would take the answer: that fails.
+    fn hold_off(&self) -> Option<HeldOff> {
+        self.client.as_ref().map(Client::hold_off)
+    }
+
     /// Shows memory to the device if it is a bus master, else takes it away.
     pub(super) fn follow_bus_master(&mut self, deadline: Deadline) {
         let Presence::Held(session, fence) = &self.presence else {
@@ -26,6 +32,7 @@ impl Borrowed {
         let is_master = self.space.as_ref().is_some_and(ConfigSpace::is_bus_master);
         match self.client.clone().filter(|_| is_master) {
             None => {
+                let _held_off = self.hold_off();
                 self.layout().remove_user(deadline);
             }
             Some(client) => {
@@ -155,6 +162,7 @@ impl Borrowed {
     /// Resets the device in use, and what of it is virtual: it is no bus master, decodes nothing and masks nothing (PCI Express
     /// 3.0, 6.6.2).
     pub(super) fn reset_function(&mut self) {
+        let _held_off = self.hold_off();
         let was_silent = self.space.as_mut().is_some_and(|space| {
             let was_silent = space.is_intx_disabled();
             space.reset();

@@ -1,6 +1,6 @@
 //! Memory that is taken away while the device is at something that takes longer than a monitor waits.
 
-use super::super::common::{SLOW, STATUS, memfd, until};
+use super::super::common::{LENGTH, SLOW, SOURCE, STALL, STATUS, TARGET, memfd, until};
 use super::{BORROWER, CONFIG, MASTER, MORE, RAM, Rig, fill};
 use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_user::wire::Command;
@@ -331,4 +331,24 @@ fn a_reset_is_over_before_a_monitor_gives_up() {
     slow.join().unwrap();
     assert!(rig.hooks.is_stalled());
     rig.hooks.release();
+}
+
+#[test]
+fn a_device_that_waits_for_the_memory_of_a_monitor_that_resets_it_is_not_lost() {
+    let (mut rig, _shown) = reaching();
+    rig.vmm.map(MORE * 2, RAM, None).unwrap();
+    let writes = [(STALL, 0), (SOURCE, MORE * 2), (TARGET, RAM), (LENGTH, 8)];
+    for (register, value) in writes {
+        let value: u64 = value;
+        rig.vmm.write(BAR0, register, &value.to_le_bytes()).unwrap();
+    }
+    // It begins when all of that has been said.
+    until("the device", || rig.hooks.is_stalled());
+    rig.hooks.release();
+    // It is answered by nobody.
+    let asked = rig.vmm.receive().unwrap().header;
+    assert_eq!(asked.command, Command::DmaRead.to_wire());
+    rig.vmm.call(Command::DeviceReset, &[], &[]).unwrap();
+    assert!(rig.is_there());
+    assert_eq!(rig.hooks.resets.load(Ordering::SeqCst), 1);
 }

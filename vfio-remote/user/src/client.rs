@@ -46,6 +46,9 @@ pub enum ClientError {
     /// [`Device`](crate::Device): it would wait for itself.
     #[error("The client cannot be reached while it is being answered")]
     OwnThread,
+    /// The answers are not taken: see [`Client::hold_off`].
+    #[error("The client's answers are not taken now")]
+    HeldOff,
     /// Too many messages are under way.
     #[error("{MAX_PENDING} messages are under way")]
     Busy,
@@ -60,6 +63,8 @@ enum Answer {
     Body(Vec<u8>),
     /// It is an error.
     Refused(Errno),
+    /// It is not waited for.
+    HeldOff,
 }
 
 #[derive(Debug, Default)]
@@ -67,6 +72,8 @@ struct Pending {
     /// Messages that wait for an answer, by their number.
     answers: HashMap<u16, (Command, Answer)>,
     next_id: u16,
+    /// By how many.
+    held_off: usize,
     ended: bool,
 }
 
@@ -139,6 +146,23 @@ impl Client {
             at = at.wrapping_add(access.count);
         }
         Ok(())
+    }
+
+    /// Until what this returns is dropped, nothing of the client's memory is reached: what is under way fails, and what begins.
+    ///
+    /// For whoever keeps the thread that takes the answers waiting for something that may itself wait for one.
+    #[must_use]
+    pub fn hold_off(&self) -> HeldOff {
+        let mut pending = self.pending();
+        pending.held_off += 1;
+        for (_, answer) in pending.answers.values_mut() {
+            if matches!(answer, Answer::Awaited) {
+                *answer = Answer::HeldOff;
+            }
+        }
+        drop(pending);
+        self.0.changed.notify_all();
+        HeldOff(self.clone())
     }
 
     /// Ends the connection. The device is told by
@@ -266,6 +290,9 @@ impl Client {
         if pending.ended {
             return Err(ClientError::Gone);
         }
+        if pending.held_off > 0 {
+            return Err(ClientError::HeldOff);
+        }
         if pending.answers.len() >= MAX_PENDING {
             return Err(ClientError::Busy);
         }
@@ -296,9 +323,20 @@ impl Client {
         match pending.answers.remove(&id) {
             Some((_, Answer::Body(body))) => Ok(body),
             Some((_, Answer::Refused(error))) => Err(ClientError::Refused(error)),
+            Some((_, Answer::HeldOff)) => Err(ClientError::HeldOff),
             _ if pending.ended => Err(ClientError::Gone),
             _ => Err(ClientError::Timeout),
         }
+    }
+}
+
+/// While it is there, nothing of a client's memory is reached: see [`Client::hold_off`].
+#[derive(Debug)]
+pub struct HeldOff(Client);
+
+impl Drop for HeldOff {
+    fn drop(&mut self) {
+        self.0.pending().held_off -= 1;
     }
 }
 

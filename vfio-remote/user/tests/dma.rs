@@ -187,6 +187,40 @@ fn a_call_out_of_the_thread_that_takes_answers_fails_instead_of_waiting_for_itse
 }
 
 #[test]
+fn while_answers_are_not_taken_nobody_waits_for_one() {
+    let served = Served::start();
+    let mut peer = RawClient::negotiated(&served.path).unwrap();
+    let client = served.log.client();
+    let worker = thread::spawn({
+        let client = client.clone();
+        move || client.read(0, &mut [0])
+    });
+    let late = peer.receive().unwrap();
+    let held_off = client.hold_off();
+    // Also if that is over before it has noticed.
+    let other = client.hold_off();
+    drop(other);
+    let result = worker.join().unwrap();
+    assert!(matches!(result, Err(ClientError::HeldOff)), "{result:?}");
+    let result = client.write(0, &[1]);
+    assert!(matches!(result, Err(ClientError::HeldOff)), "{result:?}");
+    drop(held_off);
+    let worker = thread::spawn(move || {
+        let mut byte = [0];
+        client.read(0, &mut byte).unwrap();
+        byte
+    });
+    let question = peer.receive().unwrap();
+    let access = DmaAccess {
+        address: 0,
+        count: 1,
+    };
+    reply(&mut peer, &late, 0, &[access.as_bytes(), &[1]].concat());
+    reply(&mut peer, &question, 0, &[access.as_bytes(), &[2]].concat());
+    assert_eq!(worker.join().unwrap(), [2]);
+}
+
+#[test]
 fn answers_that_are_errors_or_malformed_fail_the_access_and_nothing_else() {
     let served = Served::start();
     let mut peer = RawClient::negotiated(&served.path).unwrap();
