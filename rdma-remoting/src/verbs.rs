@@ -17,7 +17,7 @@ use farlane_abi::rdma::{
     MR_SOURCE_BUFFER, MR_SOURCE_PIN, ModifyQp, Mr, PortAttr, Qp, QpAttr, QueryGid, RegMr, Verbs,
 };
 use farlane_abi::zerocopy::little_endian::U32;
-use farlane_zero_copy::{PoolError, Region};
+use farlane_zero_copy::{PoolError, Region, SharedMemory};
 use std::sync::{Arc, OnceLock};
 
 /// Serves the calls of one context.
@@ -305,4 +305,5 @@ impl Verbs for CallHost<'_> {
     }
 }
 
-use farlane_zero_copy::SharedMemory;
+#[cfg(test)]
+mod tests;

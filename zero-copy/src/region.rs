@@ -8,12 +8,14 @@ use farlane_abi::PAGE_BYTES;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use thiserror::Error;
 
 /// Largest number of extents that [`Region::stitch`] maps one by one. The kernel limits mappings
 /// of a process (`vm.max_map_count`, 65530 unless changed).
 const MAX_STITCHED_EXTENTS: usize = 8192;
+/// Extents whose nodes are asked for between two moments at which the region can be revoked.
+const PIECES_AT_ONCE: usize = 1024;
 
 /// Why a region could not be made or reached.
 #[derive(Debug, Error)]
@@ -92,6 +94,23 @@ pub(crate) struct Piece {
     pub file_offset: u64,
 }
 
+impl Piece {
+    /// The node on which it lies, as it is given or else as the topology knows it.
+    fn node(&self, topology: &Topology, given: &[Given]) -> Option<Node> {
+        let said = self.guest.and_then(|address| {
+            let holds = |g: &&Given| address.checked_sub(g.start).is_some_and(|at| at < g.length);
+            given.iter().rev().find(holds).map(|given| given.node)
+        });
+        said.or_else(|| {
+            let base = self.mapping.base().wrapping_add(self.offset);
+            let length = usize::try_from(self.length).unwrap_or(usize::MAX);
+            topology
+                .binding_of_range(base, length)
+                .or_else(|| topology.node_of_range(base, length))
+        })
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum Memory {
     /// Mapped here; sorted by `start`, without gaps.
@@ -102,33 +121,92 @@ pub(crate) enum Memory {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    memory: Arc<Memory>,
+    behind: Behind,
     pub length: u64,
     pub writable: bool,
-    /// True while the region may be touched. Readers are transfers under way; the writer is the
-    /// one who revokes. A reader never waits (it takes a pending writer for a revocation), so no
-    /// order between the gates of two regions is needed.
-    gate: RwLock<bool>,
+}
+
+/// What a region is of. Each has a gate: its readers are transfers under way, its writer is the one who revokes. A reader never waits
+/// (it takes a pending writer for a revocation), so no order between the gates of two regions is needed.
+#[derive(Debug)]
+enum Behind {
+    Own(Own),
+    /// Another region's memory, with an end of its own. It does not keep the memory: the other region does, as long as it is open.
+    Shared {
+        open: RwLock<bool>,
+        of: Arc<Inner>,
+    },
+}
+
+/// Memory that may be touched while it is there.
+#[derive(Debug)]
+struct Own {
+    gate: RwLock<Option<Memory>>,
     /// Where it was found to lie.
     node: AtomicU32,
-    /// The region whose memory this is, and which ends this one when it ends.
-    of: Option<Arc<Inner>>,
 }
 
 /// A node that is not known.
 const NO_NODE: u32 = u32::MAX;
 
 impl Inner {
-    /// Opens the gate for a transfer, unless the region has ended, or is about to.
-    fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
-        self.gate.try_read().ok().filter(|open| **open)
+    fn own(&self) -> &Own {
+        match &self.behind {
+            Behind::Own(own) => own,
+            Behind::Shared { of, .. } => of.own(),
+        }
     }
 
-    /// Ends all access. When it returns, no transfer touches the memory.
+    /// Opens the gates for a transfer, unless the region has ended, or is about to.
+    fn enter(&self) -> Option<Gates<'_>> {
+        match &self.behind {
+            Behind::Own(own) => {
+                let memory = own.gate.try_read().ok()?;
+                memory.is_some().then_some(Gates {
+                    memory,
+                    _shared: None,
+                })
+            }
+            Behind::Shared { open, of } => {
+                let open = open.try_read().ok().filter(|open| **open)?;
+                let gates = of.enter()?;
+                Some(Gates {
+                    _shared: Some(open),
+                    ..gates
+                })
+            }
+        }
+    }
+
+    /// Ends all access. When it returns, no transfer touches the memory, and the region does not keep it any more.
     pub fn revoke(&self) {
-        match self.gate.write() {
-            Ok(mut open) => *open = false,
-            Err(poisoned) => *poisoned.into_inner() = false,
+        match &self.behind {
+            Behind::Own(own) => {
+                let mut gate = own.gate.write().unwrap_or_else(PoisonError::into_inner);
+                let memory = gate.take();
+                drop(gate);
+                // Many extents take long: nobody who finds the gate locked has to.
+                drop(memory);
+            }
+            Behind::Shared { open, .. } => {
+                *open.write().unwrap_or_else(PoisonError::into_inner) = false;
+            }
+        }
+    }
+}
+
+/// Gates that a transfer holds open.
+struct Gates<'a> {
+    memory: RwLockReadGuard<'a, Option<Memory>>,
+    /// Of the region itself, where the memory is another's.
+    _shared: Option<RwLockReadGuard<'a, bool>>,
+}
+
+impl Gates<'_> {
+    fn memory(&self) -> &Memory {
+        match &*self.memory {
+            Some(memory) => memory,
+            None => unreachable!("nobody enters a region that has ended"),
         }
     }
 }
@@ -145,28 +223,35 @@ impl Region {
     fn new(memory: Memory, length: u64, writable: bool) -> Self {
         Self {
             inner: Arc::new(Inner {
-                memory: Arc::new(memory),
+                behind: Behind::Own(Own {
+                    gate: RwLock::new(Some(memory)),
+                    node: AtomicU32::new(NO_NODE),
+                }),
                 length,
                 writable,
-                gate: RwLock::new(true),
-                node: AtomicU32::new(NO_NODE),
-                of: None,
             }),
         }
     }
 
-    /// A region of the same memory with an end of its own: to [revoke](Self::revoke) it leaves this one as it is, to revoke this one
-    /// ends both.
+    /// A region of the same memory with an end of its own: to [revoke](Self::revoke) it leaves other handles to this one as they are, to
+    /// revoke those ends both. Where there is no other handle that is this one itself, which then lets its memory go when it ends.
     #[must_use]
-    pub fn share(&self) -> Self {
+    pub fn share(self) -> Self {
+        if Arc::strong_count(&self.inner) == 1 {
+            return self;
+        }
+        let of = match &self.inner.behind {
+            Behind::Own(_) => &self.inner,
+            Behind::Shared { of, .. } => of,
+        };
         Self {
             inner: Arc::new(Inner {
-                memory: Arc::clone(&self.inner.memory),
+                behind: Behind::Shared {
+                    open: RwLock::new(true),
+                    of: Arc::clone(of),
+                },
                 length: self.inner.length,
                 writable: self.inner.writable,
-                gate: RwLock::new(true),
-                node: AtomicU32::new(NO_NODE),
-                of: Some(Arc::clone(self.inner.of.as_ref().unwrap_or(&self.inner))),
             }),
         }
     }
@@ -312,66 +397,56 @@ impl Region {
         self.inner.writable
     }
 
-    /// Number of extents.
+    /// Number of extents; none where it was revoked.
     #[must_use]
     pub fn extents(&self) -> usize {
-        match &*self.inner.memory {
-            Memory::Mapped(pieces) => pieces.len(),
-            Memory::Process { .. } => 1,
+        match self.inner.enter().as_ref().map(Gates::memory) {
+            Some(Memory::Mapped(pieces)) => pieces.len(),
+            Some(Memory::Process { .. }) => 1,
+            None => 0,
         }
-    }
-
-    /// Whether its memory is mapped here, so that a copy is a copy and not a system call.
-    #[must_use]
-    pub fn is_mapped(&self) -> bool {
-        matches!(*self.inner.memory, Memory::Mapped(_))
     }
 
     /// Finds out on which node most of it lies: what is `given` is believed, other memory is asked about. All handles to it
     /// know then.
     pub fn locate(&self, topology: &Topology, given: &[Given]) {
-        let Memory::Mapped(pieces) = &*self.inner.memory else {
-            return;
-        };
         let mut bytes: BTreeMap<Node, u64> = BTreeMap::new();
-        for piece in pieces {
-            let said = piece.guest.and_then(|address| {
-                let holds =
-                    |g: &&Given| address.checked_sub(g.start).is_some_and(|at| at < g.length);
-                given.iter().rev().find(holds).map(|given| given.node)
-            });
-            let node = said.or_else(|| {
-                let base = piece.mapping.base().wrapping_add(piece.offset);
-                let length = usize::try_from(piece.length).unwrap_or(usize::MAX);
-                topology
-                    .binding_of_range(base, length)
-                    .or_else(|| topology.node_of_range(base, length))
-            });
-            if let Some(node) = node {
-                *bytes.entry(node).or_default() += piece.length;
+        let mut at = 0;
+        // Entered anew each time: who revokes it does not wait for all of it to be looked at.
+        while let Some(gates) = self.inner.enter()
+            && let Memory::Mapped(pieces) = gates.memory()
+            && let Some(pieces) = pieces.get(at..).filter(|pieces| !pieces.is_empty())
+        {
+            let pieces = &pieces[..pieces.len().min(PIECES_AT_ONCE)];
+            at += pieces.len();
+            for piece in pieces {
+                if let Some(node) = piece.node(topology, given) {
+                    *bytes.entry(node).or_default() += piece.length;
+                }
             }
+        }
+        if at == 0 {
+            return;
         }
         let most = bytes
             .into_iter()
             .max_by_key(|&(node, bytes)| (bytes, std::cmp::Reverse(node)));
         let node = most.map_or(NO_NODE, |(node, _)| node.0);
-        let inner = self.inner.of.as_ref().unwrap_or(&self.inner);
-        inner.node.store(node, Ordering::Relaxed);
+        self.inner.own().node.store(node, Ordering::Relaxed);
     }
 
     /// The node on which most of it lies; none where nobody has [found out](Self::locate), or its memory is not known to lie on
     /// one.
     #[must_use]
     pub fn node(&self) -> Option<Node> {
-        let inner = self.inner.of.as_ref().unwrap_or(&self.inner);
-        match inner.node.load(Ordering::Relaxed) {
+        match self.inner.own().node.load(Ordering::Relaxed) {
             NO_NODE => None,
             node => Some(Node(node)),
         }
     }
 
-    /// Ends all access through this region. When it returns, no transfer touches the memory, and
-    /// none will.
+    /// Ends all access through this region. When it returns, no transfer touches the memory, none will, and what is left of the region
+    /// keeps nothing of it: neither its mappings nor the list of its extents.
     pub fn revoke(&self) {
         self.inner.revoke();
     }
@@ -387,16 +462,10 @@ impl Region {
         if write && !self.inner.writable {
             return Err(RegionError::ReadOnly);
         }
-        let gate = self.inner.enter().ok_or(RegionError::Revoked)?;
-        let of = match &self.inner.of {
-            Some(of) => Some(of.enter().ok_or(RegionError::Revoked)?),
-            None => None,
-        };
         Ok(Access {
-            inner: &self.inner,
+            gates: self.inner.enter().ok_or(RegionError::Revoked)?,
             offset,
             length,
-            _gates: (gate, of),
         })
     }
 
@@ -423,7 +492,8 @@ impl Region {
     /// [`RegionError::NotContiguous`] where extents do not meet at page boundaries; what `mmap`
     /// says.
     pub fn stitch(&self) -> Result<Stitched, RegionError> {
-        let Memory::Mapped(pieces) = &*self.inner.memory else {
+        let gates = self.inner.enter().ok_or(RegionError::Revoked)?;
+        let Memory::Mapped(pieces) = gates.memory() else {
             return Err(RegionError::NotContiguous { extents: 1 });
         };
         let refuse = || RegionError::NotContiguous {
@@ -516,10 +586,9 @@ impl Stitched {
 
 /// A checked part of a region that stays valid while this value lives.
 pub(crate) struct Access<'a> {
-    inner: &'a Inner,
+    gates: Gates<'a>,
     offset: u64,
     length: u64,
-    _gates: (RwLockReadGuard<'a, bool>, Option<RwLockReadGuard<'a, bool>>),
 }
 
 /// What a part of a region is made of.
@@ -530,7 +599,7 @@ pub(crate) enum Runs<'a> {
 
 impl Access<'_> {
     pub fn runs(&self) -> Runs<'_> {
-        match &*self.inner.memory {
+        match self.gates.memory() {
             Memory::Mapped(pieces) => {
                 let index = if pieces.len() == 1 {
                     0
@@ -602,7 +671,8 @@ mod tests {
         let topology = Topology::of(machine.clone());
         region.locate(&topology, &[]);
         assert_eq!(region.node(), None);
-        let Memory::Mapped(pieces) = &*region.inner.memory else {
+        let gates = region.inner.enter().unwrap();
+        let Memory::Mapped(pieces) = gates.memory() else {
             unreachable!()
         };
         for (piece, node) in pieces.iter().zip([0, 1]) {
@@ -625,7 +695,7 @@ mod tests {
         let buffer = crate::Pool::separate_files(1 << 20).allocate(4096).unwrap();
         let region = Region::from_buffer(&buffer);
         let is_open = |region: &Region| region.access(0, 1, true).is_ok();
-        let (one, other) = (region.share(), region.share());
+        let (one, other) = (region.clone().share(), region.clone().share());
         one.revoke();
         assert_eq!([&one, &other, &region].map(is_open), [false, true, true]);
         let (copying, revoking) = (other.access(0, 1, true).unwrap(), region.clone());
@@ -638,6 +708,26 @@ mod tests {
         drop(copying);
         revoking.join().unwrap();
         assert_eq!([&other, &region].map(is_open), [false, false]);
+    }
+
+    #[test]
+    fn a_region_that_has_ended_keeps_no_memory() {
+        let buffer = crate::Pool::separate_files(1 << 20).allocate(4096).unwrap();
+        let handles = || Arc::strong_count(buffer.parts().0);
+        let before = handles();
+        let region = Region::from_buffer(&buffer);
+        let shared = region.clone().share();
+        assert_eq!(handles(), before + 1);
+        region.revoke();
+        assert_eq!((handles(), region.extents()), (before, 0));
+        assert!(region.stitch().is_err() && shared.access(0, 1, false).is_err());
+        // One that nobody else has a handle to is not another's.
+        let own = Region::from_buffer(&buffer).share();
+        let stuck = own.clone();
+        assert_eq!(handles(), before + 1);
+        own.revoke();
+        assert_eq!(handles(), before);
+        assert!(stuck.access(0, 1, false).is_err());
     }
 
     #[test]

@@ -12,7 +12,11 @@ use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap};
 const PAGE: u64 = 4096;
 
 fn memfd(bytes: u64) -> OwnedFd {
-    let fd = rustix::fs::memfd_create("ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
+    memfd_named("ram", bytes)
+}
+
+fn memfd_named(name: &str, bytes: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
     let fd = fd.unwrap();
     rustix::fs::ftruncate(&fd, bytes).unwrap();
     fd
@@ -128,6 +132,35 @@ fn a_range_that_vanishes_takes_its_regions_with_it_and_no_others() {
     ));
     space.clear();
     assert!(space.ranges().is_empty());
+}
+
+/// Mappings and descriptors that this process has of memfds of a name.
+fn kept(name: &str) -> [usize; 2] {
+    let file = format!("/memfd:{name} (deleted)");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    let files = files.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+    [
+        maps.lines().filter(|line| line.ends_with(&file)).count(),
+        files.filter(|link| link.as_os_str() == &*file).count(),
+    ]
+}
+
+#[test]
+fn memory_that_has_been_replaced_is_kept_by_no_region() {
+    let space = AddressSpace::new();
+    let mut regions = Vec::new();
+    for _ in 0..5 {
+        let file = memfd_named("replaced", 64 * PAGE);
+        // Not next to each other in the file: never one mapping.
+        let ranges = [(0, 16 * PAGE, 0), (1 << 32, 16 * PAGE, 32 * PAGE)];
+        space.replace_ram(&table(&file, &ranges)).unwrap();
+        drop(file);
+        let region = guest(&space, &[(0, 8), (1 << 32, 8)]);
+        regions.push((region.clone().share(), region));
+        // Of the present ranges only.
+        assert_eq!(kept("replaced"), [2, 2]);
+    }
 }
 
 #[test]

@@ -4,7 +4,10 @@ use crate::rig::*;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
+use farlane_rdma_remoting::memory::{Access, MemoryRegion};
 use farlane_rdma_remoting::request::{Element, Opcode, SendRequest};
+use farlane_zero_copy::Region;
+use rustix::fs::{MemfdFlags, SealFlags};
 use std::time::{Duration, Instant};
 
 /// What forging a key, an address or a right gets, and that no byte moves.
@@ -175,4 +178,51 @@ fn a_key_that_is_gone_ends_what_uses_it() {
     p.run();
     assert!(p.b.contents(0, 4 << 20) == so_far);
     assert_eq!(p.b.next(), Some((4, WC_STATUS_LOC_PROT_ERR)));
+}
+
+/// Mappings that this process has of memfds of a name.
+fn mapped(name: &str) -> usize {
+    let file = format!("/memfd:{name} (deleted)");
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.ends_with(&file)).count()
+}
+
+/// A request that waits has opened memory. It does not keep it: its owner may have gone long since, and come back with more.
+#[test]
+fn a_request_that_waits_keeps_no_memory_that_was_taken_back() {
+    let pin = || {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("waited-for", flags).unwrap();
+        rustix::fs::ftruncate(&file, BYTES).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        Region::from_memfd(file, BYTES, true).unwrap()
+    };
+    let memory = |region| MemoryRegion {
+        pd: 1,
+        iova: IOVA,
+        offset: 0,
+        length: BYTES,
+        access: Access::from_wire(NORMAL.access).unwrap(),
+        region,
+        owner: None,
+    };
+    // The memory is unplugged or detached, or the only key to it is given back.
+    for is_detached in [true, false] {
+        let mut p = pair(NORMAL);
+        let whole = pin();
+        let kept = is_detached.then(|| whole.clone());
+        p.a.key = p.a.table.insert(memory(whole)).unwrap();
+        p.a.sends
+            .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 64)]));
+        p.run();
+        assert_eq!((p.a.next(), mapped("waited-for")), (None, 1));
+        match kept {
+            Some(pin) => pin.revoke(),
+            None => drop(p.a.table.remove(p.a.key).unwrap()),
+        }
+        assert_eq!(mapped("waited-for"), 0, "detached: {is_detached}");
+        p.b.post_recv(2, &[p.b.element(0, 64)]);
+        p.run();
+        assert_eq!(p.a.next(), Some((1, WC_STATUS_LOC_PROT_ERR)));
+    }
 }
