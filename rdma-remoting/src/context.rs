@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// Protection domains of a context.
-pub const MAX_PDS: u32 = 4096;
+/// Protection domains of a context: programs have one, or one a connection manager.
+pub const MAX_PDS: u32 = 256;
 /// Completion queues of a context.
 pub const MAX_CQS: u32 = 4096;
 /// Queue pairs of a context.

@@ -1,5 +1,5 @@
-//! What the VMs and processes of a backend share, and none may take alone: mappings of the backend's process (`vm.max_map_count`) and
-//! queue pairs of its engine.
+//! What the VMs and processes of a backend share, and none may take alone: mappings of the backend's process (`vm.max_map_count`),
+//! queue pairs of its engine, memory for keys.
 //!
 //! A tenant never has more than what is left for all others: alone it comes to one half, and the next one to one half of the rest
 //!  (a dynamic threshold, Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches",
@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Mappings that a process may have where the system does not say (`Documentation/admin-guide/sysctl/vm.rst`).
 const DEFAULT_MAP_COUNT: u64 = 65530;
+/// Memory regions of all tenants: some 300 bytes each.
+const MEMORY_REGIONS: u64 = 1 << 20;
 
 /// What is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,13 +21,25 @@ pub enum Resource {
     Mappings,
     /// Queue pairs.
     QueuePairs,
+    /// Memory regions, which are memory of the backend.
+    MemoryRegions,
 }
 
-/// How much there is of each, and how much is taken.
+/// How many resources there are.
+const RESOURCES: usize = 3;
+
+impl Resource {
+    const ALL: [Self; RESOURCES] = [Self::Mappings, Self::QueuePairs, Self::MemoryRegions];
+
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// How much there is of each resource, and how much is taken.
 #[derive(Debug)]
 pub struct Ledger {
-    mappings: Budget,
-    queue_pairs: Budget,
+    budgets: [Budget; RESOURCES],
 }
 
 #[derive(Debug)]
@@ -35,44 +49,41 @@ struct Budget {
 }
 
 impl Budget {
-    fn new(total: u64) -> Self {
-        Self {
-            total,
-            taken: Mutex::new(0),
-        }
-    }
-
     fn taken(&self) -> MutexGuard<'_, u64> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Ledger {
-    /// So many mappings and queue pairs for all tenants together.
+    /// As much of each resource for all tenants together as `total` says.
     #[must_use]
-    pub fn new(mappings: u64, queue_pairs: u64) -> Arc<Self> {
+    pub fn new(total: impl Fn(Resource) -> u64) -> Arc<Self> {
+        let budget = |of| Budget {
+            total: total(of),
+            taken: Mutex::new(0),
+        };
         Arc::new(Self {
-            mappings: Budget::new(mappings),
-            queue_pairs: Budget::new(queue_pairs),
+            budgets: Resource::ALL.map(budget),
         })
     }
 
-    /// Three quarters of the mappings that this process may have, and can [guard](farlane_zero_copy::fault), and so many queue pairs:
-    /// the rest is the process's own.
+    /// Three quarters of the mappings that this process may have, and can [guard](farlane_zero_copy::fault): the rest is the process's
+    /// own. So many queue pairs, and the memory regions that there are.
     #[must_use]
     pub fn of_this_process(queue_pairs: u64) -> Arc<Self> {
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
         let limit = limit.ok().and_then(|text| text.trim().parse().ok());
         let guarded = u64::try_from(fault::PLACES).unwrap_or(u64::MAX);
-        let limit = limit.unwrap_or(DEFAULT_MAP_COUNT).min(guarded);
-        Self::new(limit / 4 * 3, queue_pairs)
+        let mappings = limit.unwrap_or(DEFAULT_MAP_COUNT).min(guarded) / 4 * 3;
+        Self::new(|of| match of {
+            Resource::Mappings => mappings,
+            Resource::QueuePairs => queue_pairs,
+            Resource::MemoryRegions => MEMORY_REGIONS,
+        })
     }
 
     fn budget(&self, of: Resource) -> &Budget {
-        match of {
-            Resource::Mappings => &self.mappings,
-            Resource::QueuePairs => &self.queue_pairs,
-        }
+        &self.budgets[of.index()]
     }
 }
 
@@ -80,8 +91,7 @@ impl Ledger {
 #[derive(Debug)]
 pub struct Account {
     ledger: Arc<Ledger>,
-    mappings: AtomicU64,
-    queue_pairs: AtomicU64,
+    own: [AtomicU64; RESOURCES],
 }
 
 impl Account {
@@ -90,16 +100,12 @@ impl Account {
     pub fn new(ledger: &Arc<Ledger>) -> Arc<Self> {
         Arc::new(Self {
             ledger: Arc::clone(ledger),
-            mappings: AtomicU64::new(0),
-            queue_pairs: AtomicU64::new(0),
+            own: Default::default(),
         })
     }
 
     fn own(&self, of: Resource) -> &AtomicU64 {
-        match of {
-            Resource::Mappings => &self.mappings,
-            Resource::QueuePairs => &self.queue_pairs,
-        }
+        &self.own[of.index()]
     }
 
     /// Takes so many, until the result is dropped; `None`: that is more than the tenant's share.
@@ -146,7 +152,7 @@ mod tests {
 
     #[test]
     fn who_comes_first_leaves_one_half_and_gives_all_back() {
-        let ledger = Ledger::new(100, 100);
+        let ledger = Ledger::new(|_| 100);
         let tenants = [(); 3].map(|()| Account::new(&ledger));
         let take_all = |tenant: &Arc<Account>| -> Vec<_> {
             std::iter::from_fn(|| tenant.take(Resource::QueuePairs, 1)).collect()
@@ -168,7 +174,7 @@ mod tests {
         fn there_is_always_something_left_and_nothing_is_counted_twice(
             steps in prop::collection::vec((0..4_usize, 0..40_u64, any::<bool>()), 1..200),
         ) {
-            let ledger = Ledger::new(64, 64);
+            let ledger = Ledger::new(|_| 64);
             let tenants = [(); 4].map(|()| Account::new(&ledger));
             let mut shares: Vec<Share> = Vec::new();
             for (tenant, amount, gives) in steps {
@@ -177,7 +183,7 @@ mod tests {
                 }
                 shares.extend(tenants[tenant].take(Resource::Mappings, amount));
                 let sum: u64 = shares.iter().map(|share| share.amount).sum();
-                prop_assert_eq!(*ledger.mappings.taken(), sum);
+                prop_assert_eq!(*ledger.budget(Resource::Mappings).taken(), sum);
                 prop_assert!(sum < 64);
             }
         }

@@ -110,7 +110,7 @@ pub struct MemoryRegion {
     pub access: Access,
     /// The memory. In a [`MemoryTable`] it is a region of its own, which ends when the memory region does.
     pub region: Region,
-    /// Keeps what the memory comes from (a pool's buffer) alive.
+    /// What is to last as long as it: what the memory comes from (a pool's buffer), what its owner has taken for it.
     pub owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
 }
 

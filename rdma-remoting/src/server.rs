@@ -181,16 +181,22 @@ impl Server {
             .enumerate()
             .map(|(index, place)| Worker::start(index, place.clone(), Arc::clone(&counters)))
             .collect::<io::Result<_>>()?;
-        Ok(Self::of(engine, counters, workers))
+        let ledger = Ledger::of_this_process(engine.device().max_qp.get().into());
+        Ok(Self::of(engine, counters, workers, ledger))
     }
 
-    fn of(engine: Arc<dyn Engine>, counters: Arc<Live>, workers: Vec<Worker>) -> Arc<Self> {
+    fn of(
+        engine: Arc<dyn Engine>,
+        counters: Arc<Live>,
+        workers: Vec<Worker>,
+        ledger: Arc<Ledger>,
+    ) -> Arc<Self> {
         // Also where there is one: those who end and pause contexts are other threads.
         let wakers: Vec<_> = workers.iter().map(Worker::waker).collect();
         engine.set_waker(Box::new(move || wakers.iter().for_each(|wake| wake())));
         Arc::new(Self {
             core: Arc::new(Core {
-                ledger: Ledger::of_this_process(engine.device().max_qp.get().into()),
+                ledger,
                 engine,
                 counters,
                 workers,
@@ -204,7 +210,16 @@ impl Server {
     #[doc(hidden)]
     #[must_use]
     pub fn without_workers() -> Arc<Self> {
-        Self::of(Arc::new(SoftEngine::new()), Arc::default(), Vec::new())
+        let engine = SoftEngine::new();
+        let ledger = Ledger::of_this_process(engine.device().max_qp.get().into());
+        Self::of(Arc::new(engine), Arc::default(), Vec::new(), ledger)
+    }
+
+    /// The same, whose ports share as much as this ledger says.
+    #[cfg(test)]
+    pub(crate) fn with_ledger(ledger: Arc<Ledger>) -> Arc<Self> {
+        let engine = Arc::new(SoftEngine::new());
+        Self::of(engine, Arc::default(), Vec::new(), ledger)
     }
 
     /// A port with address `gid`; `label` names it in the log.

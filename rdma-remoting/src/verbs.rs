@@ -6,7 +6,7 @@ use crate::context::{
 };
 use crate::counters;
 use crate::engine::QpSpec;
-use crate::ledger::Resource;
+use crate::ledger::{Resource, Share};
 use crate::memory::{Access, MemoryRegion};
 use crate::work_queue::shared_queues;
 use farlane_abi::Errno;
@@ -23,6 +23,12 @@ use std::sync::{Arc, OnceLock};
 /// Serves the calls of one context.
 pub(crate) struct CallHost<'a> {
     context: &'a Arc<Context>,
+}
+
+/// What lasts as long as a memory region.
+struct MemoryRegionUses {
+    _share: Share,
+    _buffer: Option<Arc<BufferObject>>,
 }
 
 impl<'a> CallHost<'a> {
@@ -101,14 +107,18 @@ impl Verbs for CallHost<'_> {
         }
         let objects = self.context.objects();
         objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
-        let (region, owner) = match args.source.get() {
+        let (region, buffer) = match args.source.get() {
             MR_SOURCE_PIN => (self.context.pin(args.object.get())?, None),
             MR_SOURCE_BUFFER => {
                 let buffer = objects.buffers.get(args.object.get()).ok_or(Errno::EBADF)?;
-                let owner: Arc<dyn std::any::Any + Send + Sync> = buffer.clone();
-                (Region::from_buffer(&buffer.buffer), Some(owner))
+                (Region::from_buffer(&buffer.buffer), Some(buffer.clone()))
             }
             _ => return Err(Errno::EINVAL),
+        };
+        let share = self.context.account.take(Resource::MemoryRegions, 1);
+        let uses = MemoryRegionUses {
+            _share: share.ok_or(Errno::ENOMEM)?,
+            _buffer: buffer,
         };
         let memory = MemoryRegion {
             pd: args.pd.get(),
@@ -117,7 +127,7 @@ impl Verbs for CallHost<'_> {
             length,
             access,
             region,
-            owner,
+            owner: Some(Arc::new(uses)),
         };
         memory.check().map_err(|e| {
             log::debug!("{:?}: registration refused: {e}", self.context);

@@ -1,6 +1,7 @@
 //! What one program does to the backend, and to the others.
 
 use super::*;
+use crate::ledger::Ledger;
 use crate::{EventSink, Port, Server};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::rdma::ACCESS_LOCAL_WRITE;
@@ -63,4 +64,55 @@ fn a_pin_that_is_detached_is_kept_by_no_key() {
     for key in keys {
         CallHost::new(&context).dereg_mr(key.handle).unwrap();
     }
+}
+
+/// Registers in as many contexts as it takes, until that is refused.
+fn register_all(port: &Arc<Port>) -> usize {
+    let mut keys = 0;
+    for id in 0..40 {
+        let context = open(port, id);
+        let pd = CallHost::new(&context).alloc_pd(()).unwrap();
+        context.attach_pin(0, memory("many")).unwrap();
+        for _ in 0..10 {
+            match register(&context, pd, 0) {
+                Ok(_) => keys += 1,
+                Err(errno) => assert_eq!(errno, Errno::ENOMEM),
+            }
+        }
+    }
+    keys
+}
+
+#[test]
+fn keys_of_many_contexts_leave_others_their_share() {
+    let server = Server::with_ledger(Ledger::new(|_| 200));
+    let (one, other) = (port(&server, 1), port(&server, 2));
+    assert_eq!(register_all(&one), 100);
+    assert_eq!(register_all(&other), 50);
+    // All is given back, by contexts that close and by keys.
+    one.close_all();
+    other.close_all();
+    let context = open(&other, 0);
+    let pd = CallHost::new(&context).alloc_pd(()).unwrap();
+    context.attach_pin(0, memory("many")).unwrap();
+    for _ in 0..1000 {
+        let key = register(&context, pd, 0).unwrap();
+        CallHost::new(&context).dereg_mr(key.handle).unwrap();
+    }
+    other.close_all();
+    assert_eq!(register_all(&one), 100);
+}
+
+#[test]
+fn a_program_is_told_how_many_domains_it_can_have() {
+    let server = Server::without_workers();
+    let context = open(&port(&server, 1), 0);
+    let mut host = CallHost::new(&context);
+    let most = host.query_device(()).unwrap().max_pd.get();
+    for _ in 0..most {
+        host.alloc_pd(()).unwrap();
+    }
+    assert_eq!(host.alloc_pd(()), Err(Errno::ENOMEM));
+    // What all contexts of a VM have in that way comes to some megabytes.
+    assert!(most <= 256);
 }
