@@ -57,7 +57,7 @@ enum Attached {
     Pin(Region),
 }
 
-/// A protection domain.
+/// A protection domain. What is in it holds it.
 #[derive(Debug)]
 pub(crate) struct Pd;
 
@@ -70,7 +70,7 @@ pub(crate) struct CqObject {
 /// A queue pair, what it uses, and the segment it lies in.
 pub(crate) struct QpObject {
     pub engine: Arc<dyn EngineQp>,
-    pub pd: u32,
+    pub _pd: Arc<Pd>,
     pub _cqs: [Arc<CqObject>; 2],
     pub _segment: Arc<SharedMemory>,
     pub _share: Share,
@@ -488,7 +488,9 @@ impl Context {
         if calls.is_ready() {
             progress.worked = true;
             let mut host = CallHost::new(self);
-            match calls.serve(|number, args, out| host.dispatch(number, args, out)) {
+            let of = usize::try_from(calls.waiting()).unwrap_or(usize::MAX);
+            let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
+            match calls.serve(look.clock(of), dispatch) {
                 Ok(served) => {
                     counters::add(&self.counters.calls, u64::from(served.calls));
                     if served.wake {

@@ -28,6 +28,8 @@ pub mod server;
 pub mod sleep;
 pub mod spin;
 pub mod table;
+#[cfg(test)]
+mod testing;
 mod verbs;
 pub mod work_queue;
 mod worker;

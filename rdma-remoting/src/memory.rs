@@ -110,7 +110,7 @@ pub struct MemoryRegion {
     pub access: Access,
     /// The memory. In a [`MemoryTable`] it is a region of its own, which ends when the memory region does.
     pub region: Region,
-    /// What is to last as long as it: what the memory comes from (a pool's buffer), what its owner has taken for it.
+    /// What is to last as long as it: what the memory comes from (a pool's buffer), what its owner uses for it.
     pub owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
 }
 
@@ -170,13 +170,6 @@ impl MemoryTable {
         };
         removed.iter().for_each(|memory| memory.region.revoke());
         removed
-    }
-
-    /// Whether a region of the protection domain is registered.
-    #[must_use]
-    pub fn uses_pd(&self, pd: u32) -> bool {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        table.iter().any(|m| m.pd == pd)
     }
 
     /// Opens `length` bytes at `address` of the memory that `key` names in protection domain `pd`.

@@ -185,7 +185,7 @@ impl Server {
         Ok(Self::of(engine, counters, workers, ledger))
     }
 
-    fn of(
+    pub(crate) fn of(
         engine: Arc<dyn Engine>,
         counters: Arc<Live>,
         workers: Vec<Worker>,
@@ -213,13 +213,6 @@ impl Server {
         let engine = SoftEngine::new();
         let ledger = Ledger::of_this_process(engine.device().max_qp.get().into());
         Self::of(Arc::new(engine), Arc::default(), Vec::new(), ledger)
-    }
-
-    /// The same, whose ports share as much as this ledger says.
-    #[cfg(test)]
-    pub(crate) fn with_ledger(ledger: Arc<Ledger>) -> Arc<Self> {
-        let engine = Arc::new(SoftEngine::new());
-        Self::of(engine, Arc::default(), Vec::new(), ledger)
     }
 
     /// A port with address `gid`; `label` names it in the log.

@@ -28,6 +28,7 @@ pub(crate) struct CallHost<'a> {
 /// What lasts as long as a memory region.
 struct MemoryRegionUses {
     _share: Share,
+    _pd: Arc<Pd>,
     _buffer: Option<Arc<BufferObject>>,
 }
 
@@ -87,9 +88,8 @@ impl Verbs for CallHost<'_> {
 
     fn dealloc_pd(&mut self, pd: Handle) -> Result<(), Errno> {
         let mut objects = self.context.objects();
-        objects.pds.get(pd.get()).ok_or(Errno::EBADF)?;
-        let used = objects.qps.iter().any(|qp| qp.pd == pd.get());
-        if used || self.context.memory.uses_pd(pd.get()) {
+        // Queue pairs and memory regions hold it.
+        if Arc::strong_count(objects.pds.get(pd.get()).ok_or(Errno::EBADF)?) > 1 {
             return Err(Errno::EBUSY);
         }
         objects.pds.remove(pd.get());
@@ -106,7 +106,7 @@ impl Verbs for CallHost<'_> {
             return Err(Errno::EINVAL);
         }
         let objects = self.context.objects();
-        objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
+        let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
         let (region, buffer) = match args.source.get() {
             MR_SOURCE_PIN => (self.context.pin(args.object.get())?, None),
             MR_SOURCE_BUFFER => {
@@ -118,6 +118,7 @@ impl Verbs for CallHost<'_> {
         let share = self.context.account.take(Resource::MemoryRegions, 1);
         let uses = MemoryRegionUses {
             _share: share.ok_or(Errno::ENOMEM)?,
+            _pd: Arc::clone(pd),
             _buffer: buffer,
         };
         let memory = MemoryRegion {
@@ -218,7 +219,8 @@ impl Verbs for CallHost<'_> {
         let segment = self.context.segment(args.region.get())?;
         let (sends, recvs) = shared_queues(&segment, &layout).map_err(|_| Errno::EINVAL)?;
         let mut objects = self.context.objects();
-        objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
+        let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
+        let pd = Arc::clone(pd);
         let cq = |handle: U32| objects.cqs.get(handle.get()).cloned().ok_or(Errno::EBADF);
         let cqs = [cq(args.send_cq)?, cq(args.recv_cq)?];
         let share = self.context.account.take(Resource::QueuePairs, 1);
@@ -245,7 +247,7 @@ impl Verbs for CallHost<'_> {
         let qp_num = engine.number();
         let inserted = objects.qps.insert(QpObject {
             engine: Arc::clone(&engine),
-            pd: args.pd.get(),
+            _pd: pd,
             _cqs: cqs,
             _segment: segment,
             _share: share,

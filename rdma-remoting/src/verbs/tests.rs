@@ -1,32 +1,20 @@
 //! What one program does to the backend, and to the others.
 
 use super::*;
+use crate::engine::soft::SoftEngine;
 use crate::ledger::Ledger;
-use crate::{EventSink, Port, Server};
+use crate::round::{Look, Pace, TURN};
+use crate::testing::{Header, Hooked, mapped, memory, open, port};
+use crate::{Port, Server};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::rdma::ACCESS_LOCAL_WRITE;
-use rustix::fs::{MemfdFlags, SealFlags};
+use std::time::Instant;
 
-struct Nobody;
-
-impl EventSink for Nobody {
-    fn raise(&self, _: u32) {}
-}
-
-fn port(server: &Arc<Server>, gid: u8) -> Arc<Port> {
-    server.port([gid; 16], format!("vm {gid}")).unwrap()
-}
-
-fn open(port: &Arc<Port>, id: u32) -> Arc<Context> {
-    port.open(id, Arc::new(Nobody), None).unwrap()
-}
-
-fn memory(name: &str) -> Region {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create(name, flags).unwrap();
-    rustix::fs::ftruncate(&file, PAGE_BYTES).unwrap();
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-    Region::from_memfd(file, PAGE_BYTES, true).unwrap()
+/// A server whose ports share so much of everything.
+fn sharing(total: u64) -> Arc<Server> {
+    let engine = Arc::new(SoftEngine::new());
+    let ledger = Ledger::new(|_| total);
+    Server::of(engine, Arc::default(), Vec::new(), ledger)
 }
 
 fn register(context: &Arc<Context>, pd: Handle, pin: u32) -> Result<Mr, Errno> {
@@ -40,13 +28,6 @@ fn register(context: &Arc<Context>, pd: Handle, pin: u32) -> Result<Mr, Errno> {
     })
 }
 
-/// Mappings that this process has of memfds of a name.
-fn mapped(name: &str) -> usize {
-    let file = format!("/memfd:{name} (deleted)");
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    maps.lines().filter(|line| line.ends_with(&file)).count()
-}
-
 #[test]
 fn a_pin_that_is_detached_is_kept_by_no_key() {
     let server = Server::without_workers();
@@ -55,7 +36,9 @@ fn a_pin_that_is_detached_is_kept_by_no_key() {
     let pd = CallHost::new(&context).alloc_pd(()).unwrap();
     let mut keys = Vec::new();
     for _ in 0..5 {
-        context.attach_pin(7, memory("detached")).unwrap();
+        context
+            .attach_pin(7, memory("detached", PAGE_BYTES))
+            .unwrap();
         keys.push(register(&context, pd, 7).unwrap());
         assert_eq!(mapped("detached"), 1);
         context.detach(7).unwrap();
@@ -72,7 +55,7 @@ fn register_all(port: &Arc<Port>) -> usize {
     for id in 0..40 {
         let context = open(port, id);
         let pd = CallHost::new(&context).alloc_pd(()).unwrap();
-        context.attach_pin(0, memory("many")).unwrap();
+        context.attach_pin(0, memory("many", PAGE_BYTES)).unwrap();
         for _ in 0..10 {
             match register(&context, pd, 0) {
                 Ok(_) => keys += 1,
@@ -85,7 +68,7 @@ fn register_all(port: &Arc<Port>) -> usize {
 
 #[test]
 fn keys_of_many_contexts_leave_others_their_share() {
-    let server = Server::with_ledger(Ledger::new(|_| 200));
+    let server = sharing(200);
     let (one, other) = (port(&server, 1), port(&server, 2));
     assert_eq!(register_all(&one), 100);
     assert_eq!(register_all(&other), 50);
@@ -94,7 +77,7 @@ fn keys_of_many_contexts_leave_others_their_share() {
     other.close_all();
     let context = open(&other, 0);
     let pd = CallHost::new(&context).alloc_pd(()).unwrap();
-    context.attach_pin(0, memory("many")).unwrap();
+    context.attach_pin(0, memory("many", PAGE_BYTES)).unwrap();
     for _ in 0..1000 {
         let key = register(&context, pd, 0).unwrap();
         CallHost::new(&context).dereg_mr(key.handle).unwrap();
@@ -115,4 +98,46 @@ fn a_program_is_told_how_many_domains_it_can_have() {
     assert_eq!(host.alloc_pd(()), Err(Errno::ENOMEM));
     // What all contexts of a VM have in that way comes to some megabytes.
     assert!(most <= 256);
+}
+
+#[test]
+fn a_domain_is_busy_as_long_as_a_key_is_in_it() {
+    let server = Server::without_workers();
+    let context = open(&port(&server, 1), 0);
+    context.attach_pin(0, memory("domain", PAGE_BYTES)).unwrap();
+    let mut host = CallHost::new(&context);
+    let (pd, other) = (host.alloc_pd(()).unwrap(), host.alloc_pd(()).unwrap());
+    let key = register(&context, pd, 0).unwrap();
+    assert_eq!(host.dealloc_pd(pd), Err(Errno::EBUSY));
+    host.dealloc_pd(other).unwrap();
+    host.dereg_mr(key.handle).unwrap();
+    host.dealloc_pd(pd).unwrap();
+    assert_eq!(host.dealloc_pd(pd), Err(Errno::EBADF));
+}
+
+#[test]
+fn a_turn_ends_after_a_call_that_has_taken_its_time() {
+    let wait = || {
+        let began = Instant::now();
+        while began.elapsed() <= TURN {
+            std::hint::spin_loop();
+        }
+    };
+    let engine = SoftEngine::new();
+    let engine = Arc::new(Hooked { engine, hook: wait });
+    let ledger = Ledger::new(|_| 200);
+    let server = Server::of(engine, Arc::default(), Vec::new(), ledger);
+    let context = open(&port(&server, 1), 0);
+    let program = Header::attach(&context);
+    program.query_device(4);
+    for completed in 1..=4 {
+        let look = Look {
+            now: Instant::now(),
+            sweep: 1,
+            pace: Pace::Bounded,
+        };
+        assert!(context.poll(&look, &mut 8).worked);
+        assert_eq!(program.completed(), completed);
+        assert_eq!(context.has_work(), completed < 4);
+    }
 }
