@@ -51,7 +51,7 @@ enum Attached {
         shared: Arc<SharedMemory>,
         /// Kept where its node is known, to look again.
         memory: Option<Region>,
-        _share: Share,
+        _shares: [Share; 2],
     },
     /// Memory of the program.
     Pin(Region),
@@ -275,10 +275,15 @@ impl Context {
         if memory.len() > MAX_SEGMENT_BYTES {
             return Err(Errno::EINVAL);
         }
-        // Stitched, each of its extents is a mapping.
-        let mappings = u64::try_from(memory.extents()).unwrap_or(u64::MAX);
-        let share = self.account.take(Resource::Mappings, mappings);
-        let share = share.ok_or(Errno::ENOMEM)?;
+        // Stitched, each of its extents is a mapping. What is kept besides may have a mapping and a file of its own.
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let own = memory.node().map_or(0, |_| count(memory.own_files()));
+        let mappings = count(memory.extents()).saturating_add(own);
+        let take = |of, amount| self.account.take(of, amount).ok_or(Errno::ENOMEM);
+        let shares = [
+            take(Resource::Mappings, mappings)?,
+            take(Resource::Descriptors, own)?,
+        ];
         let shared = memory.stitch_shared().map_err(|e| {
             log::debug!("{self:?}: segment {region}: {e}");
             match e {
@@ -311,7 +316,7 @@ impl Context {
         let segment = Attached::Segment {
             shared: Arc::new(shared),
             memory,
-            _share: share,
+            _shares: shares,
         };
         regions.insert(region, segment);
         Ok(())

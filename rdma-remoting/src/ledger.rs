@@ -1,5 +1,5 @@
 //! What the VMs and processes of a backend share, and none may take alone: mappings of the backend's process (`vm.max_map_count`),
-//! queue pairs of its engine, memory for keys.
+//! queue pairs of its engine, memory for keys, descriptors.
 //!
 //! A tenant never has more than what is left for all others: alone it comes to one half, and the next one to one half of the rest
 //!  (a dynamic threshold, Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches",
@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Mappings that a process may have where the system does not say (`Documentation/admin-guide/sysctl/vm.rst`).
 const DEFAULT_MAP_COUNT: u64 = 65530;
+/// Descriptors that a process may have where there is no limit (`fs.nr_open`).
+const DEFAULT_DESCRIPTORS: u64 = 1 << 20;
 /// Memory regions of all tenants: some 300 bytes each.
 const MEMORY_REGIONS: u64 = 1 << 20;
 
@@ -23,13 +25,20 @@ pub enum Resource {
     QueuePairs,
     /// Memory regions, which are memory of the backend.
     MemoryRegions,
+    /// Descriptors of the backend's process.
+    Descriptors,
 }
 
 /// How many resources there are.
-const RESOURCES: usize = 3;
+const RESOURCES: usize = 4;
 
 impl Resource {
-    const ALL: [Self; RESOURCES] = [Self::Mappings, Self::QueuePairs, Self::MemoryRegions];
+    const ALL: [Self; RESOURCES] = [
+        Self::Mappings,
+        Self::QueuePairs,
+        Self::MemoryRegions,
+        Self::Descriptors,
+    ];
 
     fn index(self) -> usize {
         self as usize
@@ -67,18 +76,21 @@ impl Ledger {
         })
     }
 
-    /// Three quarters of the mappings that this process may have, and can [guard](farlane_zero_copy::fault): the rest is the process's
-    /// own. So many queue pairs, and the memory regions that there are.
+    /// Three quarters of the mappings that this process may have, and can [guard](farlane_zero_copy::fault), and of the descriptors that
+    /// it may have now: the rest is the process's own. So many queue pairs, and the memory regions that there are.
     #[must_use]
     pub fn of_this_process(queue_pairs: u64) -> Arc<Self> {
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
         let limit = limit.ok().and_then(|text| text.trim().parse().ok());
         let guarded = u64::try_from(fault::PLACES).unwrap_or(u64::MAX);
         let mappings = limit.unwrap_or(DEFAULT_MAP_COUNT).min(guarded) / 4 * 3;
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let descriptors = files.current.unwrap_or(DEFAULT_DESCRIPTORS) / 4 * 3;
         Self::new(|of| match of {
             Resource::Mappings => mappings,
             Resource::QueuePairs => queue_pairs,
             Resource::MemoryRegions => MEMORY_REGIONS,
+            Resource::Descriptors => descriptors,
         })
     }
 

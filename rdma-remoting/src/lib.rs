@@ -36,5 +36,6 @@ mod worker;
 
 pub use context::{BufferMapping, Context, EventSink};
 pub use counters::Counters;
+pub use ledger::{Resource, Share};
 pub use port::Port;
 pub use server::{Doorbell, Server, ServerConfig, ServerError};

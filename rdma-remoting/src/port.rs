@@ -2,7 +2,7 @@
 
 use crate::context::{Context, EventSink, Owner};
 use crate::engine::{PortAddress, RawGid};
-use crate::ledger::Account;
+use crate::ledger::{Account, Resource, Share};
 use crate::server::Core;
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
@@ -45,6 +45,13 @@ impl Port {
     #[must_use]
     pub fn gid(&self) -> RawGid {
         self.address.gid
+    }
+
+    /// Takes so much of what the ports share for somebody whom it serves, until the result is dropped; `None`: that is more than its
+    /// share.
+    #[must_use]
+    pub fn take(&self, of: Resource, amount: u64) -> Option<Share> {
+        self.account.take(of, amount)
     }
 
     fn contexts(&self) -> MutexGuard<'_, HashMap<u32, Arc<Context>>> {

@@ -288,7 +288,14 @@ impl Verbs for CallHost<'_> {
             return Err(Errno::EOPNOTSUPP);
         }
         let pool = self.context.pool.as_ref().ok_or(Errno::EOPNOTSUPP)?;
-        let buffer = pool.allocate(args.length.get()).map_err(|e| {
+        let take = |of| self.context.account.take(of, 1).ok_or(Errno::ENOMEM);
+        let is_separate = pool.window_fd().is_none();
+        let shares = is_separate.then(|| {
+            let (mapping, descriptor) = (take(Resource::Mappings)?, take(Resource::Descriptors)?);
+            Ok((mapping, descriptor))
+        });
+        let shares = shares.transpose()?;
+        let mut buffer = pool.allocate(args.length.get()).map_err(|e| {
             log::debug!("{:?}: no buffer: {e}", self.context);
             match e {
                 PoolError::Length(_) => Errno::EINVAL,
@@ -297,6 +304,9 @@ impl Verbs for CallHost<'_> {
                 PoolError::Mapping(_) | PoolError::Io(_) => Errno::ENOMEM,
             }
         })?;
+        if let Some(shares) = shares {
+            buffer.keep(shares);
+        }
         let (offset, length) = (buffer.offset(), buffer.length());
         let mut objects = self.context.objects();
         let handle = objects

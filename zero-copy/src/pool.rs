@@ -6,6 +6,7 @@
 use crate::{Mapping, MappingError, punch_hole};
 use farlane_abi::PAGE_BYTES;
 use rustix::fs::{MemfdFlags, SealFlags};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -118,6 +119,8 @@ struct Run {
     mapping: Arc<Mapping>,
     offset: u64,
     length: u64,
+    /// See [`PoolBuffer::keep`].
+    kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
 fn sealed_memfd(bytes: u64) -> io::Result<OwnedFd> {
@@ -242,6 +245,7 @@ impl Pool {
                     mapping,
                     offset,
                     length,
+                    kept: None,
                 }),
             }),
             Err(e) => {
@@ -297,9 +301,16 @@ impl Pool {
     }
 
     fn clear(&self, run: Run) {
-        let Run { offset, length, .. } = run;
+        let Run {
+            file,
+            mapping,
+            offset,
+            length,
+            kept,
+        } = run;
         // Gives memory with a file of its own back to the system.
-        drop(run);
+        drop((mapping, file));
+        drop(kept);
         if let Backing::Window { file, free, .. } = &self.backing {
             // Gives the memory back to the host and zeroes it for the next user in one step.
             match punch_hole(file, offset, length) {
@@ -327,6 +338,13 @@ impl PoolBuffer {
         match &self.run {
             Some(run) => run,
             None => unreachable!("only drop takes the memory"),
+        }
+    }
+
+    /// Has `what` be dropped when the memory is free again: what somebody has taken for it.
+    pub fn keep(&mut self, what: impl Any + Send + Sync) {
+        if let Some(run) = &mut self.run {
+            run.kept = Some(Box::new(what));
         }
     }
 

@@ -407,6 +407,15 @@ impl Region {
         }
     }
 
+    /// How many mappings and files it has that are nobody else's: none of the memory of a VM or of a process.
+    #[must_use]
+    pub fn own_files(&self) -> usize {
+        match self.inner.enter().as_ref().map(Gates::memory) {
+            Some(Memory::Mapped(pieces)) => pieces.iter().filter(|p| p.guest.is_none()).count(),
+            _ => 0,
+        }
+    }
+
     /// Finds out on which node most of it lies: what is `given` is believed, other memory is asked about. All handles to it
     /// know then.
     pub fn locate(&self, topology: &Topology, given: &[Given]) {

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Backend, context, until};
+use common::{Backend, End, context, until};
 use farlane_abi::Errno;
 use farlane_abi::config::{ABI_VERSION, QUEUES};
 use farlane_abi::control::*;
@@ -446,5 +446,65 @@ fn a_process_that_dies_while_its_child_holds_the_connection_is_gone() {
     // The connection is still held.
     assert_eq!(rustix::process::test_kill_process(child.0), Ok(()));
     assert_eq!(backend.counter("control_requests"), 1);
+    backend.assert_alive();
+}
+
+/// Opens contexts over `path` and binds events of theirs, until either is refused. Returns what must stay open.
+fn take_descriptors(path: &Path) -> Vec<OwnedFd> {
+    let event = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let (wake, bell) = (event(), event());
+    let open = Request {
+        op: OP_OPEN.into(),
+        region: ABI_VERSION.into(),
+        ..Request::default()
+    };
+    let mut sockets = Vec::new();
+    loop {
+        let socket = dial(path);
+        if say(&socket, open.as_bytes(), &[wake.as_fd(), bell.as_fd()]) != Some(0) {
+            return sockets;
+        }
+        for index in EVENT_FIRST_CHANNEL..EVENT_FIRST_CHANNEL + 8 {
+            let bind = Request {
+                op: OP_BIND_EVENT.into(),
+                region: index.into(),
+                ..Request::default()
+            };
+            match say(&socket, bind.as_bytes(), &[bell.as_fd()]) {
+                Some(0) => {}
+                status => {
+                    assert_eq!(status, Some(Errno::ENOMEM.to_wire()));
+                    sockets.push(socket);
+                    return sockets;
+                }
+            }
+        }
+        sockets.push(socket);
+    }
+}
+
+#[test]
+fn processes_that_take_all_descriptors_leave_some_for_vms() {
+    const NAME: &str = "processes_that_take_all_descriptors_leave_some_for_vms";
+    const AGAIN: &str = "FARLANE_TEST_FEW_DESCRIPTORS";
+    if std::env::var_os(AGAIN).is_none() {
+        // In a process of its own, whose backend inherits how few it may have.
+        let status = Command::new("sh")
+            .args(["-c", "ulimit -n 320 && exec \"$@\"", "sh"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", NAME])
+            .env(AGAIN, "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let mut backend = Backend::start();
+    let taken = take_descriptors(&backend.path("host"));
+    assert!(taken.len() > 4);
+    let (vm, other) = (backend.vm(0), backend.vm(1));
+    for vm in [&vm, &other] {
+        let _with_a_queue_pair = End::in_vm(vm, &vm.allocate_scattered(4096).unwrap());
+    }
     backend.assert_alive();
 }

@@ -4,10 +4,11 @@ use super::*;
 use crate::engine::soft::SoftEngine;
 use crate::ledger::Ledger;
 use crate::round::{Look, Pace, TURN};
-use crate::testing::{Header, Hooked, mapped, memory, open, port};
+use crate::testing::{Header, Hooked, Nobody, mapped, memory, open, port};
 use crate::{Port, Server};
 use farlane_abi::PAGE_BYTES;
-use farlane_abi::rdma::ACCESS_LOCAL_WRITE;
+use farlane_abi::rdma::{ACCESS_LOCAL_WRITE, QPT_RC};
+use farlane_zero_copy::Pool;
 use std::time::Instant;
 
 /// A server whose ports share so much of everything.
@@ -140,4 +141,60 @@ fn a_turn_ends_after_a_call_that_has_taken_its_time() {
         assert_eq!(program.completed(), completed);
         assert_eq!(context.has_work(), completed < 4);
     }
+}
+
+/// A queue pair, with segments 1 and 2.
+fn queue_pair(context: &Arc<Context>) -> Result<Qp, Errno> {
+    let mut host = CallHost::new(context);
+    context.attach_segment(1, memory("cq", PAGE_BYTES))?;
+    context.attach_segment(2, memory("qp", PAGE_BYTES))?;
+    let cq = host.create_cq(CreateCq {
+        entries: 4.into(),
+        region: 1.into(),
+        ..Default::default()
+    })?;
+    let pd = host.alloc_pd(())?;
+    host.create_qp(CreateQp {
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        qp_type: QPT_RC.into(),
+        send_wr: 1.into(),
+        send_sge: 1.into(),
+        recv_wr: 1.into(),
+        recv_sge: 1.into(),
+        region: 2.into(),
+        ..Default::default()
+    })
+}
+
+#[test]
+fn buffers_of_processes_leave_others_their_share() {
+    let server = sharing(200);
+    let (processes, vm) = (port(&server, 1), port(&server, 2));
+    let small = AllocBuffer {
+        length: 4096.into(),
+        ..Default::default()
+    };
+    let mut buffers = Vec::new();
+    for id in 0..40 {
+        let pool = Pool::separate_files(1 << 20);
+        let context = processes.open(id, Arc::new(Nobody), Some(pool)).unwrap();
+        for _ in 0..10 {
+            match CallHost::new(&context).alloc_buffer(small) {
+                Ok(buffer) => buffers.push((Arc::clone(&context), buffer.handle)),
+                Err(errno) => assert_eq!(errno, Errno::ENOMEM),
+            }
+        }
+    }
+    assert_eq!(buffers.len(), 100);
+    let context = open(&vm, 0);
+    let _program = Header::attach(&context);
+    queue_pair(&context).unwrap();
+    // What is freed can be had again, as long as nobody else has more.
+    vm.close_all();
+    let (context, handle) = buffers.swap_remove(7);
+    let mut host = CallHost::new(&context);
+    host.free_buffer(handle).unwrap();
+    host.alloc_buffer(small).unwrap();
 }

@@ -9,7 +9,7 @@ use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
 use farlane_daemon::{eventfd, warn_limited};
 use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
 use farlane_guest_device::request::{HostRequest, Kind, NewRegion, Place, parse_host};
-use farlane_rdma_remoting::{BufferMapping, Context, Doorbell};
+use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Resource, Share};
 use farlane_zero_copy::{Pool, Process, Region};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -26,14 +26,20 @@ pub(crate) enum Next {
     Close,
 }
 
+/// Where a process is let in.
+pub(crate) struct Seat {
+    /// Id of its context, whether it is open or not.
+    pub id: u32,
+    /// Descriptors of a connection.
+    pub _share: Share,
+}
+
 /// A connection.
 pub(crate) struct Connection {
     socket: OwnedFd,
     process: Arc<Process>,
-    /// Id of its context, whether it is open or not.
-    id: u32,
-    /// What it is told, whatever it asks, before it is closed.
-    refusal: Option<Errno>,
+    /// Or what it is told, whatever it asks, before it is closed.
+    seat: Result<Seat, Errno>,
     open: Option<Open>,
 }
 
@@ -55,14 +61,18 @@ struct Answer {
 }
 
 impl Connection {
-    pub fn new(socket: OwnedFd, process: Arc<Process>, id: u32, refusal: Option<Errno>) -> Self {
+    pub fn new(socket: OwnedFd, process: Arc<Process>, seat: Result<Seat, Errno>) -> Self {
         Self {
             socket,
             process,
-            id,
-            refusal,
+            seat,
             open: None,
         }
+    }
+
+    /// Whose it is, where it was let in.
+    pub fn holder(&self) -> Option<i32> {
+        self.seat.as_ref().ok().map(|_| self.process.pid())
     }
 
     /// Answers one request.
@@ -76,9 +86,10 @@ impl Connection {
                 cut,
             } => (bytes, descriptors, cut),
         };
-        let (result, next) = match self.refusal {
-            Some(errno) => (Err(errno), Next::Close),
-            None => {
+        let (result, next) = match &self.seat {
+            Err(errno) => (Err(*errno), Next::Close),
+            Ok(seat) => {
+                let id = seat.id;
                 let request = parse_host(&bytes).and_then(|request| {
                     let matching = !cut && descriptors.len() == request.descriptors();
                     if matching {
@@ -93,7 +104,7 @@ impl Connection {
                     Err(Errno::EPROTO) => Next::Close,
                     _ => Next::Go,
                 };
-                let result = request.and_then(|r| self.execute(shared, r, descriptors));
+                let result = request.and_then(|r| self.execute(shared, id, r, descriptors));
                 if let Err(errno) = result {
                     warn_limited!(
                         shared.limit,
@@ -127,15 +138,16 @@ impl Connection {
         }
     }
 
-    /// Ends the context. Returns its id, which is free.
-    pub fn close(mut self, shared: &Shared) -> u32 {
-        self.end(shared);
-        self.id
+    /// Ends the context. Returns its id, which is free, where it had one.
+    pub fn close(mut self, shared: &Shared) -> Option<u32> {
+        let id = self.seat.as_ref().ok()?.id;
+        self.end(shared, id);
+        Some(id)
     }
 
-    fn end(&mut self, shared: &Shared) {
+    fn end(&mut self, shared: &Shared, id: u32) {
         if self.open.take().is_some() {
-            let _ = shared.port.close(self.id);
+            let _ = shared.port.close(id);
             log::debug!("Host process {} has closed its context", self.process.pid());
         }
     }
@@ -143,14 +155,15 @@ impl Connection {
     fn execute(
         &mut self,
         shared: &Shared,
+        id: u32,
         request: HostRequest,
         mut descriptors: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
         match request {
             HostRequest::Ping => return Ok(Answer::default()),
-            HostRequest::Open { version } => return self.open(shared, version, descriptors),
+            HostRequest::Open { version } => return self.open(shared, id, version, descriptors),
             HostRequest::Close => {
-                self.end(shared);
+                self.end(shared, id);
                 return Ok(Answer::default());
             }
             _ => {}
@@ -159,7 +172,7 @@ impl Connection {
         match request {
             HostRequest::Attach(new) => {
                 open.attach(shared, &self.process, &new, descriptors.pop())?;
-                shared.port.settle(self.id)?;
+                shared.port.settle(id)?;
             }
             HostRequest::Detach { region } => {
                 open.context.detach(region)?;
@@ -175,7 +188,9 @@ impl Connection {
             HostRequest::BindEvent { index } => {
                 let fd = descriptors.pop().ok_or(Errno::EPROTO)?;
                 let fd = eventfd::check(fd).map_err(|_| Errno::EINVAL)?;
-                open.events.bind(index, fd);
+                let share = shared.port.take(Resource::Descriptors, 1);
+                let share = share.ok_or(Errno::ENOMEM)?;
+                open.events.bind(index, fd, Some(share));
             }
             HostRequest::UnbindEvent { index } => {
                 if !open.events.unbind(index) {
@@ -190,6 +205,7 @@ impl Connection {
     fn open(
         &mut self,
         shared: &Shared,
+        id: u32,
         version: u32,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
@@ -207,15 +223,13 @@ impl Connection {
         };
         let (wake, bell) = (wake?, bell?);
         let events = Arc::new(ProcessEvents::default());
-        events.bind(EVENT_WAKE, wake);
+        events.bind(EVENT_WAKE, wake, None);
         let doorbell = shared
             .server
             .add_doorbell(bell)
             .map_err(|_| Errno::ENOMEM)?;
         let pool = Pool::separate_files(BUFFER_BYTES);
-        let context = shared
-            .port
-            .open(self.id, Arc::clone(&events) as _, Some(pool))?;
+        let context = shared.port.open(id, Arc::clone(&events) as _, Some(pool))?;
         self.open = Some(Open {
             context,
             events,

@@ -2,7 +2,7 @@
 
 use farlane_abi::control::MAX_EVENTS;
 use farlane_daemon::eventfd;
-use farlane_rdma_remoting::EventSink;
+use farlane_rdma_remoting::{EventSink, Share};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -16,17 +16,24 @@ pub(crate) struct ProcessEvents {
 #[derive(Debug, Default)]
 struct Bound {
     /// By event index, which is below [`MAX_EVENTS`].
-    descriptors: Vec<Option<OwnedFd>>,
+    descriptors: Vec<Option<Descriptor>>,
     /// Raised while nothing was bound.
     missed: BTreeSet<u32>,
+}
+
+#[derive(Debug)]
+struct Descriptor {
+    fd: OwnedFd,
+    /// What it is of the descriptors that there are; none where its connection has that.
+    _share: Option<Share>,
 }
 
 impl Bound {
     fn signal(&self, index: u32) -> bool {
         let index = usize::try_from(index).unwrap_or(usize::MAX);
         match self.descriptors.get(index) {
-            Some(Some(fd)) => {
-                eventfd::signal(fd.as_fd());
+            Some(Some(bound)) => {
+                eventfd::signal(bound.fd.as_fd());
                 true
             }
             _ => false,
@@ -45,7 +52,7 @@ impl ProcessEvents {
 
     /// Binds `fd`, an eventfd, to `index`. It is signalled at once if the event
     /// was raised before.
-    pub fn bind(&self, index: u32, fd: OwnedFd) {
+    pub fn bind(&self, index: u32, fd: OwnedFd, share: Option<Share>) {
         let Ok(at) = usize::try_from(index) else {
             return;
         };
@@ -54,7 +61,7 @@ impl ProcessEvents {
             bound.descriptors.resize_with(at + 1, || None);
         }
         if let Some(slot) = bound.descriptors.get_mut(at) {
-            *slot = Some(fd);
+            *slot = Some(Descriptor { fd, _share: share });
         }
         if bound.missed.remove(&index) {
             bound.signal(index);
@@ -94,7 +101,7 @@ mod tests {
         let ours = fd.try_clone().unwrap();
         events.raise(7);
         events.raise(MAX_EVENTS);
-        events.bind(7, fd);
+        events.bind(7, fd, None);
         assert_eq!(eventfd::drain(ours.as_fd()), 1);
         events.raise(7);
         events.raise(7);

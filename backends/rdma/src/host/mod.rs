@@ -9,13 +9,13 @@ mod events;
 mod packet;
 
 use crate::limbs::Limbs;
-use connection::{Connection, Next};
+use connection::{Connection, Next, Seat};
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
 use farlane_guest_device::control::RequestCounters;
-use farlane_rdma_remoting::{Port, Server};
+use farlane_rdma_remoting::{Port, Resource, Server};
 use farlane_zero_copy::Process;
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
@@ -27,6 +27,10 @@ use std::time::Duration;
 
 /// Connections there can be.
 const MAX_CONNECTIONS: usize = MAX_CONTEXTS as usize;
+/// Connections that one process can have. All of them are one user's: what tells a container from another is the process.
+const MAX_OF_PROCESS: usize = 64;
+/// Descriptors of a connection: its socket, its process, its doorbell and the eventfd that wakes it.
+const DESCRIPTORS: u64 = 4;
 /// Pause where a connection cannot be accepted, because files have run out most likely.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Events taken at a time.
@@ -197,8 +201,8 @@ impl HostSocket {
             return Err(io::Error::other("there are too many"));
         }
         let process = Process::of_peer(socket.as_fd())?;
-        let refusal = (process.uid() != self.user).then_some(Errno::EPERM);
-        if refusal.is_some() {
+        let is_refused = process.uid() != self.user;
+        if is_refused {
             warn_limited!(
                 self.shared.limit,
                 "Host socket: process {} of user {} is refused",
@@ -213,14 +217,32 @@ impl HostSocket {
         epoll::add(&self.epoll, &socket, key, readable | hangup)?;
         let key = Key::Process(number).encode();
         epoll::add(&self.epoll, process.pidfd(), key, readable)?;
-        let id = self
-            .free
-            .pop()
-            .ok_or_else(|| io::Error::other("there are too many"))?;
+        let seat = if is_refused {
+            Err(Errno::EPERM)
+        } else {
+            Ok(self.seat(process.pid())?)
+        };
         self.next += 1;
         self.connections
-            .insert(number, Connection::new(socket, process, id, refusal));
+            .insert(number, Connection::new(socket, process, seat));
         Ok(())
+    }
+
+    /// Lets a process in, unless it has, or processes have, as much as they can.
+    fn seat(&mut self, pid: i32) -> io::Result<Seat> {
+        let connections = self.connections.values();
+        let its = connections.filter(|c| c.holder() == Some(pid)).count();
+        if its >= MAX_OF_PROCESS {
+            let why = format!("process {pid} has {its} connections");
+            return Err(io::Error::other(why));
+        }
+        let share = self.shared.port.take(Resource::Descriptors, DESCRIPTORS);
+        let share = share.ok_or_else(|| io::Error::other("processes have too many files"))?;
+        let id = self.free.pop();
+        Ok(Seat {
+            id: id.ok_or_else(|| io::Error::other("there are too many"))?,
+            _share: share,
+        })
     }
 
     fn serve(&mut self, number: u64) {
@@ -236,8 +258,10 @@ impl HostSocket {
     /// else has the pidfd, and a socket that a child of the process still holds is another file.
     fn close(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
-            let id = connection.close(&self.shared);
-            self.free.push(id);
+            self.free.extend(connection.close(&self.shared));
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
