@@ -125,23 +125,24 @@ impl Port {
     /// `ENOENT` where none is open.
     pub fn close(&self, id: u32) -> Result<(), Errno> {
         let context = self.contexts().remove(&id).ok_or(Errno::ENOENT)?;
-        self.end(&context);
+        self.end(&[context]);
         Ok(())
     }
 
     /// Closes all contexts: the VM is gone, or has reset the device.
     pub fn close_all(&self) {
         let contexts = std::mem::take(&mut *self.contexts());
-        for context in contexts.values() {
-            self.end(context);
-        }
+        self.end(&contexts.into_values().collect::<Vec<_>>());
     }
 
     /// The VM is stopped: its contexts get no turns, and nothing touches their memory when this
     /// returns. To peers it is a port that does not answer.
     pub fn pause(&self) {
-        for context in self.contexts().values() {
-            self.core.discharge(context);
+        // Held, so that none of them is settled elsewhere meanwhile.
+        let contexts = self.contexts();
+        let all: Vec<_> = contexts.values().cloned().collect();
+        self.core.discharge_all(&all);
+        for context in &all {
             context.pause(true);
         }
     }
@@ -154,9 +155,11 @@ impl Port {
         }
     }
 
-    fn end(&self, context: &Arc<Context>) {
-        self.core.discharge(context);
-        context.teardown();
+    fn end(&self, contexts: &[Arc<Context>]) {
+        self.core.discharge_all(contexts);
+        for context in contexts {
+            context.teardown();
+        }
     }
 }
 
@@ -166,3 +169,6 @@ impl Drop for Port {
         self.core.forget_port(&self.address.gid);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,9 +8,10 @@ use crate::ledger::Ledger;
 use crate::limbs::{Moved, Place};
 use crate::port::Port;
 use crate::worker::Worker;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thiserror::Error;
 
@@ -102,16 +103,22 @@ impl Core {
             && !there(&worker)
             && self.workers.iter().any(|worker| there(&worker))
         {
-            worker.discharge(context);
+            self.discharge_all(slice::from_ref(context));
             self.enlist(context);
             log::debug!("{context:?} is served on node {node}");
         }
     }
 
-    /// Takes a context from its worker. When it returns, it gets no turn any more.
-    pub fn discharge(&self, context: &Arc<Context>) {
-        for worker in &self.workers {
-            worker.discharge(context);
+    /// Takes contexts from their workers. When it returns, they get no turn any more: at the end of one turn of each worker, however
+    /// many there are.
+    pub fn discharge_all(&self, contexts: &[Arc<Context>]) {
+        let all: HashSet<_> = contexts.iter().map(Arc::as_ptr).collect();
+        let workers = self.workers.iter();
+        let changed: Vec<_> = workers
+            .filter_map(|worker| Some((worker, worker.dismiss(&all)?)))
+            .collect();
+        for (worker, generation) in changed {
+            worker.wait_seen(generation);
         }
     }
 
@@ -213,6 +220,12 @@ impl Server {
         let engine = SoftEngine::new();
         let ledger = Ledger::of_this_process(engine.device().max_qp.get().into());
         Self::of(Arc::new(engine), Arc::default(), Vec::new(), ledger)
+    }
+
+    /// How often what its workers serve has changed.
+    #[cfg(test)]
+    pub(crate) fn generation(&self) -> u64 {
+        self.core.workers.iter().map(Worker::generation).sum()
     }
 
     /// A port with address `gid`; `label` names it in the log.

@@ -10,6 +10,7 @@ use crate::spin::Spin;
 use farlane_zero_copy::timeslice;
 use farlane_zero_copy::topology::Node;
 use rustix::event::{EventfdFlags, epoll};
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -106,16 +107,24 @@ impl Worker {
         self.shared.list().iter().any(|c| Arc::ptr_eq(c, context))
     }
 
-    /// Returns when the thread does not serve the context any more.
-    pub fn discharge(&self, context: &Arc<Context>) {
-        let changed = self.shared.change(|list| {
+    /// Takes these contexts from it. Returns what to [wait](Self::wait_seen) for, where it served one of them.
+    pub fn dismiss(&self, contexts: &HashSet<*const Context>) -> Option<u64> {
+        self.shared.change(|list| {
             let before = list.len();
-            list.retain(|c| !Arc::ptr_eq(c, context));
+            list.retain(|context| !contexts.contains(&Arc::as_ptr(context)));
             list.len() != before
-        });
-        if let Some(generation) = changed {
-            self.shared.wait_seen(generation);
-        }
+        })
+    }
+
+    /// Returns when the thread goes by that state of its list, or a later one.
+    pub fn wait_seen(&self, generation: u64) {
+        self.shared.wait_seen(generation);
+    }
+
+    /// How often its list has changed.
+    #[cfg(test)]
+    pub fn generation(&self) -> u64 {
+        self.shared.generation.load(Ordering::SeqCst)
     }
 
     pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
