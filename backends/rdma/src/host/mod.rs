@@ -19,16 +19,16 @@ use farlane_rdma_remoting::{Port, Resource, Server};
 use farlane_zero_copy::Process;
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Connections there can be.
-const MAX_CONNECTIONS: usize = MAX_CONTEXTS as usize;
 /// Connections that one process can have. All of them are one user's: what tells a container from another is the process.
 const MAX_OF_PROCESS: usize = 64;
+/// Connections of processes of other users, which say something once and hear that they are refused. The oldest of more goes unheard.
+const MAX_REFUSED: usize = 16;
 /// Descriptors of a connection: its socket, its process, its doorbell and the eventfd that wakes it.
 const DESCRIPTORS: u64 = 4;
 /// Pause where a connection cannot be accepted, because files have run out most likely.
@@ -82,6 +82,8 @@ pub struct HostSocket {
     shared: Shared,
     user: u32,
     connections: BTreeMap<u64, Connection>,
+    /// Those of them that are refused, the oldest first.
+    refused: VecDeque<u64>,
     /// Context ids that are free.
     free: Vec<u32>,
     /// Number of the next connection, from one.
@@ -124,6 +126,7 @@ impl HostSocket {
             },
             user: rustix::process::geteuid().as_raw(),
             connections: BTreeMap::new(),
+            refused: VecDeque::new(),
             free: (0..MAX_CONTEXTS).rev().collect(),
             next: 1,
             listening: false,
@@ -197,9 +200,6 @@ impl HostSocket {
     }
 
     fn admit(&mut self, socket: OwnedFd) -> io::Result<()> {
-        if self.connections.len() >= MAX_CONNECTIONS {
-            return Err(io::Error::other("there are too many"));
-        }
         let process = Process::of_peer(socket.as_fd())?;
         let is_refused = process.uid() != self.user;
         if is_refused {
@@ -225,6 +225,14 @@ impl HostSocket {
         self.next += 1;
         self.connections
             .insert(number, Connection::new(socket, process, seat));
+        if is_refused {
+            self.refused.push_back(number);
+        }
+        if self.refused.len() > MAX_REFUSED
+            && let Some(oldest) = self.refused.pop_front()
+        {
+            self.close(oldest);
+        }
         Ok(())
     }
 
@@ -258,6 +266,7 @@ impl HostSocket {
     /// else has the pidfd, and a socket that a child of the process still holds is another file.
     fn close(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
+            self.refused.retain(|refused| *refused != number);
             self.free.extend(connection.close(&self.shared));
         }
     }

@@ -1,6 +1,9 @@
 use super::*;
+use farlane_abi::control::{OP_PING, Reply, Request};
+use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::ServerConfig;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
+use rustix::process::{Resource as Limit, Rlimit, getrlimit, setrlimit};
 
 /// A host socket, which is served by the test's thread, and where it is.
 struct Rig {
@@ -52,4 +55,47 @@ fn a_process_has_no_more_than_its_share_of_connections() {
     assert_eq!(rig.host.connections.len(), MAX_OF_PROCESS - 1);
     clients.push(rig.connect());
     assert_eq!(rig.host.connections.len(), MAX_OF_PROCESS);
+}
+
+/// What the newest connection hears; `None` where it is not asked before it is hung up.
+fn ping(rig: &mut Rig, client: &OwnedFd) -> Option<u32> {
+    let ping = Request {
+        op: OP_PING.into(),
+        ..Request::default()
+    };
+    rustix::net::send(client, ping.as_bytes(), SendFlags::NOSIGNAL).ok()?;
+    let number = rig.host.next - 1;
+    rig.host.serve(number);
+    let mut reply = [0; size_of::<Reply>()];
+    let (got, _) = rustix::net::recv(client, &mut reply, RecvFlags::DONTWAIT).ok()?;
+    (got == reply.len()).then(|| Reply::read_from_bytes(&reply).unwrap().status.get())
+}
+
+#[test]
+fn those_who_are_refused_and_say_nothing_leave_room_for_others() {
+    let files = getrlimit(Limit::Nofile);
+    let raised = Rlimit {
+        current: files.maximum,
+        ..files
+    };
+    setrlimit(Limit::Nofile, raised).unwrap();
+    let mut rig = Rig::new();
+    let user = std::mem::replace(&mut rig.host.user, u32::MAX);
+    let strangers: Vec<_> = (0..MAX_CONTEXTS).map(|_| rig.connect()).collect();
+    let is_open = |client: &OwnedFd| {
+        let silence = rustix::net::recv(client, &mut [0; 4], RecvFlags::DONTWAIT);
+        silence == Err(rustix::io::Errno::AGAIN)
+    };
+    let open = strangers.iter().filter(|client| is_open(client)).count();
+    assert_eq!(open, MAX_REFUSED);
+    // Who asks is told why.
+    let last = strangers.last().unwrap();
+    assert_eq!(ping(&mut rig, last), Some(Errno::EPERM.to_wire()));
+    assert!(!is_open(last));
+
+    rig.host.user = user;
+    let client = rig.connect();
+    assert_eq!(ping(&mut rig, &client), Some(0));
+    assert!(is_open(&client));
+    assert_eq!(rig.host.connections.len(), MAX_REFUSED);
 }
