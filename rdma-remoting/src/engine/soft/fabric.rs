@@ -15,7 +15,24 @@ const FIRST_NUMBER: u32 = 16;
 #[derive(Debug, Default)]
 struct Numbers {
     qps: HashMap<u32, Arc<SoftQp>>,
-    last: Option<u32>,
+    draws: Draws,
+}
+
+/// Numbers that nobody can tell beforehand: who gives one back does not get it again by asking often, nor does a peer that was
+/// connected to it, or to an earlier life of this backend, meet another in its place.
+#[derive(Debug, Default)]
+struct Draws {
+    /// Keys of a pseudorandom function.
+    keys: RandomState,
+    drawn: u64,
+}
+
+impl Draws {
+    fn next(&mut self) -> u32 {
+        self.drawn += 1;
+        let [a, b, c, ..] = self.keys.hash_one(self.drawn).to_ne_bytes();
+        u32::from_ne_bytes([a, b, c, 0])
+    }
 }
 
 /// All queue pairs of an engine, by number.
@@ -67,21 +84,25 @@ impl Fabric {
         if numbers.qps.len() >= usize::try_from(limit).ok()? {
             return None;
         }
-        // A random start, so that a number of an earlier life of this backend names nothing.
-        let mut number = match numbers.last {
-            Some(last) => last,
-            None => u32::try_from(RandomState::new().hash_one(0u8) & 0x00ff_ffff).ok()?,
-        };
-        loop {
-            number = (number + 1) & NUMBER_MASK;
+        // Few are in use: the first one is nearly always free.
+        let number = loop {
+            let number = numbers.draws.next() & NUMBER_MASK;
             if number >= FIRST_NUMBER && !numbers.qps.contains_key(&number) {
-                break;
+                break number;
             }
-        }
-        numbers.last = Some(number);
+        };
         let qp = Arc::new(make(number));
         numbers.qps.insert(number, Arc::clone(&qp));
         Some(qp)
+    }
+
+    /// Has a queue pair have another's number, which is gone.
+    #[cfg(test)]
+    pub fn succeed(&self, qp: SoftQp) -> Arc<SoftQp> {
+        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
+        let qp = Arc::new(qp);
+        assert!(numbers.qps.insert(qp.number, Arc::clone(&qp)).is_none());
+        qp
     }
 
     /// The queue pair of a number.

@@ -96,3 +96,6 @@ impl Engine for SoftEngine {
         self.fabric.set_waker(waker);
     }
 }
+
+#[cfg(test)]
+mod tests;

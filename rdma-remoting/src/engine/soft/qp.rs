@@ -12,9 +12,24 @@ use crate::sleep;
 use farlane_abi::Errno;
 use farlane_abi::rdma::QpAttr;
 use farlane_zero_copy::log_limit::LogLimit;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+
+/// Lives of requesters and responders that have begun.
+static LIVES: AtomicU64 = AtomicU64::new(0);
+
+/// One life of half a queue pair, from reset to reset. No other half, and no other life of the same one, has its equal: a successor
+/// with the same number is told from whom it succeeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life(u64);
+
+impl Life {
+    /// Another one.
+    pub fn begin() -> Self {
+        Self(LIVES.fetch_add(1, Ordering::Relaxed))
+    }
+}
 
 /// Requests of each kind that are flushed in one turn.
 const FLUSHES_PER_TURN: u32 = 256;

@@ -2,7 +2,7 @@
 
 use super::attributes::{ack_timeout, rnr_delay};
 use super::gather::{Failed, Source, move_message};
-use super::qp::SoftQp;
+use super::qp::{Life, SoftQp};
 use super::responder::{Nak, Responder};
 use crate::counters;
 use crate::engine::Progress;
@@ -70,8 +70,9 @@ pub struct Requester {
     active: Option<Active>,
     /// Found once. Does not keep the peer alive, and with it the memory of its VM.
     peer: Weak<SoftQp>,
+    life: Life,
     /// The connection has carried a message; the responder's life at that time.
-    started: Option<u64>,
+    started: Option<Life>,
     /// The end of draining was told.
     drained: bool,
     /// Its queue makes no sense any more, or its completion queue has overrun.
@@ -89,6 +90,7 @@ impl Requester {
             parts: Vec::new(),
             active: None,
             peer: Weak::new(),
+            life: Life::begin(),
             started: None,
             drained: false,
             dead: false,
@@ -113,6 +115,7 @@ impl Requester {
         self.parts.clear();
         self.active = None;
         self.peer = Weak::new();
+        self.life = Life::begin();
         self.started = None;
         self.drained = false;
         self.dead = false;
@@ -271,14 +274,14 @@ impl Requester {
             .filter(|peer| peer.is_named_by(&self.attr))
     }
 
-    /// Whether the peer answers the message at hand: a responder that was reset since the last one
+    /// Whether the peer answers the message at hand: a responder that was reset since the last one, or has succeeded another one,
     /// expects another sequence number.
     fn is_answered(&self, qp: &SoftQp, peer: &SoftQp, responder: &Responder) -> bool {
         let expected = match self.started {
             None => responder.expects(self.attr.sq_psn.get()),
             Some(life) => responder.life() == life,
         };
-        peer.state().responds() && responder.is_connected_to(qp) && expected
+        peer.state().responds() && responder.is_connected_to(qp, self.life) && expected
     }
 
     /// Moves some of the request at hand.
@@ -306,7 +309,7 @@ impl Requester {
             return Step::Failed(WC_STATUS_LOC_QP_OP_ERR);
         };
         self.started = Some(responder.life());
-        responder.hears(&peer);
+        responder.hears(&peer, self.life);
         let outcome =
             if self.request.opcode == Opcode::Send || self.request.opcode == Opcode::SendImm {
                 send(

@@ -1,7 +1,7 @@
 //! The responder's half of a queue pair: what a peer's requests meet.
 
 use super::attributes::State;
-use super::qp::SoftQp;
+use super::qp::{Life, SoftQp};
 use crate::memory::{Access, Part, Use};
 use crate::request::RecvRequest;
 use crate::work_queue::{QueueError, RecvSource};
@@ -33,10 +33,9 @@ pub struct Responder {
     parts: Vec<Part>,
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
-    /// Grows with each reset.
-    life: u64,
-    /// A message of the peer has come.
-    established: bool,
+    life: Life,
+    /// Who has sent the first message of the peer, where one has come: the connection is with that one.
+    heard: Option<Life>,
     /// Answers nobody.
     paused: bool,
     attr: QpAttr,
@@ -50,8 +49,8 @@ impl Responder {
             spare: RecvRequest::default(),
             parts: Vec::new(),
             dead: false,
-            life: 0,
-            established: false,
+            life: Life::begin(),
+            heard: None,
             paused: false,
             attr: QpAttr::default(),
         }
@@ -67,8 +66,8 @@ impl Responder {
         self.current = None;
         self.parts.clear();
         self.dead = false;
-        self.established = false;
-        self.life += 1;
+        self.heard = None;
+        self.life = Life::begin();
         self.attr = QpAttr::default();
     }
 
@@ -76,9 +75,12 @@ impl Responder {
         self.paused = paused;
     }
 
-    /// Whether it is connected to that peer, and answers it.
-    pub fn is_connected_to(&self, peer: &SoftQp) -> bool {
-        !self.paused && self.attr.dest_qp_num.get() == peer.number && peer.is_named_by(&self.attr)
+    /// Whether it is connected to that peer in this life of the peer's requester, and answers it.
+    pub fn is_connected_to(&self, peer: &SoftQp, life: Life) -> bool {
+        !self.paused
+            && self.attr.dest_qp_num.get() == peer.number
+            && peer.is_named_by(&self.attr)
+            && self.heard.is_none_or(|heard| heard == life)
     }
 
     /// Whether the first message of a peer that starts at `psn` is in sequence.
@@ -87,13 +89,13 @@ impl Responder {
     }
 
     /// Tells one life of it, from reset to reset, from another.
-    pub fn life(&self) -> u64 {
+    pub fn life(&self) -> Life {
         self.life
     }
 
     /// A message of the peer comes. Its program may wait for that to make the connection ready to send (IBTA 11.6.3.1).
-    pub fn hears(&mut self, qp: &SoftQp) {
-        let is_first = !std::mem::replace(&mut self.established, true);
+    pub fn hears(&mut self, qp: &SoftQp, peer: Life) {
+        let is_first = self.heard.replace(peer).is_none();
         if is_first && qp.state() == State::ReadyToReceive {
             (qp.events)(EVENT_COMM_EST);
         }
