@@ -25,6 +25,7 @@
 //!
 //! **Receipt.** When bytes of a sector have moved, the backend sets the sector's bit in [`SLOT_LANDED`], before it completes
 //! the request. What has no receipt after the request went another way: its bytes are in the phony page, or were taken from it.
+//! A sector without a receipt that still carries its envelope after a read is no data: a device that was reset meanwhile writes no receipts.
 
 use crate::wire::pod;
 use zerocopy::little_endian::{U32, U64};

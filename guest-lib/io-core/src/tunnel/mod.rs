@@ -212,8 +212,14 @@ impl Part<'_> {
             // What has arrived may be what a layer was to change first.
             return Err(Errno::STALE);
         }
+        let runs = armed.runs(bytes);
+        let mut others = runs.iter().filter(|sectors| !sectors.landed);
+        if others.any(|sectors| armed.has_envelope(lent, sectors)) {
+            // What was read is not in this page, and nobody tells where it is: a device that was reset meanwhile writes no receipts.
+            return Err(Errno::STALE);
+        }
         let mut landed = 0;
-        for sectors in armed.runs(bytes) {
+        for sectors in runs {
             if sectors.landed {
                 landed += sectors.range.len();
                 continue;

@@ -15,6 +15,7 @@ use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const PAGE: usize = SECTOR_BYTES * SECTORS_PER_PAGE;
+const ENVELOPE_BYTES: usize = size_of::<Envelope>();
 
 /// Shared memory with slots: the context's first segment.
 pub(crate) trait Header: Deref<Target = Map> + Send + Sync + std::fmt::Debug {}
@@ -33,6 +34,22 @@ pub(crate) struct Slots {
 struct Token {
     slot: usize,
     sequence: u64,
+    /// Of the page's first sector.
+    envelope: Envelope,
+}
+
+impl Token {
+    /// Envelopes of the page's sectors, each with its offset in the page.
+    fn envelopes(&self) -> impl Iterator<Item = (usize, Envelope)> {
+        let offsets = (0..PAGE).step_by(SECTOR_BYTES);
+        offsets.zip(0_u32..).map(|(offset, sector)| {
+            let envelope = Envelope {
+                sector: sector.into(),
+                ..self.envelope
+            };
+            (offset, envelope)
+        })
+    }
 }
 
 /// Pages that are under way. Dropping it ends their tokens.
@@ -101,18 +118,22 @@ impl Slots {
         for page in 0..length / PAGE {
             let slot = lent.first_slot() + page;
             let sequence = self.arm_page(slot, region, target + (page * PAGE) as u64, direction)?;
-            armed.tokens.push(Token { slot, sequence });
             let key = [SLOT_KEY, SLOT_KEY + 8].map(|field| self.word(slot, field));
-            let mut envelope = Envelope {
+            let envelope = Envelope {
                 magic: ENVELOPE_MAGIC.into(),
                 key: key.map(|word| u64::from_le(word.load(Ordering::Acquire)).into()),
                 sequence: sequence.into(),
                 slot: u32::try_from(slot).map_err(|_| Errno::OVERFLOW)?.into(),
                 sector: 0.into(),
             };
-            for sector in 0..SECTORS_PER_PAGE {
-                envelope.sector = u32::try_from(sector).map_err(|_| Errno::OVERFLOW)?.into();
-                lent.put(page * PAGE + sector * SECTOR_BYTES, envelope.as_bytes());
+            let token = Token {
+                slot,
+                sequence,
+                envelope,
+            };
+            armed.tokens.push(token);
+            for (offset, envelope) in token.envelopes() {
+                lent.put(page * PAGE + offset, envelope.as_bytes());
             }
         }
         Ok(armed)
@@ -181,6 +202,18 @@ impl Armed<'_> {
             }
         }
         runs
+    }
+
+    /// Whether a sector of these still carries its envelope, once the request is done: nothing was read into it.
+    pub(crate) fn has_envelope(&self, lent: &Lent<'_>, sectors: &Sectors) -> bool {
+        let pages = self.tokens.iter().zip((0..).step_by(PAGE));
+        pages
+            .flat_map(|(token, page)| {
+                let envelopes = token.envelopes();
+                envelopes.map(move |(offset, envelope)| (page + offset, envelope))
+            })
+            .filter(|(at, _)| sectors.range.contains(at))
+            .any(|(at, envelope)| lent.bytes(&(at..at + ENVELOPE_BYTES)) == envelope.as_bytes())
     }
 }
 

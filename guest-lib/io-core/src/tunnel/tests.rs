@@ -379,6 +379,82 @@ fn what_a_disk_reads_without_opening_envelopes_is_copied_and_not_counted() {
     assert!(!file.disk.stack.now().tunnel_proven.load(Ordering::Relaxed));
 }
 
+/// What the first eight pages have in the place of data when they are first armed.
+fn envelopes() -> Vec<u8> {
+    let mut bytes = vec![0; 8 * PAGE];
+    for (at, sector) in bytes.chunks_exact_mut(512).enumerate() {
+        let slot = at / SECTORS_PER_PAGE;
+        let envelope = Envelope {
+            magic: ENVELOPE_MAGIC.into(),
+            key: [slot as u64 + 1, !(slot as u64)].map(Into::into),
+            sequence: 1.into(),
+            slot: u32::try_from(slot).unwrap().into(),
+            sector: u32::try_from(at % SECTORS_PER_PAGE).unwrap().into(),
+        };
+        let bytes = farlane_abi::zerocopy::IntoBytes::as_bytes(&envelope);
+        sector[..bytes.len()].copy_from_slice(bytes);
+    }
+    bytes
+}
+
+/// A disk that completes a read without touching the page and without a receipt: so it looks where the file has what was in the page.
+#[test]
+fn envelopes_are_no_data_where_a_read_leaves_no_receipt() {
+    let plain: Vec<u8> = (0..8 * PAGE)
+        .map(|index| (index / 7 % 251).try_into().unwrap())
+        .collect();
+    let untouched = envelopes();
+    // All of it, the first and the last sector, one in the middle of a page, a last one that ends with the file.
+    for (sectors, bytes) in [
+        (0..64, 8 * PAGE),
+        (0..1, 8 * PAGE),
+        (63..64, 8 * PAGE),
+        (11..12, 8 * PAGE),
+        (56..57, 7 * PAGE + 100),
+    ] {
+        let (backend, tunnel) = tunnel(Backend::default());
+        let mut content = plain.clone();
+        for sector in sectors.clone() {
+            let range = sector * 512..sector * 512 + 512;
+            content[range.clone()].copy_from_slice(&untouched[range]);
+        }
+        let rig = Rig::new(&content);
+        rig.file.set_len(bytes as u64).unwrap();
+        // All others were tunnelled.
+        for slot in 0..8 {
+            let bits = (0..8).filter(|bit| !sectors.contains(&(slot * 8 + bit)));
+            backend.land(slot, 1, bits.map(|bit| 1 << bit).sum());
+        }
+        rig.part(&tunnel, |part, lent| {
+            assert_eq!(part.read(lent), Err(Errno::STALE), "{sectors:?}");
+            Moved::default()
+        });
+        assert!(rig.memory().iter().all(|&byte| byte == 0));
+        let file = rig.opened().file;
+        assert!(!file.disk.stack.now().tunnel_proven.load(Ordering::Relaxed));
+    }
+}
+
+/// An envelope of another token may be what a file holds, and one that has its receipt stands in the page as ever.
+#[test]
+fn what_only_looks_like_an_envelope_is_read() {
+    for (field, with) in [(0, 1), (8, 1), (16, 1), (24, 1), (32, 1), (36, 1)] {
+        let (_, tunnel) = tunnel(Backend::default());
+        let mut content = envelopes();
+        content.chunks_exact_mut(512).for_each(|s| s[field] ^= with);
+        let rig = Rig::new(&content);
+        let moved = rig.part(&tunnel, |part, lent| part.read(lent).unwrap());
+        assert_eq!((moved.bytes, moved.landed), (8 * PAGE, 0));
+        assert!(rig.memory() == content);
+    }
+    let (backend, tunnel) = tunnel(Backend::default());
+    let rig = Rig::new(&envelopes());
+    (0..8).for_each(|slot| backend.land(slot, 1, 0xff));
+    let moved = rig.part(&tunnel, |part, lent| part.read(lent).unwrap());
+    assert_eq!((moved.bytes, moved.landed), (8 * PAGE, 8 * PAGE));
+    assert!(rig.memory().iter().all(|&byte| byte == 0));
+}
+
 #[test]
 fn envelopes_that_got_onto_a_disk_are_written_over_at_once() {
     let (_, tunnel) = tunnel(Backend::default());
