@@ -86,8 +86,10 @@ pub enum TokenError {
         /// Offset in bytes.
         offset: u64,
     },
-    /// An envelope that a backend has made that is no more.
-    #[error("The page at {address:#x} carries an envelope of an earlier backend")]
+    /// An envelope of a backend that is no more, or from before a reset of the device.
+    #[error(
+        "The page at {address:#x} carries an envelope of an earlier backend, or from before a reset"
+    )]
     Orphan {
         /// Guest-physical address of the sector.
         address: u64,
@@ -139,8 +141,8 @@ pub struct Tokens {
     disks: Vec<Disk>,
     /// Whether there are phony buffers: looked at for every request.
     any: AtomicBool,
-    /// Whether there may be envelopes of an earlier backend, whose phony buffers nobody knows: it has made its keys with the
-    /// same secret.
+    /// Whether there may be envelopes whose phony buffers nobody knows: of an earlier backend, which has made its keys with the
+    /// same secret, or from before a reset.
     orphans: AtomicBool,
     state: RwLock<State>,
 }
@@ -343,9 +345,15 @@ impl Tokens {
     }
 
     /// Closes all contexts. Those that come next are of a VM that runs.
+    ///
+    /// Processes of these may live, and what they have begun to write may still be on its way to a disk: until the first context is
+    /// opened, their envelopes are not written as if they were data, as in [`hand_over`](Self::hand_over).
     pub fn close_all(&self) {
         let contexts = {
             let mut state = self.state_mut();
+            if !state.phony.is_empty() {
+                self.orphans.store(true, Ordering::Release);
+            }
             state.phony.clear();
             self.any.store(false, Ordering::Release);
             state.suspended = false;

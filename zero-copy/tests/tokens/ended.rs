@@ -1,7 +1,8 @@
 //! What ends: tokens by their time, device memory, and the VM for a while.
 
 use crate::vm::{DEVICE, DEVICE_PAGES, PHONY, PIN, Page, REGION, Vm, read_disk};
-use farlane_abi::tunnel::{DIRECTION_OUT_OF_DEVICE, OFF_EPOCH, TOKEN_EPOCHS};
+use farlane_abi::tunnel::{DIRECTION_OUT_OF_DEVICE, Envelope, OFF_EPOCH, TOKEN_EPOCHS};
+use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_abi::{Errno, PAGE_BYTES};
 use farlane_zero_copy::tokens::{Direction, TokenError};
 use std::sync::Arc;
@@ -206,4 +207,79 @@ fn pages_are_whose_they_are_by_now_while_the_vm_does_not_run() {
     vm.tokens.resume();
     let opened = vm.open_with(Direction::OutOfDevice, &written).unwrap();
     assert_eq!(opened.unwrap().tunnelled_bytes(), PAGE_BYTES);
+}
+
+/// A driver that is unbound takes the device memory away, then resets the device. Its processes live, and are told only then.
+#[test]
+fn what_is_under_way_has_its_receipt_before_the_device_is_reset() {
+    let vm = Vm::new();
+    vm.prepare(0, Page::new(0, 0));
+    let read = vm.open(&[(PHONY, PAGE_BYTES)]).unwrap();
+    assert_eq!(vm.tokens.detach(0, REGION), Err(Errno::EAGAIN));
+    read_disk(read, &[9; 4096]);
+    assert_eq!(vm.device_bytes(0, 4096), [9; 4096]);
+    assert_eq!(vm.landed(0), 1 << 16 | 0xff);
+    vm.tokens.detach(0, REGION).unwrap();
+    // What a process reads now goes into its pages, where it finds it.
+    vm.prepare(1, Page::new(1, 0));
+    let beside = vm
+        .open(&[(0, PAGE_BYTES), (PHONY + PAGE_BYTES, PAGE_BYTES)])
+        .unwrap();
+    assert_eq!(beside.refused(), [(PAGE_BYTES, PAGE_BYTES)]);
+    read_disk(beside, &[8; 8192]);
+    let mut page = [0; 4096];
+    vm.ram.view().read(PHONY + PAGE_BYTES, &mut page).unwrap();
+    assert_eq!(page, [8; 4096]);
+    // Envelopes are not written as if they were data: before the reset, after it, and when the device has begun anew.
+    let page = Page {
+        direction: DIRECTION_OUT_OF_DEVICE,
+        ..Page::new(2, 0)
+    };
+    vm.prepare(2, page);
+    let write = || {
+        vm.open_with(
+            Direction::OutOfDevice,
+            &[(PHONY + 2 * PAGE_BYTES, PAGE_BYTES)],
+        )
+    };
+    assert!(matches!(write(), Err(TokenError::NoRegion { .. })));
+    // Nothing is under way that it would wait for.
+    vm.tokens.suspend();
+    assert!(matches!(write(), Err(TokenError::Suspended { .. })));
+    vm.tokens.close_all();
+    assert!(matches!(write(), Err(TokenError::Orphan { .. })));
+    // Whoever comes now has been told of the reset.
+    vm.tokens.open_context(0).unwrap();
+    assert!(write().unwrap().is_none());
+}
+
+/// A device that is reset without a warning, and a pause that looks like a reset.
+#[test]
+fn a_read_that_lands_in_a_reset_has_no_receipt_and_leaves_its_envelope() {
+    let vm = Vm::new();
+    vm.prepare(0, Page::new(0, 0));
+    let read = vm.open(&[(PHONY, PAGE_BYTES)]).unwrap();
+    let suspending = std::thread::spawn({
+        let tokens = Arc::clone(&vm.tokens);
+        move || tokens.suspend()
+    });
+    while !vm.tokens.is_suspended() {
+        std::thread::yield_now();
+    }
+    read_disk(read, &[9; 4096]);
+    suspending.join().unwrap();
+    vm.tokens.close_all();
+    assert_eq!(vm.device_bytes(0, 4096), [9; 4096]);
+    assert_eq!(vm.landed(0), 0);
+    // By that the process knows it: in each sector.
+    for sector in 0..8_u32 {
+        let mut bytes = [0; size_of::<Envelope>()];
+        let at = PHONY + u64::from(sector) * 512;
+        vm.ram.view().read(at, &mut bytes).unwrap();
+        assert_eq!(bytes, vm.envelope(0, Page::new(0, 0), sector).as_bytes());
+    }
+    assert!(matches!(
+        vm.open_with(Direction::OutOfDevice, &[(PHONY, PAGE_BYTES)]),
+        Err(TokenError::Orphan { .. })
+    ));
 }
