@@ -400,19 +400,22 @@ void farlane_memory_quiesced(struct farlane_context *ctx)
 	mutex_unlock(&ctx->lock);
 }
 
-/* One that keeps watch over device memory, which nobody else knows any more; NULL if none. */
-static struct farlane_region *farlane_region_pop(struct farlane_context *ctx)
+/*
+ * The next one from @id on that keeps watch over device memory, which nobody else knows any more;
+ * NULL if none.
+ */
+static struct farlane_region *farlane_region_pop(struct farlane_context *ctx,
+						 unsigned long *id)
 {
 	struct farlane_region *region;
-	unsigned long id;
 
 	/* farlane_memory_quiesced() frees others meanwhile. */
 	mutex_lock(&ctx->lock);
-	xa_for_each(&ctx->regions, id, region)
-		if (region->device) {
-			xa_erase(&ctx->regions, id);
-			break;
-		}
+	region = xa_find(&ctx->regions, id, ULONG_MAX, XA_PRESENT);
+	while (region && !region->device)
+		region = xa_find_after(&ctx->regions, id, ULONG_MAX, XA_PRESENT);
+	if (region)
+		xa_erase(&ctx->regions, *id);
 	mutex_unlock(&ctx->lock);
 	return region;
 }
@@ -424,8 +427,9 @@ static struct farlane_region *farlane_region_pop(struct farlane_context *ctx)
 void farlane_memory_closed(struct farlane_context *ctx)
 {
 	struct farlane_region *region;
+	unsigned long id = 0;
 
-	while ((region = farlane_region_pop(ctx)))
+	while ((region = farlane_region_pop(ctx, &id)))
 		farlane_region_free(ctx, region);
 }
 
