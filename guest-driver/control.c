@@ -27,7 +27,9 @@ static void farlane_answered(struct farlane *fl, struct farlane_call *call)
 		return;
 	if (generation != fl->generation) {
 		if (fl->opened) {
-			fl->condemned = another;
+			/* A reason that stands does not go with the contexts. */
+			if (!fl->condemned)
+				fl->condemned = another;
 		} else {
 			fl->generation = generation;
 			/* Contexts of the last one were open, and are not any more. */
