@@ -26,7 +26,7 @@ struct farlane_device_memory {
 	struct mmu_interval_notifier notifier;
 	struct farlane_context *ctx;
 	struct farlane_region *region;
-	struct list_head link;		/* farlane_device_memories */
+	struct list_head link;		/* farlane_device_memories, or what a round has yet to ask */
 
 	/*
 	 * Held while the backend is told, and taken by the notifier: no memory is allocated under
@@ -38,7 +38,11 @@ struct farlane_device_memory {
 	bool attached;			/* the backend knows the region */
 };
 
-/* Of all devices. farlane_devices_lock is taken before farlane_device_memory.lock. */
+/*
+ * Of all devices. farlane_round_lock is taken before farlane_devices_lock, and that before
+ * farlane_device_memory.lock.
+ */
+static DEFINE_MUTEX(farlane_round_lock);	/* one round of farlane_device_ask() at a time */
 static DEFINE_MUTEX(farlane_devices_lock);
 static LIST_HEAD(farlane_device_memories);
 
@@ -106,36 +110,59 @@ static const struct mmu_interval_notifier_ops farlane_device_ops = {
 	.invalidate = farlane_device_invalidate,
 };
 
+/*
+ * Asks the backend once for each that is of @what, and returns whether all have gone. The first time
+ * the backend waits a moment for what is under way, then it answers at once. So all are closed to
+ * what would begin before the first one is asked again. Others register and release device memory
+ * between two answers.
+ */
+static bool farlane_device_ask(bool (*is_of)(const struct farlane_device_memory *memory,
+					     const void *what),
+			       const void *what, unsigned int tries)
+{
+	struct farlane_device_memory *memory;
+	bool gone = true;
+	LIST_HEAD(left);
+
+	mutex_lock(&farlane_round_lock);
+	mutex_lock(&farlane_devices_lock);
+	list_splice_init(&farlane_device_memories, &left);
+	while ((memory = list_first_entry_or_null(&left, struct farlane_device_memory,
+						  link))) {
+		list_move_tail(&memory->link, &farlane_device_memories);
+		mutex_lock(&memory->lock);
+		/* The log is told of one of them. */
+		if (is_of(memory, what) &&
+		    !farlane_device_try_revoke(memory, gone ? tries : 0))
+			gone = false;
+		mutex_unlock(&memory->lock);
+		mutex_unlock(&farlane_devices_lock);
+		cond_resched();
+		mutex_lock(&farlane_devices_lock);
+	}
+	mutex_unlock(&farlane_devices_lock);
+	mutex_unlock(&farlane_round_lock);
+	return gone;
+}
+
+/* Under lock. */
+static bool farlane_device_is_memory_of(const struct farlane_device_memory *memory,
+					const void *device)
+{
+	return memory->pdev && &memory->pdev->dev == device;
+}
+
 /* The device has left its bus; its addresses are not given to another before this returns. */
 static int farlane_device_removed(struct notifier_block *block,
 				  unsigned long action, void *data)
 {
-	struct farlane_device_memory *memory;
 	unsigned int tries = 0;
-	bool gone;
 
 	if (action != BUS_NOTIFY_REMOVED_DEVICE)
 		return NOTIFY_DONE;
-	for (;;) {
-		gone = true;
-		tries++;
-		mutex_lock(&farlane_devices_lock);
-		list_for_each_entry(memory, &farlane_device_memories, link) {
-			mutex_lock(&memory->lock);
-			if (memory->pdev && &memory->pdev->dev == data &&
-			    !farlane_device_try_revoke(memory, tries))
-				gone = false;
-			mutex_unlock(&memory->lock);
-			/* A backend takes a moment to say that it could not. */
-			if (!gone)
-				break;
-		}
-		mutex_unlock(&farlane_devices_lock);
-		if (gone)
-			return NOTIFY_OK;
-		/* Others register and release device memory meanwhile. */
+	while (!farlane_device_ask(farlane_device_is_memory_of, data, ++tries))
 		msleep(FARLANE_AGAIN_MS);
-	}
+	return NOTIFY_OK;
 }
 
 static struct notifier_block farlane_bus_notifier = {

@@ -9,6 +9,7 @@
  *	device_memory race NODE BAR			one thread registers what another one unmaps
  *	device_memory unmap NODE BAR [dead]		unmaps a region; then the backend is dead, or not
  *	device_memory wait NODE BAR			keeps a region until SIGTERM, when the device has gone
+ *	device_memory parts NODE BAR			the same of several regions
  *
  * BAR is a resource file of sysfs of 16 pages or more. Marks, which are pins of ordinary memory, show the backend where
  * in its order of requests the program is.
@@ -32,6 +33,7 @@
 
 #define PAGE 4096UL
 #define PAGES 16UL
+#define PARTS 4UL
 #define RW (PROT_READ | PROT_WRITE)
 #define ROUNDS 400
 
@@ -312,22 +314,27 @@ static int unmap(int dead)
 	return 0;
 }
 
-static int keep(void)
+static int keep(unsigned long parts)
 {
+	size_t length = PAGES * PAGE / parts;
 	char *bytes = map(RW);
+	unsigned long part;
 	sigset_t term;
 	int region, signal;
 
 	sigemptyset(&term);
 	sigaddset(&term, SIGTERM);
 	CHECK(!sigprocmask(SIG_BLOCK, &term, NULL));
-	region = pin(bytes, PAGES * PAGE, FARLANE_FLAG_WRITABLE);
-	CHECK(region >= 0);
+	for (part = 0; part < parts; part++) {
+		region = pin(bytes + part * length, length, FARLANE_FLAG_WRITABLE);
+		CHECK(region == (int)part);
+	}
 	puts("pinned");
 	fflush(stdout);
 	CHECK(!sigwait(&term, &signal));
-	/* The device has gone: its region is empty, and what is still mapped belongs to nobody. */
-	CHECK(!detach(region));
+	/* The device has gone: its regions are empty, and what is still mapped belongs to nobody. */
+	for (part = 0; part < parts; part++)
+		CHECK(!detach(part));
 	region = pin(bytes, PAGES * PAGE, FARLANE_FLAG_WRITABLE);
 	CHECK(region == -EINVAL || region == -EFAULT);
 	return 0;
@@ -357,7 +364,9 @@ int main(int argc, char **argv)
 	if (!strcmp(what, "unmap") && argc >= 4)
 		return unmap(argc == 5 && !strcmp(argv[4], "dead"));
 	if (!strcmp(what, "wait") && argc == 4)
-		return keep();
+		return keep(1);
+	if (!strcmp(what, "parts") && argc == 4)
+		return keep(PARTS);
 	fputs("Wrong arguments\n", stderr);
 	return 2;
 }

@@ -34,6 +34,9 @@ const BYSTANDER: &str = "bystander";
 /// The program in the guest.
 const PROGRAM: &str = "/usr/bin/device_memory";
 
+/// Regions of the program that has several, of as many pages.
+const PARTS: u64 = 4;
+
 /// The SIGKILL and SIGTERM of a job.
 const KILL: u8 = 9;
 const TERM: u8 = 15;
@@ -375,19 +378,49 @@ impl<'a> Machine<'a> {
 
     /// A device that goes.
     fn unplugged(&self) -> Result<()> {
-        let job = self.start("wait")?;
+        let job = self.start("parts")?;
         job.wait_output(PATIENCE, |text| text.contains("pinned"))?;
-        self.guest.unplug(BARS[0])?;
-        let said = self.backend.take()?;
-        ensure!(
-            said.last() == Some(&Event::Detach { region: 0 }),
-            "The device has gone and the backend was told {said:?}"
-        );
+        self.backend.take()?;
+        self.backend.set_detaching(Detaching::Later)?;
+        std::thread::scope(|scope| {
+            let unplug = scope.spawn(|| self.guest.unplug(BARS[0]));
+            let asked = self.each_is_asked();
+            let waits = !unplug.is_finished();
+            self.backend.set_detaching(Detaching::Done)?;
+            let unplugged = unplug
+                .join()
+                .map_err(|_| anyhow::anyhow!("A thread has panicked"))?;
+            asked?;
+            ensure!(waits, "A device has gone whose memory is in use");
+            unplugged
+        })?;
+        self.backend.take()?;
         job.signal(TERM)?;
         let output = job.wait(PATIENCE)?;
-        ensure!(output.success(), "wait: {}", output.all());
+        ensure!(output.success(), "parts: {}", output.all());
         let said = self.backend.take_to_close()?;
         ensure!(said == [Event::Close], "The backend was told {said:?}");
+        Ok(())
+    }
+
+    /// A backend that is asked to let go of several regions, and cannot yet, is asked for each of them before it is asked again: nothing
+    /// more begins in any.
+    fn each_is_asked(&self) -> Result<()> {
+        for part in 0..PARTS {
+            let region = u32::try_from(part)?;
+            self.backend.wait("each region is to go", |event| {
+                *event == Event::Detach { region }
+            })?;
+        }
+        let mut said = self.backend.take()?;
+        said.truncate(usize::try_from(PARTS)?);
+        said.sort();
+        said.dedup();
+        let detach = |event: &Event| matches!(event, Event::Detach { .. });
+        ensure!(
+            said.len() as u64 == PARTS && said.iter().all(detach),
+            "The backend was told {said:?} at first"
+        );
         Ok(())
     }
 
