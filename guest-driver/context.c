@@ -15,7 +15,7 @@ static int farlane_context_add(struct farlane_context *ctx)
 	int err = -ENODEV;
 
 	mutex_lock(&fl->contexts_lock);
-	if (READ_ONCE(fl->dead) || fl->going)
+	if (READ_ONCE(fl->dead))
 		goto unlock;
 	err = -EBUSY;
 	for (id = 0; id < fl->max_contexts; id++)
@@ -66,8 +66,7 @@ static void farlane_context_close(struct farlane_context *ctx)
 	spin_lock_irq(&fl->control_lock);
 	fl->opened--;
 	spin_unlock_irq(&fl->control_lock);
-	err = farlane_take_away(fl, ctx->id, &ctx->close_call, FARLANE_OP_CLOSE,
-				0);
+	err = farlane_take_away(ctx, &ctx->close_call, FARLANE_OP_CLOSE, 0);
 	if (!farlane_let_go(err)) {
 		farlane_kill(fl, "the backend refused to close a context");
 		farlane_quiesce(fl);
@@ -105,12 +104,6 @@ static int farlane_open(struct inode *inode, struct file *file)
 				  0);
 	if (err)
 		goto del;
-	/* farlane_close_all() may have asked for this context before it was open. */
-	if (READ_ONCE(fl->going)) {
-		err = -ENODEV;
-		farlane_context_close(ctx);
-		goto free;
-	}
 	file->private_data = ctx;
 	return nonseekable_open(inode, file);
 

@@ -139,31 +139,22 @@ int farlane_call(struct farlane *fl, struct farlane_call *call,
 	return -(int)status;
 }
 
-static int farlane_context_call(struct farlane *fl, u32 context,
-				struct farlane_call *call, u32 op, u32 region,
-				u64 address, u64 length)
+int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
+			u32 op, u32 region, u64 address, u64 length)
 {
 	call->request = (struct farlane_request) {
 		.op = cpu_to_le32(op),
-		.context = cpu_to_le32(context),
+		.context = cpu_to_le32(ctx->id),
 		.region = cpu_to_le32(region),
 		.address = cpu_to_le64(address),
 		.length = cpu_to_le64(length),
 	};
-	return farlane_call(fl, call, NULL, 0);
-}
-
-int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
-			u32 op, u32 region, u64 address, u64 length)
-{
-	return farlane_context_call(ctx->fl, ctx->id, call, op, region, address,
-				    length);
+	return farlane_call(ctx->fl, call, NULL, 0);
 }
 
 /**
  * farlane_take_away - tell the backend that a region or a context goes
- * @fl: device
- * @context: the context's id
+ * @ctx: context
  * @call: whose memory is used
  * @op: FARLANE_OP_DETACH or FARLANE_OP_CLOSE
  * @region: the region for DETACH
@@ -173,15 +164,14 @@ int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
  *
  * Return: as farlane_call(); see farlane_let_go().
  */
-int farlane_take_away(struct farlane *fl, u32 context,
-		      struct farlane_call *call, u32 op, u32 region)
+int farlane_take_away(struct farlane_context *ctx, struct farlane_call *call,
+		      u32 op, u32 region)
 {
 	unsigned int tries = 0;
 	int err;
 
-	while ((err = farlane_context_call(fl, context, call, op, region, 0,
-					   0)) == -EAGAIN) {
-		farlane_late(fl, ++tries);
+	while ((err = farlane_simple_call(ctx, call, op, region, 0, 0)) == -EAGAIN) {
+		farlane_late(ctx->fl, ++tries);
 		msleep(FARLANE_AGAIN_MS);
 	}
 	return err;

@@ -152,6 +152,12 @@ static bool farlane_device_is_memory_of(const struct farlane_device_memory *memo
 	return memory->pdev && &memory->pdev->dev == device;
 }
 
+static bool farlane_device_is_known_to(const struct farlane_device_memory *memory,
+				       const void *fl)
+{
+	return memory->ctx->fl == fl;
+}
+
 /* The device has left its bus; its addresses are not given to another before this returns. */
 static int farlane_device_removed(struct notifier_block *block,
 				  unsigned long action, void *data)
@@ -163,6 +169,18 @@ static int farlane_device_removed(struct notifier_block *block,
 	while (!farlane_device_ask(farlane_device_is_memory_of, data, ++tries))
 		msleep(FARLANE_AGAIN_MS);
 	return NOTIFY_OK;
+}
+
+/**
+ * farlane_device_memory_revoke_all - have the backend let go of all device memory that it knows
+ * @fl: device that is going, so that none is attached any more
+ */
+void farlane_device_memory_revoke_all(struct farlane *fl)
+{
+	unsigned int tries = 0;
+
+	while (!farlane_device_ask(farlane_device_is_known_to, fl, ++tries))
+		msleep(FARLANE_AGAIN_MS);
 }
 
 static struct notifier_block farlane_bus_notifier = {
@@ -346,6 +364,9 @@ static int farlane_device_attach(struct farlane_device_memory *memory,
 	struct farlane_call *call = &memory->call;
 	int err;
 
+	/* farlane_device_memory_revoke_all() does not come back for it. */
+	if (READ_ONCE(memory->ctx->fl->going))
+		return -ENODEV;
 	/* That the device goes after it was found here, farlane_device_removed() is told. */
 	pci_dev_put(memory->pdev);
 	memory->pdev = farlane_find_device(walk->lowest, walk->highest);

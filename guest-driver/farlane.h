@@ -82,10 +82,10 @@ struct farlane {
 	const char *condemned;		/* why the watchdog shall kill it, under control_lock */
 	struct mutex reset_lock;	/* one reset at a time */
 	struct completion quiesced;	/* device reset: it touches no memory any more */
+	bool going;			/* driver unbound: it learns of no more device memory */
 
 	/* Contexts. */
-	struct mutex contexts_lock;	/* contexts, writes of table, going */
-	bool going;			/* the driver is unbound: no more contexts */
+	struct mutex contexts_lock;	/* contexts, writes of table */
 	struct list_head contexts;
 
 	/* Event queue. */
@@ -164,8 +164,8 @@ int farlane_call(struct farlane *fl, struct farlane_call *call,
 		 struct farlane_extent *extents, u32 count);
 int farlane_simple_call(struct farlane_context *ctx, struct farlane_call *call,
 			u32 op, u32 region, u64 address, u64 length);
-int farlane_take_away(struct farlane *fl, u32 context,
-		      struct farlane_call *call, u32 op, u32 region);
+int farlane_take_away(struct farlane_context *ctx, struct farlane_call *call,
+		      u32 op, u32 region);
 void farlane_late(struct farlane *fl, unsigned int tries);
 
 /* Pause before a backend that could not let go is asked again. */
@@ -179,7 +179,7 @@ static inline bool farlane_let_go(int err)
 
 /* lifecycle.c */
 void farlane_watchdog(struct work_struct *work);
-void farlane_close_all(struct farlane *fl);
+void farlane_drain(struct farlane *fl);
 void farlane_kill(struct farlane *fl, const char *why);
 void farlane_quiesce(struct farlane *fl);
 void farlane_condemn(struct farlane *fl, const char *why);
@@ -234,6 +234,7 @@ void farlane_device_memory_exit(void);
 int farlane_pin_device(struct farlane_context *ctx, struct farlane_pin *arg);
 int farlane_device_memory_detach(struct farlane_device_memory *memory);
 void farlane_device_memory_free(struct farlane_device_memory *memory);
+void farlane_device_memory_revoke_all(struct farlane *fl);
 
 /* window.c */
 int farlane_window_init(struct farlane *fl, u64 bytes);

@@ -2,7 +2,6 @@
 /* How a device is found dead, and what happens then. */
 #include <linux/pci.h>
 #include <linux/scatterlist.h>
-#include <linux/slab.h>
 
 #include "farlane.h"
 
@@ -40,8 +39,7 @@ void farlane_watchdog(struct work_struct *work)
 	const char *why = NULL;
 
 	mutex_lock(&fl->contexts_lock);
-	/* The last context may go while farlane_close_all() asks for it. */
-	if ((list_empty(&fl->contexts) && !fl->going) || fl->dead) {
+	if (list_empty(&fl->contexts) || fl->dead) {
 		mutex_unlock(&fl->contexts_lock);
 		return;
 	}
@@ -127,38 +125,22 @@ static bool farlane_present(struct farlane *fl)
 }
 
 /**
- * farlane_close_all - have the backend close all contexts of a device whose driver is unbound
- * @fl: device
+ * farlane_drain - wait until no disk uses device memory that a device knows
+ * @fl: device whose driver is unbound
  *
- * A reset waits for the disks that still use some of their memory, and the whole VM with it. Here
- * the unbinding alone waits, as a process does that closes its context; the watchdog still finds a
- * backend dead that does not answer. Without a tunnel nothing takes long, and what a process still
- * maps must not become another one's before its mapping is gone.
+ * A reset waits for the disks that still use some, and the whole VM with it. Here the unbinding
+ * alone waits, as a process does that unmaps its memory; the watchdog still finds a backend dead
+ * that does not answer.
+ *
+ * No context is closed: their processes live, and are not told before the device is dead. Until
+ * then, and until the backend has been reset, they have receipts for what has moved, and the backend
+ * refuses what it finds in their phony pages instead of taking it for data.
  */
-void farlane_close_all(struct farlane *fl)
+void farlane_drain(struct farlane *fl)
 {
-	struct farlane_call *call;
-	bool is_open;
-	u32 id;
-
-	if (!(fl->features & FARLANE_FEATURE_TUNNEL))
-		return;
-	mutex_lock(&fl->contexts_lock);
-	fl->going = true;
-	mutex_unlock(&fl->contexts_lock);
-
-	call = kzalloc(sizeof(*call), GFP_KERNEL);
-	if (!call)
-		return;
-	for (id = 0; id < fl->max_contexts && farlane_present(fl); id++) {
-		mutex_lock(&fl->contexts_lock);
-		is_open = fl->table[id];
-		mutex_unlock(&fl->contexts_lock);
-		/* Its process may close it, too: one of the two finds it closed. */
-		if (is_open)
-			farlane_take_away(fl, id, call, FARLANE_OP_CLOSE, 0);
-	}
-	kfree(call);
+	WRITE_ONCE(fl->going, true);
+	if (farlane_present(fl))
+		farlane_device_memory_revoke_all(fl);
 }
 
 /**

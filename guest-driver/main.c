@@ -189,7 +189,7 @@ static void farlane_remove(struct virtio_device *vdev)
 {
 	struct farlane *fl = vdev->priv;
 
-	farlane_close_all(fl);
+	farlane_drain(fl);
 	farlane_kill(fl, NULL);
 	cdev_device_del(&fl->cdev, &fl->dev);
 	ida_free(&farlane_minors, fl->minor);

@@ -174,8 +174,8 @@ static int farlane_attach(struct farlane_context *ctx,
 		return 0;
 	}
 	if (known && err != -ENODEV &&
-	    !farlane_let_go(farlane_take_away(ctx->fl, ctx->id, call,
-					      FARLANE_OP_DETACH, region->id))) {
+	    !farlane_let_go(farlane_take_away(ctx, call, FARLANE_OP_DETACH,
+					      region->id))) {
 		/* The backend keeps it: so must we, until the context is closed. */
 		farlane_region_live(ctx, region);
 		kfree(call);
@@ -297,8 +297,7 @@ int farlane_detach(struct farlane_context *ctx, u32 id)
 	if (region->device)
 		err = farlane_device_memory_detach(region->device);
 	else
-		err = farlane_take_away(ctx->fl, ctx->id, call,
-					FARLANE_OP_DETACH, id);
+		err = farlane_take_away(ctx, call, FARLANE_OP_DETACH, id);
 	if (farlane_let_go(err)) {
 		farlane_region_del(ctx, region);
 		farlane_region_free(ctx, region);

@@ -8,6 +8,7 @@ use farlane_abi::tunnel::{DIRECTION_OUT_OF_DEVICE, Envelope, TOKEN_EPOCHS};
 use farlane_abi::zerocopy::IntoBytes as _;
 use std::io;
 use std::sync::Barrier;
+use std::time::Duration;
 
 /// Bytes of device memory that are used.
 pub const BAR_BYTES: usize = 4 << 20;
@@ -15,6 +16,10 @@ pub const BAR_BYTES: usize = 4 << 20;
 pub const DISK_BYTES: usize = 1 << 20;
 /// What stands in device memory where nothing must land.
 const UNTOUCHED: u8 = 0xee;
+/// Where an honest read has the disk's first page in device memory: misaligned on purpose.
+const HONEST: u64 = 12345;
+/// Pause between two writes of a process that goes on writing.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Where an attack on memory that is taken away is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +68,8 @@ impl Attacker {
 
     /// An honest read lands, byte for byte, and has its receipt.
     pub fn honest(&mut self) -> Result<()> {
-        // Misaligned on purpose.
-        let offset = 12345;
-        let page = self.page(offset as u64);
+        let page = self.page(HONEST);
+        let offset = usize::try_from(HONEST)?;
         self.bar.write(offset - 1, &[UNTOUCHED; PAGE + 2])?;
         self.process.prepare(0, page)?;
         self.read_page(0)?.context("An honest read")?;
@@ -343,6 +347,37 @@ impl Attacker {
         self.process.unregister(region)?;
         self.honest()?;
         Ok(whole)
+    }
+
+    /// Writes what the disk has, from device memory, until the device is gone, as an honest process does: it is told nothing before. Each
+    /// write arrives, with its receipt, or is an error. `first` is called after the first one. Returns how many have arrived, and how many have not.
+    pub fn written_to_the_end(&mut self, first: impl Fn()) -> Result<[usize; 2]> {
+        let [mut arrived, mut refused] = [0; 2];
+        while !self.process.is_dead()? {
+            let page = Page {
+                direction: DIRECTION_OUT_OF_DEVICE,
+                ..self.page(HONEST)
+            };
+            self.process.prepare(0, page)?;
+            match self.disk.write(0, &self.process.phony, 0, PAGE)? {
+                Ok(bytes) => {
+                    let landed = self.process.landed(page)?;
+                    ensure!(
+                        bytes == PAGE && landed == 0xff,
+                        "A write of {bytes} bytes has receipts {landed:#x}"
+                    );
+                    arrived += 1;
+                    if arrived == 1 {
+                        first();
+                    }
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EIO) => refused += 1,
+                Err(error) => return Err(error).context("A write"),
+            }
+            self.disk_is_whole()?;
+            std::thread::sleep(PAUSE);
+        }
+        Ok([arrived, refused])
     }
 
     /// Noise in phony pages and slots.

@@ -44,6 +44,8 @@ enum Task {
         /// The file that begins the unmapping
         unmap: PathBuf,
     },
+    /// Writes from memory until the device is gone: what it is not told of is not written
+    Write,
     /// Prints an armed token and keeps it until the standard input ends
     Lend,
     /// Uses a token of another machine: that must fail
@@ -101,6 +103,12 @@ fn run(arguments: &Arguments) -> Result<()> {
             let landed = attacker.unmapped_in_flight(&arguments.resource, at)?;
             ensure!(landed > 0, "No request was under way");
             println!("{landed} pages landed before their memory was unmapped, none afterwards");
+        }
+        Task::Write => {
+            let [arrived, refused] = attacker.written_to_the_end(|| println!("Writing"))?;
+            println!("{arrived} writes arrived, {refused} were refused");
+            // There is no tunnel any more.
+            return attacker.disk_is_whole();
         }
         Task::Lend => {
             let page = attacker.page(0);

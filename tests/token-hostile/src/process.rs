@@ -2,6 +2,7 @@
 
 use crate::memory::Memory;
 use anyhow::{Context as _, Result, bail, ensure};
+use farlane_abi::arena::OFF_DEAD;
 use farlane_abi::config::FEATURE_TUNNEL;
 use farlane_abi::control::{FLAG_PHONY, FLAG_WRITABLE};
 use farlane_abi::ioctl::{
@@ -184,6 +185,12 @@ impl Process {
     pub fn prepare(&self, at: usize, page: Page) -> Result<()> {
         self.arm(page)?;
         self.fill(at, self.envelope(page)?)
+    }
+
+    /// Whether the device is gone, as its driver says.
+    pub fn is_dead(&self) -> Result<bool> {
+        let word = self.header.word(OFF_DEAD)?.load(Ordering::Acquire);
+        Ok(word & 0xffff_ffff != 0)
     }
 
     /// Which sectors have moved.

@@ -10,6 +10,7 @@
  *	device_memory unmap NODE BAR [dead]		unmaps a region; then the backend is dead, or not
  *	device_memory wait NODE BAR			keeps a region until SIGTERM, when the device has gone
  *	device_memory parts NODE BAR			the same of several regions
+ *	device_memory late NODE BAR			what a driver that is unbound has not registered yet it does not
  *
  * BAR is a resource file of sysfs of 16 pages or more. Marks, which are pins of ordinary memory, show the backend where
  * in its order of requests the program is.
@@ -340,6 +341,14 @@ static int keep(unsigned long parts)
 	return 0;
 }
 
+static int late(void)
+{
+	CHECK(pin(map(RW), PAGE, FARLANE_FLAG_WRITABLE) == -ENODEV);
+	puts("refused");
+	fflush(stdout);
+	return 0;
+}
+
 int main(int argc, char **argv)
 {
 	const char *what = argc > 2 ? argv[1] : "";
@@ -367,6 +376,8 @@ int main(int argc, char **argv)
 		return keep(1);
 	if (!strcmp(what, "parts") && argc == 4)
 		return keep(PARTS);
+	if (!strcmp(what, "late") && argc == 4)
+		return late();
 	fputs("Wrong arguments\n", stderr);
 	return 2;
 }

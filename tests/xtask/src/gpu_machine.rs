@@ -180,9 +180,14 @@ pub fn drop_caches(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
+/// The command that runs a program with the library, in a way that `FARLANE_IO` names.
+pub fn with_library(way: &str, line: &str) -> String {
+    format!("FARLANE_IO={way} FARLANE_IO_STATS=1 farlane-run --io {line}")
+}
+
 /// Runs a program with the library, in a way that `FARLANE_IO` names; says which ways its bytes went.
 pub fn run_with_library(guest: &Guest, way: &str, line: &str) -> Result<(Output, Ways)> {
-    let command = format!("FARLANE_IO={way} FARLANE_IO_STATS=1 farlane-run --io {line}");
+    let command = with_library(way, line);
     let output = guest.spawn(&command)?.wait(PROGRAM_TIMEOUT)?;
     ensure!(
         output.success(),
@@ -196,7 +201,7 @@ pub fn run_with_library(guest: &Guest, way: &str, line: &str) -> Result<(Output,
 }
 
 /// The sums that the library prints.
-fn ways(text: &str) -> Result<Ways> {
+pub fn ways(text: &str) -> Result<Ways> {
     let line = text.lines().rev().find(|line| line.contains("\"p2p\""));
     let line = line.context("The library has printed no sums")?;
     let at = line.find('{').context("The sums are no JSON")?;

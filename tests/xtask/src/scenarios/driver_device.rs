@@ -37,6 +37,9 @@ const PROGRAM: &str = "/usr/bin/device_memory";
 /// Regions of the program that has several, of as many pages.
 const PARTS: u64 = 4;
 
+/// The driver.
+const DRIVER: &str = "/sys/bus/virtio/drivers/farlane";
+
 /// The SIGKILL and SIGTERM of a job.
 const KILL: u8 = 9;
 const TERM: u8 = 15;
@@ -117,6 +120,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     machine.asks_again()?;
     machine.killed()?;
     machine.unplugged()?;
+    machine.unbound()?;
     no_complaint(&guest)?;
     machine.refused()?;
     no_complaint(&guest)?;
@@ -421,6 +425,54 @@ impl<'a> Machine<'a> {
             said.len() as u64 == PARTS && said.iter().all(detach),
             "The backend was told {said:?} at first"
         );
+        Ok(())
+    }
+
+    /// The driver is unbound: device memory goes before the device is reset. The contexts stay, their processes live.
+    fn unbound(&self) -> Result<()> {
+        let line = |what| format!("{PROGRAM} {what} {} {}/resource2", self.node, self.bars[1]);
+        let device = format!("basename $(readlink -f /sys/class/farlane/{}/device)", {
+            self.node.trim_start_matches("/dev/")
+        });
+        let device = self.guest.run(&device)?;
+        let device = device.trim();
+        let job = self.guest.spawn(&line("parts"))?;
+        job.wait_output(PATIENCE, |text| text.contains("pinned"))?;
+        self.backend.take()?;
+        self.backend.set_detaching(Detaching::Later)?;
+        let unbind = self
+            .guest
+            .spawn(&format!("echo {device} >{DRIVER}/unbind && echo Unbound"))?;
+        self.each_is_asked()?;
+        // Who comes now has a context, too, and no device memory.
+        let late = self.guest.spawn(&line("late"))?;
+        late.wait_output(PATIENCE, |text| text.contains("refused"))?;
+        ensure!(
+            !unbind.has_ended(),
+            "A device was reset whose memory is in use"
+        );
+        self.backend.set_detaching(Detaching::Done)?;
+        let output = unbind.wait(PATIENCE)?;
+        ensure!(
+            output.stdout.contains("Unbound"),
+            "Unbinding: {}",
+            output.all()
+        );
+        let output = late.wait(PATIENCE)?;
+        ensure!(output.success(), "late: {}", output.all());
+        let said = self.backend.take()?;
+        let opened = said.iter().position(|event| *event == Event::Open);
+        let (before, after) = said.split_at(opened.unwrap_or(0));
+        ensure!(
+            opened.is_some() && !before.contains(&Event::Close) && !after.iter().any(is_device),
+            "The backend was told {said:?}"
+        );
+        job.signal(KILL)?;
+        job.wait(PATIENCE)?;
+        self.guest.run(&format!("echo {device} >{DRIVER}/bind"))?;
+        self.guest
+            .run(&format!("{PROGRAM} features {}", self.node))?;
+        self.backend.take_to_close()?;
         Ok(())
     }
 

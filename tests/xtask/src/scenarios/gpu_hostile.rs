@@ -5,7 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Job};
+use farlane_abi::tunnel::{ENVELOPE_MAGIC, SECTOR_BYTES};
+use farlane_vmkit::guest::Guest;
 use farlane_vmkit::guest_root::GuestFile;
 use farlane_vmkit::held::{Call, Held};
 use farlane_vmkit::progress;
@@ -14,7 +15,9 @@ use farlane_vmkit::report::Report;
 
 use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint, wait_until};
-use crate::gpu_machine::{Backends, GPU, PROGRAM_TIMEOUT, mount, prepare};
+use crate::gpu_machine::{
+    Backends, GPU, PROGRAM_TIMEOUT, mount, prepare, run_with_library, ways, with_library,
+};
 use crate::lending::Blocks;
 use crate::run::Run;
 
@@ -29,6 +32,8 @@ const PACKAGE: &str = "farlane-token-hostile";
 const DISK_MIB: u32 = 128;
 const FILE_BYTES: u64 = 16 << 20;
 const SEED: u32 = 3;
+/// Bytes of a read that is held: one request.
+const HELD_BYTES: u64 = 64 << 10;
 /// The files that have the attacker read, and unmap its memory.
 const READ: &str = "/tmp/read";
 const UNMAP: &str = "/tmp/unmap";
@@ -67,16 +72,15 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         guest.run(&format!("echo 1 >$(dirname {RESOURCE})/enable"))?;
     }
     honest(&guests, report)?;
-    let reading = Reading::hold(&guests[0], &backends[0], blocks[0].path())?;
-    unmapped_in_flight(reading, report)?;
+    unmapped_in_flight(&guests[0], &backends[0], blocks[0].path(), report)?;
     let refused = stolen(&guests, &backends)?;
     say(
         report,
         "a token of another VM",
         &format!("{refused} requests refused"),
     );
-    let reading = Reading::hold(&guests[1], &backends[1], blocks[2].path())?;
-    unbound_in_flight(reading, report)?;
+    let disks = [blocks[2].path(), blocks[3].path()];
+    unbound_in_flight(&guests[1], &backends[1], disks, report)?;
     unplugged(&guests[0])?;
     say(
         report,
@@ -136,64 +140,59 @@ fn honest(guests: &[Guest; 2], report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// An attacker whose disk's worker is about to read blocks into its memory.
-struct Reading<'a> {
-    guest: &'a Guest,
-    line: String,
-    job: Job<'a>,
-    held: Held,
+/// Stops what serves the disks of a VM, and has it go on until it is about to read blocks into memory for what `begin` begins.
+fn hold_read(
+    backends: &Backends,
+    blocks: &Path,
+    begin: impl FnOnce() -> Result<()>,
+) -> Result<Held> {
+    let mut held = Held::stop(backends.disks.pid(), |name| name.starts_with("queue"))?;
+    begin()?;
+    let reads = |held: &Held, call: &Call| {
+        let file = held.file_of(call.arguments[0]);
+        call.number == libc::SYS_preadv && file.as_deref() == Some(blocks)
+    };
+    let read = held.advance(PATIENCE, reads)?;
+    ensure!(read.is_some(), "The disk is not read");
+    Ok(held)
 }
 
-impl<'a> Reading<'a> {
-    fn hold(guest: &'a Guest, backends: &Backends, blocks: &Path) -> Result<Self> {
-        let line = format!("token-hostile {TARGET} {RESOURCE} unmap {READ} {UNMAP}");
-        let job = guest.spawn(&line)?;
-        job.wait_output(PATIENCE, |said| said.contains("Ready"))?;
-        let mut held = Held::stop(backends.disks.pid(), |name| name.starts_with("queue"))?;
-        guest.run(&format!("touch {READ}"))?;
-        let reads = |held: &Held, call: &Call| {
-            let file = held.file_of(call.arguments[0]);
-            call.number == libc::SYS_preadv && file.as_deref() == Some(blocks)
-        };
-        let read = held.advance(PATIENCE, reads)?;
-        ensure!(read.is_some(), "The disk is not read:\n{}", job.so_far());
-        Ok(Self {
-            guest,
-            line,
-            job,
-            held,
-        })
+/// Goes on holding, by the guest's clock, as its driver counts. Time for a backend that does not wait to let go of the memory,
+/// too: where it is not enough, what lands afterwards tells.
+fn hold_on(guest: &Guest, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+    let uptime = || {
+        let seconds = guest.run("cut -d . -f 1 /proc/uptime")?;
+        seconds.trim().parse::<u64>().context("No uptime")
+    };
+    let end = uptime()? + HOLD_SECONDS;
+    while uptime()? < end {
+        check()?;
     }
-
-    /// Goes on holding, by the guest's clock, as its driver counts. Time for a backend that does not wait to let go of the memory,
-    /// too: where it is not enough, what lands afterwards tells.
-    fn wait(&self, mut check: impl FnMut() -> Result<()>) -> Result<()> {
-        let uptime = || {
-            let seconds = self.guest.run("cut -d . -f 1 /proc/uptime")?;
-            seconds.trim().parse::<u64>().context("No uptime")
-        };
-        let end = uptime()? + HOLD_SECONDS;
-        while uptime()? < end {
-            check()?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
-/// Memory is unmapped meanwhile: the unmapping waits, and nothing lands afterwards.
-fn unmapped_in_flight(reading: Reading<'_>, report: &mut Report) -> Result<()> {
-    reading.guest.run(&format!("touch {UNMAP}"))?;
-    reading.wait(|| {
-        let said = reading.job.so_far();
+/// Memory is unmapped while a disk reads into it: the unmapping waits, and nothing lands afterwards.
+fn unmapped_in_flight(
+    guest: &Guest,
+    backends: &Backends,
+    blocks: &Path,
+    report: &mut Report,
+) -> Result<()> {
+    let line = format!("token-hostile {TARGET} {RESOURCE} unmap {READ} {UNMAP}");
+    let job = guest.spawn(&line)?;
+    job.wait_output(PATIENCE, |said| said.contains("Ready"))?;
+    let held = hold_read(backends, blocks, || {
+        guest.run(&format!("touch {READ}")).map(drop)
+    })?;
+    guest.run(&format!("touch {UNMAP}"))?;
+    hold_on(guest, || {
+        let said = job.so_far();
         ensure!(
             !said.contains("Unmapped"),
             "Memory was unmapped while the disk still read into it:\n{said}"
         );
         Ok(())
     })?;
-    let Reading {
-        line, job, held, ..
-    } = reading;
     drop(held);
     let output = job.wait(PROGRAM_TIMEOUT)?;
     ensure!(
@@ -207,20 +206,38 @@ fn unmapped_in_flight(reading: Reading<'_>, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The tunnel's driver is unbound meanwhile: that waits, and the VM goes on.
-fn unbound_in_flight(reading: Reading<'_>, report: &mut Report) -> Result<()> {
-    let guest = reading.guest;
+/// The tunnel's driver is unbound while a disk reads into device memory: that waits, and the VM goes on. The process that reads has
+/// its bytes, by the tunnel; one that writes to the other disk meanwhile is told of each write that has not arrived, and none of its envelopes is on a disk.
+fn unbound_in_flight(
+    guest: &Guest,
+    backends: &Backends,
+    [target, honest]: [&Path; 2],
+    report: &mut Report,
+) -> Result<()> {
+    let line = format!("token-hostile {TARGET} {RESOURCE} write");
+    // Its context is the first one.
+    let writing = guest.spawn(&line)?;
+    writing.wait_output(PATIENCE, |said| said.contains("Writing"))?;
+    let read = format!("gpu_io read /mnt/data --seed {SEED} --bytes {HELD_BYTES}");
+    // What the file system reads to find the file is in memory afterwards.
+    run_with_library(guest, "p2p", &read)?;
+    let mut reading = None;
+    let mut held = hold_read(backends, honest, || {
+        reading = Some(guest.spawn(&with_library("p2p", &read))?);
+        Ok(())
+    })?;
+    held.release_others();
+    let reading = reading.context("Nothing was begun")?;
     let unbind = guest.spawn(&format!(
         "basename {DRIVER}/virtio* >{DRIVER}/unbind && echo Unbound"
     ))?;
-    reading.wait(|| {
+    hold_on(guest, || {
         ensure!(
             !unbind.so_far().contains("Unbound"),
             "The device was let go of while the disk still read into its memory"
         );
         Ok(())
     })?;
-    let Reading { job, held, .. } = reading;
     drop(held);
     let output = unbind.wait(PROGRAM_TIMEOUT)?;
     ensure!(
@@ -229,13 +246,48 @@ fn unbound_in_flight(reading: Reading<'_>, report: &mut Report) -> Result<()> {
         output.how(),
         output.all()
     );
-    // It has no device any more.
-    guest.run(&format!("touch {UNMAP}"))?;
-    job.wait(PROGRAM_TIMEOUT)?;
+    let output = writing.wait(PROGRAM_TIMEOUT)?;
+    let written = output.stdout.lines().last().unwrap_or_default();
+    ensure!(
+        output.success() && !written.contains(" 0 were refused"),
+        "`{line}`: {}\n{}",
+        output.how(),
+        output.all()
+    );
+    for blocks in [target, honest] {
+        no_envelope(blocks)?;
+    }
+    let output = reading.wait(PROGRAM_TIMEOUT)?;
+    ensure!(
+        output.success(),
+        "`{read}`: {}\n{}",
+        output.how(),
+        output.all()
+    );
+    let ways = ways(&output.stderr)?;
+    ensure!(
+        ways.p2p == HELD_BYTES,
+        "{HELD_BYTES} bytes were read by the tunnel, and the library says {ways:?}"
+    );
     say(
         report,
         "the tunnel unbound while a read was held",
-        "waits, the VM goes on",
+        &format!("waits, the VM goes on, the bytes are there; {written}"),
+    );
+    Ok(())
+}
+
+/// Nothing on a disk is an envelope.
+fn no_envelope(blocks: &Path) -> Result<()> {
+    let magic = ENVELOPE_MAGIC.to_le_bytes();
+    let bytes = std::fs::read(blocks)?;
+    let found = bytes
+        .chunks(SECTOR_BYTES)
+        .position(|sector| sector.starts_with(&magic));
+    ensure!(
+        found.is_none(),
+        "{}: an envelope is in sector {found:?}",
+        blocks.display()
     );
     Ok(())
 }
