@@ -1,7 +1,7 @@
 //! POSIX locks of the program (`fcntl(F_SETLK)`, `lockf`). They belong to the process and the file: closing any descriptor of the
 //! file drops them, ours too, and `execve` closes ours. So a file has either a lock or a descriptor of ours, never both.
 //!
-//! **Why never both.** A call that may lock a file [`begins`] before the kernel knows of it: it counts itself in [`UNDER_WAY`], then
+//! **Why never both.** A call that may lock a file [`begins`] before the kernel knows of it: it counts itself in `UNDER_WAY`, then
 //! looks for the file among the known ones, and closes what there is of ours under the file's lock `own`. Who opens one
 //! ([`Opened::direct`](files::Opened::direct)) does so under that lock, after it has found no such call counted and no lock in the kernel's list.
 //! * The file was known when the call looked: whoever opened before the call had `own` is closed by it, and waited for while others
