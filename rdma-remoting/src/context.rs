@@ -89,6 +89,8 @@ pub(crate) struct Objects {
     pub cqs: Table<CqObject>,
     pub qps: Table<QpObject>,
     pub buffers: Table<BufferObject>,
+    /// As many memory regions as there have been at once.
+    pub keys: Share,
     mapped: Vec<(u32, Arc<BufferObject>)>,
 }
 
@@ -217,6 +219,7 @@ impl Context {
             limit,
         } = owner;
         counters::add(&counters.contexts, 1);
+        let keys = Share::of_nothing(&account, Resource::MemoryRegions);
         Arc::new(Self {
             id,
             label,
@@ -235,6 +238,7 @@ impl Context {
                 cqs: Table::new(MAX_CQS),
                 qps: Table::new(MAX_QPS),
                 buffers: Table::new(MAX_BUFFERS),
+                keys,
                 mapped: Vec::new(),
             }),
             rota: Mutex::default(),
@@ -581,6 +585,7 @@ impl Context {
             }
         }
         drop((regions, cqs, buffers, mapped));
+        self.objects().keys = Share::of_nothing(&self.account, Resource::MemoryRegions);
         counters::sub(&self.counters.contexts, 1);
     }
 }

@@ -147,6 +147,32 @@ pub struct Share {
     amount: u64,
 }
 
+impl Share {
+    /// Nothing yet.
+    #[must_use]
+    pub fn of_nothing(account: &Arc<Account>, of: Resource) -> Self {
+        Self {
+            account: Arc::clone(account),
+            of,
+            amount: 0,
+        }
+    }
+
+    /// How much it is.
+    #[must_use]
+    pub fn amount(&self) -> u64 {
+        self.amount
+    }
+
+    /// Takes so many more; `None`, and nothing has changed: that is more than the tenant's share.
+    #[must_use]
+    pub fn grow(&mut self, by: u64) -> Option<()> {
+        let mut more = self.account.take(self.of, by)?;
+        self.amount += std::mem::take(&mut more.amount);
+        Some(())
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         let mut taken = self.account.ledger.budget(self.of).taken();

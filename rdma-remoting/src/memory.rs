@@ -152,6 +152,19 @@ impl MemoryTable {
             .insert(memory)
     }
 
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        u64::try_from(table.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Takes a memory region out. When this returns, no request touches its memory, also none that is in progress (IBTA, 10.6.6.2.6).
     pub fn remove(&self, key: u32) -> Option<Arc<MemoryRegion>> {
         let removed = {

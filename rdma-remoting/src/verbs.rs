@@ -6,7 +6,7 @@ use crate::context::{
 };
 use crate::counters;
 use crate::engine::QpSpec;
-use crate::ledger::{Resource, Share};
+use crate::ledger::Resource;
 use crate::memory::{Access, MemoryRegion};
 use crate::work_queue::shared_queues;
 use farlane_abi::Errno;
@@ -27,7 +27,6 @@ pub(crate) struct CallHost<'a> {
 
 /// What lasts as long as a memory region.
 struct MemoryRegionUses {
-    _share: Share,
     _pd: Arc<Pd>,
     _buffer: Option<Arc<BufferObject>>,
 }
@@ -105,8 +104,8 @@ impl Verbs for CallHost<'_> {
         if length == 0 || iova.checked_add(length).is_none() {
             return Err(Errno::EINVAL);
         }
-        let objects = self.context.objects();
-        let pd = objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?;
+        let mut objects = self.context.objects();
+        let pd = Arc::clone(objects.pds.get(args.pd.get()).ok_or(Errno::EBADF)?);
         let (region, buffer) = match args.source.get() {
             MR_SOURCE_PIN => (self.context.pin(args.object.get())?, None),
             MR_SOURCE_BUFFER => {
@@ -115,10 +114,12 @@ impl Verbs for CallHost<'_> {
             }
             _ => return Err(Errno::EINVAL),
         };
-        let share = self.context.account.take(Resource::MemoryRegions, 1);
+        // A table of keys keeps the room that it has had: so does its share.
+        if self.context.memory.len() >= objects.keys.amount() {
+            objects.keys.grow(1).ok_or(Errno::ENOMEM)?;
+        }
         let uses = MemoryRegionUses {
-            _share: share.ok_or(Errno::ENOMEM)?,
-            _pd: Arc::clone(pd),
+            _pd: pd,
             _buffer: buffer,
         };
         let memory = MemoryRegion {

@@ -1,6 +1,6 @@
 //! The memory of one VM as its backend sees it.
 
-use crate::memory_file::{self, MemoryFileError, Source};
+use crate::memory_file::{self, MemoryFileError};
 use crate::region::Inner;
 use crate::topology::{Node, Topology, majority};
 use crate::view::{View, Views};
@@ -301,7 +301,8 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Adds a range of guest-physical addresses behind which the bytes of a file lie.
+    /// Adds a range of guest-physical addresses behind which the bytes of a file lie: of a file of this host, such as a PCI function's BAR
+    /// in sysfs, or one that somebody has sent and that was [checked](crate::memory_file).
     ///
     /// # Errors
     /// It overlaps another, the file is too short, or what `mmap` says; nothing is changed then.
@@ -344,9 +345,18 @@ impl AddressSpace {
         writable: bool,
     ) -> Result<(), AddressSpaceError> {
         let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let stat = rustix::fs::fstat(file).map_err(std::io::Error::from)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        if file_offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(MemoryFileError::TooShort {
+                offset: file_offset,
+                length,
+                size,
+            }
+            .into());
+        }
         let none = Snapshot::default();
         let place = (file, file_offset);
-        let _ = memory_file::check(file, (file_offset, length), writable, Source::Vmm)?;
         let range = Self::keep_or_map(&none, kind, (start, length), place, writable)?;
         let old = self.snapshot();
         let at = old.ranges.partition_point(|r| r.start < start);

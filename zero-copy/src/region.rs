@@ -1,6 +1,7 @@
 //! Registered buffers.
 
 use crate::address_space::{AddressSpace, AddressSpaceError};
+use crate::memory_file::{self, MemoryFileError, Source};
 use crate::placement::Given;
 use crate::topology::{Node, Topology};
 use crate::{Mapping, MappingError, PoolBuffer, Process, SharedMemory};
@@ -34,15 +35,14 @@ pub enum RegionError {
     /// A guest address without memory.
     #[error(transparent)]
     Space(#[from] AddressSpaceError),
-    /// The file is shorter than the region, or could become so.
-    #[error("A file of {size:#x} bytes{} behind a region of {length:#x}", if *.sealed { "" } else { " that can shrink" })]
-    File {
-        /// Size of the file in bytes.
-        size: u64,
+    /// A file that must not be mapped.
+    #[error("The file of a region cannot be used")]
+    File(#[from] MemoryFileError),
+    /// The file could become shorter than the region.
+    #[error("The file behind a region of {length:#x} bytes can shrink")]
+    Shrinks {
         /// Bytes of the region.
         length: u64,
-        /// Whether the file is sealed against shrinking.
-        sealed: bool,
     },
     /// The region cannot be one mapping: its extents do not meet at page boundaries, or are too
     /// many, or its memory belongs to a process.
@@ -297,25 +297,13 @@ impl Region {
     /// shrinking, so that touching it never faults.
     ///
     /// # Errors
-    /// See [`RegionError::File`]; what `mmap` says.
+    /// See [`RegionError::File`] and [`RegionError::Shrinks`]; what `mmap` says.
     pub fn from_memfd(fd: OwnedFd, length: u64, writable: bool) -> Result<Self, RegionError> {
         if length == 0 {
             return Err(RegionError::Empty);
         }
-        let size = u64::try_from(
-            rustix::fs::fstat(&fd)
-                .map_err(std::io::Error::from)?
-                .st_size,
-        )
-        .unwrap_or(0);
-        let sealed = rustix::fs::fcntl_get_seals(&fd)
-            .is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK));
-        if !sealed || size < length {
-            return Err(RegionError::File {
-                size,
-                length,
-                sealed,
-            });
+        if !memory_file::check(fd.as_fd(), (0, length), writable, Source::Peer)? {
+            return Err(RegionError::Shrinks { length });
         }
         let mapping = Mapping::new(fd.as_fd(), 0, length, writable)?;
         Ok(Self::new(

@@ -167,7 +167,7 @@ fn memory_that_has_been_replaced_is_kept_by_no_region() {
 fn a_file_that_could_shrink_is_refused() {
     assert!(matches!(
         Region::from_memfd(memfd(PAGE), PAGE, true),
-        Err(RegionError::File { sealed: false, .. })
+        Err(RegionError::Shrinks { .. })
     ));
     let fd = memfd(PAGE);
     rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();

@@ -128,8 +128,9 @@ impl Memory {
         }
         let (guest, length) = (region.guest_phys_addr, region.memory_size);
         let range = Range::new(guest, region.user_addr, length)?;
-        self.space
-            .map(guest, length, file.as_fd(), region.mmap_offset, true)?;
+        let (file, offset) = (file.as_fd(), region.mmap_offset);
+        memory_file::check_ram(file, (offset, length)).map_err(AddressSpaceError::File)?;
+        self.space.map(guest, length, file, offset, true)?;
         self.ranges.push(range);
         Ok(())
     }

@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// It forks, and has all locks.
+    static FORKING: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Says that this thread is in the library. A signal handler of the thread that does I/O meanwhile gets the plain call: what the
@@ -55,8 +57,10 @@ pub(crate) fn is_foreign() -> bool {
 }
 
 unsafe extern "C" fn prepare() {
-    // A handler that forks while its thread is inside cannot wait for what the thread holds.
-    if !INSIDE.get() {
+    // A handler that forks while its thread is inside cannot wait for what the thread holds. Until the fork is over this one is inside:
+    // handlers of the program, of forks and of signals, that close or lock a file meanwhile do not wait for it.
+    if !INSIDE.replace(true) {
+        FORKING.set(true);
         crate::registry::hold();
         crate::tunnel::hold();
         crate::files::hold();
@@ -66,7 +70,7 @@ unsafe extern "C" fn prepare() {
 }
 
 unsafe extern "C" fn parent() {
-    if !INSIDE.get() {
+    if FORKING.replace(false) {
         // SAFETY: `prepare` has taken them in this thread.
         unsafe {
             crate::log::release();
@@ -75,13 +79,14 @@ unsafe extern "C" fn parent() {
             crate::tunnel::release();
             crate::registry::release();
         }
+        INSIDE.set(false);
     }
 }
 
 unsafe extern "C" fn child() {
     PROCESS.store(process(), Ordering::Relaxed);
     crate::locks::forget();
-    if !INSIDE.get() {
+    if FORKING.replace(false) {
         // SAFETY: `prepare` has taken them in the thread that this one continues.
         unsafe {
             crate::log::release();
@@ -94,6 +99,7 @@ unsafe extern "C" fn child() {
             crate::registry::forget();
             crate::registry::release();
         }
+        INSIDE.set(false);
     }
 }
 

@@ -343,11 +343,23 @@ impl Entry {
             let old = unsafe { BorrowedFd::borrow_raw(number) };
             let new = rustix::io::fcntl_dupfd_cloexec(old, HIGH);
             // A process that may not have so many (`RLIMIT_NOFILE`).
-            let new = new.or_else(|_| rustix::io::fcntl_dupfd_cloexec(old, 0))?;
-            let new = new.into_raw_fd();
-            self.number.store(new + 1, Ordering::Release);
-            vacate(number);
-            Ok(())
+            let new = new.or_else(|_| rustix::io::fcntl_dupfd_cloexec(old, 0));
+            let (order, ignored) = (Ordering::AcqRel, Ordering::Relaxed);
+            let moves_to = |new: RawFd| {
+                let at = &self.number;
+                at.compare_exchange(number + 1, new + 1, order, ignored)
+            };
+            match new {
+                Ok(new) if moves_to(new.as_raw_fd()).is_ok() => {
+                    let _ = new.into_raw_fd();
+                    vacate(number);
+                    Ok(())
+                }
+                // It has been closed meanwhile: nothing of ours is there any more, and the duplicate goes.
+                Ok(_) => Ok(()),
+                Err(_) if self.number.load(Ordering::Acquire) != number + 1 => Ok(()),
+                Err(error) => Err(error),
+            }
         })?
     }
 

@@ -85,6 +85,18 @@ fn keys_of_many_contexts_leave_others_their_share() {
     }
     other.close_all();
     assert_eq!(register_all(&one), 100);
+    one.close_all();
+    // The room of keys that have gone stays in a context's table.
+    let context = open(&other, 0);
+    let pd = CallHost::new(&context).alloc_pd(()).unwrap();
+    context.attach_pin(0, memory("room", PAGE_BYTES)).unwrap();
+    let keys: Vec<_> = (0..50)
+        .map(|_| register(&context, pd, 0).unwrap())
+        .collect();
+    for key in keys {
+        CallHost::new(&context).dereg_mr(key.handle).unwrap();
+    }
+    assert_eq!(register_all(&one), 75);
 }
 
 #[test]

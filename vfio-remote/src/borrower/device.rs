@@ -314,6 +314,12 @@ impl Borrowed {
         self.notice_loss();
     }
 
+    /// A reset is none where what the device has begun may still reach the memory in which the VM starts anew.
+    fn is_reset(&self) -> Result<(), Errno> {
+        let doubt = self.layout().check_doubt();
+        doubt.map_err(|e| self.memory_error("reset", &e))
+    }
+
     fn memory_error(&self, what: &str, error: &LayoutError) -> Errno {
         log::error!("{}: cannot {what}: {}", self.config.device, chain(error));
         match error {
@@ -487,7 +493,7 @@ impl Device for Borrowed {
         self.notice_loss();
         if let Presence::Held(..) = &self.presence {
             self.reset_function();
-            return Ok(());
+            return self.is_reset();
         }
         if let Some(space) = &mut self.space {
             space.reset();
@@ -504,6 +510,6 @@ impl Device for Borrowed {
             }
             _ => self.take(),
         }
-        Ok(())
+        self.is_reset()
     }
 }

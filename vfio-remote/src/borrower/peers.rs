@@ -196,8 +196,8 @@ fn follow(layout: &Mutex<Layout>, notices: &Receiver<Notice>) {
         let notice = match notice {
             Ok(notice) => notice,
             Err(RecvTimeoutError::Timeout) => {
-                let deadline = Deadline::begin();
-                layout().try_again(deadline);
+                let mut layout = layout();
+                layout.try_again(Deadline::begin());
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => return,
@@ -206,12 +206,14 @@ fn follow(layout: &Mutex<Layout>, notices: &Receiver<Notice>) {
             // It is tried again when it has had a moment.
             Notice::PutOff => {}
             Notice::Added(id, target) => {
-                let deadline = Deadline::begin();
-                layout().add_target(id, target, deadline);
+                // Its time begins when it has the layout: what others wait for with it is not its own.
+                let mut layout = layout();
+                layout.add_target(id, target, Deadline::begin());
             }
             Notice::Removed(id, done) => {
-                let deadline = Deadline::begin();
-                layout().remove_target(id, deadline);
+                let mut layout = layout();
+                layout.remove_target(id, Deadline::begin());
+                drop(layout);
                 let _ = done.send(());
             }
         }

@@ -289,6 +289,15 @@ impl Sender {
         }
     }
 
+    /// Waits until the other end has taken what was sent, or for so long, where this one is not received at any more.
+    pub(crate) fn drain(&self, time: Duration) {
+        match &*self.0 {
+            // Its packets are in the socket.
+            Inner::Packet(_) => {}
+            Inner::Stream(socket) => socket.drain(time),
+        }
+    }
+
     /// Ends the link: both halves, at both ends, fail from now on.
     pub fn close(&self) {
         match &*self.0 {

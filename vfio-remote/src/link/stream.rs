@@ -14,7 +14,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes kept for a peer that does not take them.
 const MAX_PENDING_BYTES: usize = 4 << 20;
@@ -187,7 +187,9 @@ impl StreamSocket {
 
     /// The same, also to a peer that has nothing to say any more: it may go on listening. False where something waits already.
     pub fn send_to_the_end(&self, frame: &[u8]) -> Result<bool, LinkError> {
-        let state = self.state();
+        let mut state = self.state();
+        // Nobody receives any more who would send what waits.
+        self.flush(&mut state)?;
         if state.waiting_bytes + state.wire.len() > 0 {
             return Ok(false);
         }
@@ -404,6 +406,24 @@ impl StreamSocket {
     pub fn finish(&self) {
         self.say_goodbye();
         let _ = self.socket.shutdown(Shutdown::Write);
+    }
+
+    /// Waits until the peer has taken what was sent, or for so long. For an end that is not received at any more.
+    pub fn drain(&self, time: Duration) {
+        let end = Instant::now() + time;
+        loop {
+            let mut state = self.state();
+            if self.flush(&mut state).is_err() || state.waiting_bytes + state.wire.len() == 0 {
+                return;
+            }
+            drop(state);
+            let left = end.saturating_duration_since(Instant::now());
+            let mut polled = [PollFd::new(&self.socket, PollFlags::OUT)];
+            let until = Timespec::try_from(left).ok();
+            if left.is_zero() || poll(&mut polled, until.as_ref()) == Ok(0) {
+                return;
+            }
+        }
     }
 
     pub fn close(&self) {

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections that one process can have. All of them are one user's: what tells a container from another is the process.
 const MAX_OF_PROCESS: usize = 64;
@@ -141,6 +141,7 @@ impl HostSocket {
     /// What epoll says, and then there is nothing left to do.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(BATCH);
+        let mut deaf_since = None;
         loop {
             let pause = if self.listening {
                 None
@@ -153,7 +154,6 @@ impl HostSocket {
                 rustix::buffer::spare_capacity(&mut events),
                 pause.as_ref(),
             ) {
-                Ok(0) => self.listen(true)?,
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -163,6 +163,12 @@ impl HostSocket {
                     Key::Socket(number) => self.serve(number),
                     Key::Process(number) => self.close(number),
                 }
+            }
+            // However much those say who are connected.
+            if self.listening {
+                deaf_since = None;
+            } else if deaf_since.get_or_insert_with(Instant::now).elapsed() >= PAUSE {
+                self.listen(true)?;
             }
         }
     }
