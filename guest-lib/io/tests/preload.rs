@@ -121,6 +121,11 @@ fn a_child_has_no_locks_of_its_parents() {
 }
 
 #[test]
+fn handlers_of_forks_lock_and_close_files() {
+    locked("locks_forks");
+}
+
+#[test]
 fn who_takes_a_lock_while_others_read_has_no_descriptor_of_the_librarys() {
     locked("locks_threads");
 }

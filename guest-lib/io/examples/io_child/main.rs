@@ -437,6 +437,7 @@ fn main() -> Result<()> {
         "read_lock_exec" => locks::over_exec(file, &content, path, true)?,
         "lock_read_exec" => locks::over_exec(file, &content, path, false)?,
         "locks" => locks::ways(file, &content, path)?,
+        "locks_forks" => locks::forks(&file, &content)?,
         "locks_children" => locks::children(&file, &content, path)?,
         "locks_threads" => locks::threads(file, &content, path)?,
         "locks_waits" => locks::waits(&file, &content, path)?,
