@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::io::ReadWriteFlags;
 use std::io::IoSliceMut;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use thiserror::Error;
 
@@ -25,19 +25,30 @@ pub enum EventfdError {
     Io(#[from] rustix::io::Errno),
 }
 
+/// Whether closing a descriptor that somebody else has sent waits for nobody: it is an eventfd, or memory. Of others, `close` may ask
+/// whoever serves the file (`FUSE_FLUSH`), or wait for the peer of a socket (`SO_LINGER`).
+#[must_use]
+pub fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok() || matches!(kind(fd), Ok(None))
+}
+
+/// What it is, if not an eventfd.
+fn kind(fd: BorrowedFd<'_>) -> rustix::io::Result<Option<String>> {
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let target = rustix::fs::readlink(link.as_str(), Vec::new())?;
+    let is_eventfd = target.as_bytes() == b"anon_inode:[eventfd]";
+    Ok((!is_eventfd).then(|| target.to_string_lossy().into_owned()))
+}
+
 /// Takes `fd` if it is an eventfd.
 ///
 /// # Errors
 /// See [`EventfdError`].
 pub fn check(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
-    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let target = rustix::fs::readlink(link.as_str(), Vec::new())?;
-    if target.as_bytes() != b"anon_inode:[eventfd]" {
-        return Err(EventfdError::NotAnEventfd(
-            target.to_string_lossy().into_owned(),
-        ));
+    match kind(fd.as_fd())? {
+        None => Ok(fd),
+        Some(other) => Err(EventfdError::NotAnEventfd(other)),
     }
-    Ok(fd)
 }
 
 /// Takes `fd` if it is an eventfd, and sees to it that neither reading nor writing it blocks. That
@@ -99,7 +110,6 @@ pub fn drain(fd: BorrowedFd<'_>) -> u64 {
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
-    use std::os::fd::AsFd as _;
 
     #[test]
     fn an_adopted_eventfd_never_blocks() {
@@ -116,6 +126,15 @@ mod tests {
         rustix::io::write(&fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         signal(fd.as_fd());
         assert_eq!(drain(fd.as_fd()), u64::MAX - 1);
+    }
+
+    #[test]
+    fn closing_memory_and_eventfds_waits_for_nobody() {
+        let memory = rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert!(closes_at_once(memory.as_fd()) && closes_at_once(event.as_fd()));
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(!closes_at_once(socket.as_fd()));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Another process on this host whose memory is reached by system calls.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::Arc;
@@ -102,6 +103,19 @@ impl Process {
         self.pidfd.as_fd()
     }
 
+    /// Whether it has ended: then its number may be another process's.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let mut end = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        loop {
+            match poll(&mut end, Some(&Timespec::default())) {
+                Ok(0) => return false,
+                Err(rustix::io::Errno::INTR) => {}
+                _ => return true,
+            }
+        }
+    }
+
     /// Its id.
     #[must_use]
     pub fn pid(&self) -> i32 {
@@ -116,12 +130,18 @@ impl Process {
 
     /// Copies between `local` and the process's memory. Returns the bytes copied, which are fewer
     /// than asked for where its memory ends.
+    ///
+    /// # Errors
+    /// `ESRCH` where the process has ended; else what the system says.
     pub(crate) fn transfer(
         &self,
         local: &[libc::iovec],
         remote: &[libc::iovec],
         write: bool,
     ) -> io::Result<usize> {
+        if self.has_ended() {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
         let local_count = local.len() as libc::c_ulong;
         let remote_count = remote.len() as libc::c_ulong;
         // SAFETY: the local vectors lie in mappings that the caller holds; the remote ones are
@@ -143,5 +163,44 @@ impl Process {
             )
         };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_with_the_same_number_is_not_touched() {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let id = i32::try_from(child.id()).unwrap();
+        let pid = rustix::process::Pid::from_raw(id).unwrap();
+        let flags = rustix::process::PidfdFlags::empty();
+        let mut process = Process {
+            pid: rustix::process::getpid(),
+            uid: 0,
+            pidfd: rustix::process::pidfd_open(pid, flags).unwrap(),
+        };
+        let (mut to, from) = ([0_u8; 8], [7_u8; 8]);
+        let vector = |base: *const u8| libc::iovec {
+            iov_base: base.cast_mut().cast(),
+            iov_len: 8,
+        };
+        let mut read = |process: &Process| {
+            process.transfer(&[vector(to.as_mut_ptr())], &[vector(from.as_ptr())], false)
+        };
+        assert_eq!(read(&process).unwrap(), 8);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(process.has_ended());
+        assert_eq!(
+            read(&process).unwrap_err().raw_os_error(),
+            Some(libc::ESRCH)
+        );
+        process.pid = pid;
+        assert!(read(&process).is_err());
     }
 }

@@ -177,6 +177,24 @@ impl VolatileDisk {
         self.shared.state().release_reads();
     }
 
+    /// Has whoever closes a descriptor of the file that is opened from now on wait for [`release_closes`](Self::release_closes).
+    pub fn hold_closes(&self) {
+        self.shared.state().holds_closes = true;
+    }
+
+    /// Waits until somebody closes a descriptor, and is held.
+    ///
+    /// # Errors
+    /// Nobody did.
+    pub fn await_held_close(&self) -> io::Result<()> {
+        self.await_held("close", |state| !state.held_closes.is_empty())
+    }
+
+    /// Lets those go on who are held; others are held no longer.
+    pub fn release_closes(&self) {
+        self.shared.state().release_closes();
+    }
+
     /// Completes the flushes that are held; others are held no longer.
     pub fn release_flushes(&self) {
         self.shared.state().release();
@@ -189,6 +207,7 @@ impl Drop for VolatileDisk {
         self.heal();
         self.release_flushes();
         self.release_reads();
+        self.release_closes();
         // Whoever still has the file open keeps it; it is served until the last has closed it.
         if let Err(e) = rustix::mount::unmount(self.folder.path(), UnmountFlags::DETACH) {
             eprintln!("Cannot unmount {}: {e}", self.folder.path().display());

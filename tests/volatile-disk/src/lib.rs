@@ -13,7 +13,7 @@
 //!   is in the log.
 //! * [`History`] notes what a driver was told is durable, and finds it in the images of all later points; a [`Load`] does so for a random load of a [`Device`].
 //! * Requests can be made to [fail](VolatileDisk::fail), to [write fewer bytes](VolatileDisk::shorten_writes) than they were asked to, or,
-//!   flushes and reads only, to [wait](VolatileDisk::hold_flushes).
+//!   flushes, reads and closes only, to [wait](VolatileDisk::hold_flushes).
 //!
 //! It needs `/dev/fuse` and the right to mount; without them [`VolatileDisk::new`] fails. The mount is in a mount namespace of the
 //! calling thread and its children, so that it is gone with them, also when they are killed.

@@ -62,6 +62,8 @@ pub struct State {
     pub held: Vec<Held>,
     pub holds_reads: bool,
     pub held_reads: Vec<HeldRead>,
+    pub holds_closes: bool,
+    pub held_closes: Vec<ReplyEmpty>,
     handles: u64,
 }
 
@@ -158,6 +160,14 @@ impl State {
         }
     }
 
+    /// Answers those who close, and holds none any more.
+    pub fn release_closes(&mut self) {
+        self.holds_closes = false;
+        for reply in std::mem::take(&mut self.held_closes) {
+            reply.ok();
+        }
+    }
+
     fn flushed(&mut self, held: Held) {
         let Held {
             handle,
@@ -188,6 +198,8 @@ impl Shared {
             held: Vec::new(),
             holds_reads: false,
             held_reads: Vec::new(),
+            holds_closes: false,
+            held_closes: Vec::new(),
             handles: 0,
         };
         Self {
@@ -269,9 +281,10 @@ impl Filesystem for Server {
         }
         let mut state = self.0.state();
         state.handles += 1;
-        let flags = FopenFlags::FOPEN_DIRECT_IO
-            | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
-            | FopenFlags::FOPEN_NOFLUSH;
+        let mut flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+        if !state.holds_closes {
+            flags |= FopenFlags::FOPEN_NOFLUSH;
+        }
         reply.opened(FileHandle(state.handles), flags);
     }
 
@@ -320,6 +333,23 @@ impl Filesystem for Server {
         match written {
             Ok(bytes) => reply.written(bytes),
             Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _inode: INodeNo,
+        _handle: FileHandle,
+        _owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        let mut state = self.0.state();
+        if state.holds_closes {
+            state.held_closes.push(reply);
+            self.0.held.notify_all();
+        } else {
+            reply.ok();
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod context;
 mod envelope;
+mod forgotten;
 mod gate;
 mod keys;
 
@@ -14,6 +15,7 @@ use context::{Context, DeviceRegion, Receipt};
 use envelope::{ENVELOPE_BYTES, Sectors};
 use farlane_abi::tunnel::{Disk, SECTOR_BYTES};
 use farlane_abi::{Errno, PAGE_BYTES};
+use forgotten::Forgotten;
 use gate::Pass;
 pub use keys::Secret;
 use std::collections::{BTreeMap, HashMap};
@@ -128,6 +130,9 @@ struct State {
     contexts: HashMap<u32, Arc<Context>>,
     /// By guest-physical address of the first byte; disjoint.
     phony: BTreeMap<u64, Phony>,
+    /// What may carry envelopes and is no phony buffer that is known: of an earlier backend, which has made its keys with the same
+    /// secret, or from before a reset.
+    forgotten: Forgotten,
     epoch: u32,
     suspended: bool,
     /// What keys are made with, here and by the backend before.
@@ -139,11 +144,8 @@ struct State {
 pub struct Tokens {
     device_memory: Arc<AddressSpace>,
     disks: Vec<Disk>,
-    /// Whether there are phony buffers: looked at for every request.
+    /// Whether there are phony buffers, or pages that were: looked at for every request.
     any: AtomicBool,
-    /// Whether there may be envelopes whose phony buffers nobody knows: of an earlier backend, which has made its keys with the
-    /// same secret, or from before a reset.
-    orphans: AtomicBool,
     state: RwLock<State>,
 }
 
@@ -205,7 +207,6 @@ impl Tokens {
             device_memory,
             disks,
             any: AtomicBool::new(false),
-            orphans: AtomicBool::new(false),
             state: RwLock::new(State {
                 epoch: 1,
                 ..State::default()
@@ -219,6 +220,12 @@ impl Tokens {
 
     fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says whether requests are to be looked at.
+    fn look(&self, state: &State) {
+        let any = !state.phony.is_empty() || !state.forgotten.is_empty();
+        self.any.store(any, Ordering::Release);
     }
 
     /// Opens the envelopes of a request whose data lies in `segments` (guest-physical address, bytes) of `ram`. `None` for a
@@ -236,22 +243,16 @@ impl Tokens {
         segments: &[(u64, u64)],
     ) -> Result<Option<Opened>, TokenError> {
         if !self.any.load(Ordering::Acquire) {
-            if direction == Direction::OutOfDevice && self.orphans.load(Ordering::Acquire) {
-                let secret = self.state().secret;
-                refuse_envelopes(ram, segments, secret)?;
-            }
             return Ok(None);
         }
         let state = self.state();
-        let is_phony = |&(address, length): &(u64, u64)| {
+        let concerned = |&(address, length): &(u64, u64)| {
             let end = address.saturating_add(length);
-            state
-                .phony
-                .range(..end)
-                .next_back()
-                .is_some_and(|(_, phony)| phony.end > address)
+            let phony = state.phony.range(..end).next_back();
+            phony.is_some_and(|(_, phony)| phony.end > address)
+                || direction == Direction::OutOfDevice && state.forgotten.overlaps(address, end)
         };
-        if !segments.iter().any(is_phony) {
+        if !segments.iter().any(concerned) {
             return Ok(None);
         }
         let mut opening = Opening {
@@ -270,7 +271,7 @@ impl Tokens {
             secret: state.secret,
         };
         for &(address, length) in segments {
-            opening.segment(&state.phony, address, length)?;
+            opening.segment(&state, address, length)?;
         }
         opening.finish().map(Some)
     }
@@ -278,7 +279,7 @@ impl Tokens {
     /// The VM has been told this secret by whoever served it last: none if nobody has. Returns what it is to be told now.
     ///
     /// Another one than that of this backend is of one that is no more. The VM's processes may not know yet, and write phony
-    /// buffers to its disks: until the first of them comes here, an envelope of that backend is not written as if it were data.
+    /// buffers to its disks: an envelope of that backend is not written as if it were data, wherever it lies.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -290,7 +291,8 @@ impl Tokens {
         {
             // Whoever comes next has to tell the envelopes of both.
             state.secret = Some(told);
-            self.orphans.store(true, Ordering::Release);
+            state.forgotten.add(0, u64::MAX);
+            self.look(&state);
         }
         state.secret()
     }
@@ -309,7 +311,6 @@ impl Tokens {
             context.suspend();
         }
         state.contexts.insert(id, Arc::new(context));
-        self.orphans.store(false, Ordering::Release);
         Ok(())
     }
 
@@ -340,22 +341,21 @@ impl Tokens {
         let mut state = self.state_mut();
         state.contexts.remove(&id);
         state.phony.retain(|_, phony| phony.owner != id);
-        self.any.store(!state.phony.is_empty(), Ordering::Release);
+        self.look(&state);
         Ok(())
     }
 
     /// Closes all contexts. Those that come next are of a VM that runs.
     ///
-    /// Processes of these may live, and what they have begun to write may still be on its way to a disk: until the first context is
-    /// opened, their envelopes are not written as if they were data, as in [`hand_over`](Self::hand_over).
+    /// Processes of these may live, and what they have begun to write may still be on its way to a disk: until their phony pages are
+    /// made known again, envelopes in them are not written as if they were data, as in [`hand_over`](Self::hand_over).
     pub fn close_all(&self) {
         let contexts = {
             let mut state = self.state_mut();
-            if !state.phony.is_empty() {
-                self.orphans.store(true, Ordering::Release);
+            for (start, phony) in std::mem::take(&mut state.phony) {
+                state.forgotten.add(start, phony.end);
             }
-            state.phony.clear();
-            self.any.store(false, Ordering::Release);
+            self.look(&state);
             state.suspended = false;
             std::mem::take(&mut state.contexts)
         };
@@ -407,8 +407,12 @@ impl Tokens {
             for start in added {
                 state.phony.remove(&start);
             }
+        } else {
+            for &(start, length) in pages {
+                state.forgotten.remove(start, start.saturating_add(length));
+            }
         }
-        self.any.store(!state.phony.is_empty(), Ordering::Release);
+        self.look(&state);
         result
     }
 
@@ -441,7 +445,7 @@ impl Tokens {
         state
             .phony
             .retain(|_, phony| (phony.owner, phony.region) != (id, region));
-        self.any.store(!state.phony.is_empty(), Ordering::Release);
+        self.look(&state);
         if state.phony.len() == before {
             return Err(Errno::ENOENT);
         }
@@ -505,27 +509,8 @@ impl State {
     }
 }
 
-/// Fails where a page, or the begin of a segment, carries an envelope whose key was made with `secret`: each sector of a phony
-/// page does. Anybody can write down what looks like one.
-fn refuse_envelopes(
-    ram: &View,
-    segments: &[(u64, u64)],
-    secret: Option<Secret>,
-) -> Result<(), TokenError> {
-    for &(start, length) in segments {
-        let end = start.saturating_add(length);
-        let mut at = start;
-        while at < end {
-            if end - at >= SECTOR_BYTES as u64 && has_envelope(ram, at, secret) {
-                return Err(TokenError::Orphan { address: at });
-            }
-            at = (at / PAGE_BYTES + 1).saturating_mul(PAGE_BYTES);
-        }
-    }
-    Ok(())
-}
-
-/// Whether an envelope whose key was made with `secret` lies at an address.
+/// Whether an envelope whose key was made with `secret` lies at an address: each sector of a phony page carries one. Anybody can write
+/// down what looks like one.
 fn has_envelope(ram: &View, address: u64, secret: Option<Secret>) -> bool {
     let mut bytes = [0; ENVELOPE_BYTES];
     let Ok(sectors) = Sectors::new(address, SECTOR_BYTES as u64) else {
@@ -565,12 +550,13 @@ impl Opening {
     /// Adds a segment, piece by piece: phony pages, and what lies between them.
     fn segment(
         &mut self,
-        phony: &BTreeMap<u64, Phony>,
+        state: &State,
         mut address: u64,
         mut length: u64,
     ) -> Result<(), TokenError> {
         while length > 0 {
-            let found = phony
+            let found = state
+                .phony
                 .range(..=address)
                 .next_back()
                 .map(|(_, phony)| phony)
@@ -593,14 +579,9 @@ impl Opening {
                     piece
                 }
                 None => {
-                    let next = phony
-                        .range(address..)
-                        .next()
-                        .map_or(u64::MAX, |(&at, _)| at);
-                    let piece = (next - address).min(length);
-                    self.plain(address, piece)?;
-                    self.useful = true;
-                    piece
+                    let next = state.phony.range(address..).next();
+                    let piece = next.map_or(length, |(&at, _)| (at - address).min(length));
+                    self.ordinary(&state.forgotten, address, piece)?
                 }
             };
             self.at = self.at.saturating_add(piece);
@@ -608,6 +589,26 @@ impl Opening {
             length -= piece;
         }
         Ok(())
+    }
+
+    /// Adds the first bytes of a piece that is no phony buffer, and returns how many.
+    fn ordinary(
+        &mut self,
+        forgotten: &Forgotten,
+        address: u64,
+        length: u64,
+    ) -> Result<u64, TokenError> {
+        let mut piece = length;
+        if !self.writes() && forgotten.overlaps(address, address.saturating_add(length)) {
+            piece = (PAGE_BYTES - address % PAGE_BYTES).min(length);
+            if piece >= SECTOR_BYTES as u64 && has_envelope(&self.ram, address, self.secret) {
+                self.refuse(address, piece, TokenError::Orphan { address })?;
+                return Ok(piece);
+            }
+        }
+        self.plain(address, piece)?;
+        self.useful = true;
+        Ok(piece)
     }
 
     fn envelope(

@@ -248,8 +248,22 @@ fn what_is_under_way_has_its_receipt_before_the_device_is_reset() {
     assert!(matches!(write(), Err(TokenError::Suspended { .. })));
     vm.tokens.close_all();
     assert!(matches!(write(), Err(TokenError::Orphan { .. })));
-    // Whoever comes now has been told of the reset.
-    vm.tokens.open_context(0).unwrap();
+    // Another process comes, which does not change what this one has sent.
+    vm.tokens.open_context(1).unwrap();
+    vm.tokens.add_phony(1, PIN, &[(PHONY, PAGE_BYTES)]).unwrap();
+    assert!(matches!(write(), Err(TokenError::Orphan { .. })));
+    let beside = vm.open_with(
+        Direction::OutOfDevice,
+        &[(0, PAGE_BYTES), (PHONY + 2 * PAGE_BYTES, PAGE_BYTES)],
+    );
+    let beside = beside.unwrap().unwrap();
+    assert_eq!(beside.refused(), [(PAGE_BYTES, PAGE_BYTES)]);
+    drop(beside);
+    // Its pages are phony again, and then no more.
+    let page = [(PHONY + 2 * PAGE_BYTES, PAGE_BYTES)];
+    vm.tokens.add_phony(1, PIN + 1, &page).unwrap();
+    assert!(matches!(write(), Err(TokenError::Foreign)));
+    vm.tokens.detach(1, PIN + 1).unwrap();
     assert!(write().unwrap().is_none());
 }
 

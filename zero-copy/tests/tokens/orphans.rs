@@ -25,22 +25,23 @@ fn envelopes_of_a_backend_that_is_no_more_are_not_written_as_data() {
     assert!(write(&[(phony, PAGE_BYTES)]).unwrap().is_none());
     let secret = vm.tokens.hand_over(None).unwrap();
     assert_eq!(next.hand_over(Some(secret)).unwrap(), secret);
-    for segments in [
-        vec![(phony, PAGE_BYTES)],
-        vec![(0, 512), (phony + 1024, 512)],
-        vec![(phony - 2 * PAGE_BYTES, 4 * PAGE_BYTES)],
+    let refused = write(&[(phony, PAGE_BYTES)]);
+    assert!(matches!(refused, Err(TokenError::Orphan { .. })));
+    // What others have put into the same request is written.
+    let one = (phony - 2 * PAGE_BYTES, 4 * PAGE_BYTES);
+    for (segments, refused) in [
+        (vec![(0, 512), (phony + 1024, 512)], (512, 512)),
+        (vec![one], (2 * PAGE_BYTES, PAGE_BYTES)),
     ] {
-        let result = write(&segments);
-        assert!(
-            matches!(result, Err(TokenError::Orphan { .. })),
-            "{segments:?}"
-        );
+        let opened = write(&segments).unwrap().unwrap();
+        assert_eq!(opened.refused(), [refused], "{segments:?}");
+        assert!(matches!(
+            opened.why_refused(),
+            Some(TokenError::Orphan { .. })
+        ));
     }
-    assert!(
-        write(&[(0, PAGE_BYTES), (phony - 512, 512)])
-            .unwrap()
-            .is_none()
-    );
+    let none = write(&[(0, PAGE_BYTES), (phony - 512, 512)]).unwrap();
+    assert!(none.is_none_or(|opened| opened.refused().is_empty()));
     // Reading into it harms nothing: there is no receipt.
     let read = next.open(
         &vm.ram.view(),
@@ -48,14 +49,16 @@ fn envelopes_of_a_backend_that_is_no_more_are_not_written_as_data() {
         &[(phony, PAGE_BYTES)],
     );
     assert!(read.unwrap().is_none());
-    // Whoever comes now has been told of the backend that is no more.
+    // A process comes that knows of this backend; others may not know yet.
     next.open_context(0).unwrap();
-    assert!(write(&[(phony, PAGE_BYTES)]).unwrap().is_none());
+    let refused = write(&[(phony, PAGE_BYTES)]);
+    assert!(matches!(refused, Err(TokenError::Orphan { .. })));
     // A queue that goes on is no other backend; and a secret that comes late changes nothing for those who are here.
     assert_eq!(next.hand_over(Some(secret)).unwrap(), secret);
     assert_eq!(next.hand_over(Some([1, 2].into())).unwrap(), secret);
     next.close_all();
-    assert!(write(&[(phony, PAGE_BYTES)]).unwrap().is_none());
+    let refused = write(&[(phony, PAGE_BYTES)]);
+    assert!(matches!(refused, Err(TokenError::Orphan { .. })));
 }
 
 #[test]
@@ -82,6 +85,8 @@ fn what_only_looks_like_an_envelope_is_data() {
             ..good
         };
         vm.ram.view().write(PHONY, forged.as_bytes()).unwrap();
-        assert!(write().unwrap().is_none());
+        let opened = write().unwrap().unwrap();
+        let whole = usize::try_from(PAGE_BYTES).unwrap();
+        assert_eq!((opened.runs()[0].1, opened.refused()), (whole, &[][..]));
     }
 }

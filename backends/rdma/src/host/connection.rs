@@ -11,6 +11,7 @@ use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
 use farlane_guest_device::request::{HostRequest, Kind, NewRegion, Place, parse_host};
 use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Resource, Share};
 use farlane_zero_copy::{Pool, Process, Region};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
@@ -30,8 +31,8 @@ pub(crate) enum Next {
 pub(crate) struct Seat {
     /// Id of its context, whether it is open or not.
     pub id: u32,
-    /// Descriptors of a connection.
-    pub _share: Share,
+    /// Descriptors of a connection, until others have them.
+    pub share: Option<Share>,
 }
 
 /// A connection.
@@ -77,7 +78,7 @@ impl Connection {
 
     /// Answers one request.
     pub fn serve(&mut self, shared: &Shared) -> Next {
-        let (bytes, descriptors, cut) = match receive(self.socket.as_fd()) {
+        let (bytes, descriptors, cut) = match receive(self.socket.as_fd(), self.seat.is_ok()) {
             Incoming::Nothing => return Next::Go,
             Incoming::End => return Next::Close,
             Incoming::Packet {
@@ -86,8 +87,18 @@ impl Connection {
                 cut,
             } => (bytes, descriptors, cut),
         };
-        let (result, next) = match &self.seat {
+        let at_once = |fd: &OwnedFd| eventfd::closes_at_once(fd.as_fd());
+        let (result, next) = match &mut self.seat {
             Err(errno) => (Err(*errno), Next::Close),
+            Ok(seat) if !descriptors.iter().all(at_once) => {
+                warn_limited!(
+                    shared.limit,
+                    "Host process {} has sent a descriptor that is neither memory nor an eventfd",
+                    self.process.pid()
+                );
+                close_elsewhere(descriptors, seat.share.take());
+                (Err(Errno::EINVAL), Next::Close)
+            }
             Ok(seat) => {
                 let id = seat.id;
                 let request = parse_host(&bytes).and_then(|request| {
@@ -243,6 +254,17 @@ impl Connection {
             value: u64::from(std::process::id()),
             ..Answer::default()
         })
+    }
+}
+
+/// Closes descriptors of a process, which may wait for others for ever: on a thread of its own. The connection's share goes with them.
+fn close_elsewhere(descriptors: Vec<OwnedFd>, share: Option<Share>) {
+    // Where there is no thread they stay open, and the share taken.
+    let held = ManuallyDrop::new((descriptors, share));
+    let closing = move || drop(ManuallyDrop::into_inner(held));
+    let thread = std::thread::Builder::new().name("host-close".to_owned());
+    if let Err(e) = thread.spawn(closing) {
+        log::warn!("Cannot close descriptors of a host process: {e}");
     }
 }
 

@@ -255,7 +255,7 @@ impl HostSocket {
         let id = self.free.pop();
         Ok(Seat {
             id: id.ok_or_else(|| io::Error::other("there are too many"))?,
-            _share: share,
+            share: Some(share),
         })
     }
 

@@ -1,9 +1,15 @@
 use super::*;
-use farlane_abi::control::{OP_PING, Reply, Request};
+use farlane_abi::control::{OP_BIND_EVENT, OP_PING, Reply, Request};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::ServerConfig;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketType};
+use farlane_volatile_disk::{Caches, VolatileDisk};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketType,
+};
 use rustix::process::{Resource as Limit, Rlimit, getrlimit, setrlimit};
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 
 /// A host socket, which is served by the test's thread, and where it is.
 struct Rig {
@@ -69,6 +75,45 @@ fn ping(rig: &mut Rig, client: &OwnedFd) -> Option<u32> {
     let mut reply = [0; size_of::<Reply>()];
     let (got, _) = rustix::net::recv(client, &mut reply, RecvFlags::DONTWAIT).ok()?;
     (got == reply.len()).then(|| Reply::read_from_bytes(&reply).unwrap().status.get())
+}
+
+/// `close` of a file of FUSE asks whoever serves it, and waits for the answer.
+#[test]
+fn a_descriptor_whose_server_does_not_answer_keeps_nobody_waiting() {
+    let disk = VolatileDisk::new(4096, Caches::Shared).unwrap();
+    disk.hold_closes();
+    let file = std::fs::File::open(disk.path()).unwrap();
+    let mut rig = Rig::new();
+    let client = rig.connect();
+    let bind = Request {
+        op: OP_BIND_EVENT.into(),
+        ..Request::default()
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [file.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let bytes = [IoSlice::new(bind.as_bytes())];
+    rustix::net::sendmsg(&client, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+    let number = rig.host.next - 1;
+    let (served, all) = std::sync::mpsc::channel();
+    let serving = std::thread::spawn(move || {
+        rig.host.serve(number);
+        served.send(rig).unwrap();
+    });
+    disk.await_held_close().unwrap();
+    let rig = all.recv_timeout(std::time::Duration::from_secs(30));
+    disk.release_closes();
+    serving.join().unwrap();
+    let mut rig = rig.expect("the socket waits for the server of a file");
+    // It has heard of it, and is served no more; others are.
+    let mut reply = [0; size_of::<Reply>()];
+    rustix::net::recv(&client, &mut reply, RecvFlags::DONTWAIT).unwrap();
+    let status = Reply::read_from_bytes(&reply).unwrap().status.get();
+    assert_eq!(status, Errno::EINVAL.to_wire());
+    assert!(rig.host.connections.is_empty());
+    let client = rig.connect();
+    assert_eq!(ping(&mut rig, &client), Some(0));
 }
 
 #[test]
