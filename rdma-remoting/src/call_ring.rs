@@ -51,28 +51,22 @@ impl CallRing {
         }
     }
 
-    /// How many calls there are to serve, as far as the process can be believed.
-    #[must_use]
-    pub fn waiting(&self) -> u32 {
-        self.memory.word(OFF_CALL_SUBMITTED).map_or(0, |word| {
-            word.load(Ordering::Acquire).wrapping_sub(self.completed)
-        })
-    }
-
     /// Whether there is a call to serve.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.waiting() != 0
+        self.memory
+            .word(OFF_CALL_SUBMITTED)
+            .is_ok_and(|word| word.load(Ordering::Acquire) != self.completed)
     }
 
-    /// Answers the calls that have been submitted, with `call(number, arguments, result)`: one, and the others until the time
-    /// `is_over`.
+    /// Answers the calls that have been submitted, with `call(number, arguments, result)`: one, and the others until the time of a
+    /// `clock` that begins now is over. Who makes one at a time pays for none.
     ///
     /// # Errors
     /// See [`CallRingError`]; the ring must not be served again.
-    pub fn serve(
+    pub fn serve<C: Fn() -> bool>(
         &mut self,
-        is_over: impl Fn() -> bool,
+        clock: impl FnOnce() -> C,
         mut call: impl FnMut(u32, &[u8], &mut [u8]) -> Result<usize, Errno>,
     ) -> Result<Served, CallRingError> {
         let submitted = self
@@ -89,12 +83,12 @@ impl CallRing {
                 completed: self.completed,
             });
         }
+        let is_over = (waiting > 1).then(clock);
         let mut calls = 0;
         while calls < waiting {
             self.serve_one(&mut call)?;
             calls += 1;
-            // Who makes one at a time pays for no clock.
-            if calls < waiting && is_over() {
+            if calls < waiting && is_over.as_ref().is_some_and(|is_over| is_over()) {
                 break;
             }
         }
@@ -177,8 +171,8 @@ mod tests {
             .store(at.wrapping_add(1), Ordering::Release);
     }
 
-    fn never() -> bool {
-        false
+    fn never() -> impl Fn() -> bool {
+        || false
     }
 
     #[test]
@@ -190,8 +184,8 @@ mod tests {
         }
         for expected in [vec![0, 1], vec![2, 3], vec![4]] {
             let had = std::cell::RefCell::new(Vec::new());
-            let is_over = || had.borrow().len() == 2;
-            let served = ring.serve(is_over, |number, _, _| {
+            let clock = || || had.borrow().len() == 2;
+            let served = ring.serve(clock, |number, _, _| {
                 had.borrow_mut().push(number);
                 Ok(0)
             });

@@ -497,9 +497,8 @@ impl Context {
         if calls.is_ready() {
             progress.worked = true;
             let mut host = CallHost::new(self);
-            let of = usize::try_from(calls.waiting()).unwrap_or(usize::MAX);
             let dispatch = |number, args: &[u8], out: &mut [u8]| host.dispatch(number, args, out);
-            match calls.serve(look.clock(of), dispatch) {
+            match calls.serve(|| look.clock(), dispatch) {
                 Ok(served) => {
                     counters::add(&self.counters.calls, u64::from(served.calls));
                     if served.wake {

@@ -41,9 +41,9 @@ pub(crate) struct Look {
 }
 
 impl Look {
-    /// Says when the time of so many that begin now is over.
-    pub fn clock(&self, of: usize) -> impl Fn() -> bool + use<> {
-        let began = (self.pace == Pace::Bounded && of > 1).then(Instant::now);
+    /// Says when the time that begins now is over.
+    pub fn clock(&self) -> impl Fn() -> bool + use<> {
+        let began = (self.pace == Pace::Bounded).then(Instant::now);
         move || began.is_some_and(|began| began.elapsed() >= TURN)
     }
 
@@ -126,21 +126,19 @@ impl<T> Rota<T> {
         self.left = self.all.len();
     }
 
-    pub fn len(&self) -> usize {
-        self.all.len()
-    }
-
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.all.iter().map(|member| &member.one)
     }
 
-    /// Gives turns: to those who are busy until the time `is_over`, but to one at least, and to others in rotation as long as there
-    /// are `idle` looks, of which each turn takes some. Progress is cut when the sweep has not come to all.
-    pub fn turn(
+    /// Gives turns: to those who are busy until the time of a `clock` is over, but to one at least, and to others in rotation as long as
+    /// there are `idle` looks, of which each turn takes some. Progress is cut when the sweep has not come to all.
+    ///
+    /// Where only one is busy nobody waits, and there is no clock: a look at it costs as much as a look at a queue pair.
+    pub fn turn<C: Fn() -> bool>(
         &mut self,
         look: &Look,
         idle: &mut usize,
-        is_over: impl Fn() -> bool,
+        clock: impl Fn() -> C,
         mut turn: impl FnMut(&T, &mut usize) -> Progress,
     ) -> Progress {
         if self.sweep != look.sweep {
@@ -149,6 +147,7 @@ impl<T> Rota<T> {
         }
         let mut progress = Progress::default();
         let (mut done, busy) = (0, self.busy.len());
+        let mut is_over = (busy > 1).then(&clock);
         while done < busy {
             let at = self.busy[done];
             let mut beside = IDLE_OF_CONTEXT;
@@ -156,14 +155,18 @@ impl<T> Rota<T> {
             progress = progress.and(came);
             done += 1;
             let looked = beside < IDLE_OF_CONTEXT;
-            if (came.worked || looked || done.is_multiple_of(BETWEEN_CLOCKS)) && is_over() {
+            if done < busy
+                && (came.worked || looked || done.is_multiple_of(BETWEEN_CLOCKS))
+                && is_over.as_ref().is_some_and(|is_over| is_over())
+            {
                 break;
             }
         }
         self.retire(look.now, done);
         let mut looks = self.all.len();
         while looks > 0 && *idle > 0 {
-            let at = self.next % self.all.len();
+            let is_last = self.next >= self.all.len();
+            let at = if is_last { 0 } else { self.next };
             self.next = at + 1;
             looks -= 1;
             if self.all[at].worked.is_some() {
@@ -173,7 +176,7 @@ impl<T> Rota<T> {
             *idle -= 1;
             let came = self.give(at, look, idle, &mut turn);
             progress = progress.and(came);
-            if came.worked && is_over() {
+            if came.worked && is_over.get_or_insert_with(&clock)() {
                 break;
             }
         }
@@ -190,8 +193,8 @@ impl<T> Rota<T> {
         mut turn: impl FnMut(&T) -> Progress,
     ) -> Progress {
         let most = look.idle_of_context();
-        let (mut left, is_over) = (most, look.clock(self.len()));
-        let came = self.turn(look, &mut left, is_over, |one, _| turn(one));
+        let mut left = most;
+        let came = self.turn(look, &mut left, || look.clock(), |one, _| turn(one));
         *idle = idle.saturating_sub(most - left);
         came
     }
@@ -265,18 +268,18 @@ impl<T: Clone> Tenants<T> {
         }
     }
 
-    /// A round for each tenant; `clock` says of one of so many that begins when its time is over.
+    /// A round for each tenant; a `clock` says when the time of one that begins is over.
     pub fn turn<C: Fn() -> bool>(
         &mut self,
         look: &Look,
-        clock: impl Fn(usize) -> C,
+        clock: impl Fn() -> C,
         mut turn: impl FnMut(&T, &mut usize) -> Progress,
     ) -> Progress {
         self.0
             .iter_mut()
             .fold(Progress::default(), |progress, rota| {
-                let (mut idle, is_over) = (look.idle_of_tenant(), clock(rota.len()));
-                progress.and(rota.turn(look, &mut idle, is_over, &mut turn))
+                let mut idle = look.idle_of_tenant();
+                progress.and(rota.turn(look, &mut idle, &clock, &mut turn))
             })
     }
 }

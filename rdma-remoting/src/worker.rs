@@ -320,5 +320,5 @@ fn turn(tenants: &mut Tenants<Arc<Context>>, sweep: u64) -> Progress {
         pace: Pace::Bounded,
     };
     let poll = |context: &Arc<Context>, idle: &mut usize| context.poll(&look, idle);
-    tenants.turn(&look, |of| look.clock(of), poll)
+    tenants.turn(&look, || look.clock(), poll)
 }

@@ -35,7 +35,7 @@ impl Rig {
                 ..Progress::default()
             }
         };
-        let came = self.rota.turn(&self.look, &mut idle, || is_over, turn);
+        let came = self.rota.turn(&self.look, &mut idle, || || is_over, turn);
         (self.had.take(), came.cut)
     }
 }
@@ -108,7 +108,7 @@ fn a_sweep_ends_when_all_were_looked_at_once() {
             ..Progress::default()
         };
         looks += 1;
-        if !rig.rota.turn(&rig.look, &mut 5, || false, turn).cut {
+        if !rig.rota.turn(&rig.look, &mut 5, || || false, turn).cut {
             break;
         }
     }
@@ -134,7 +134,7 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
                 ..Progress::default()
             }
         };
-        tenants.turn(&look, |_| || true, poll);
+        tenants.turn(&look, || || true, poll);
         had
     };
     // A busy one of each: the one who has 99 idle ones beside it has as many turns as the one that is alone.
@@ -185,7 +185,7 @@ fn all_are_looked_at_however_many_there_are_of_each() {
                 };
                 turns += 1;
                 assert!(turns < 1000, "{idle:?}: the sweep does not end");
-                if !tenants.turn(&look, |_| || false, poll).cut {
+                if !tenants.turn(&look, || || false, poll).cut {
                     break;
                 }
             }
@@ -205,6 +205,6 @@ fn busy_contexts_do_not_look_at_idle_queue_pairs_for_longer_than_a_turn() {
         *beside -= 1;
         Progress::default()
     };
-    rig.rota.turn(&rig.look, &mut 0, || true, turn);
+    rig.rota.turn(&rig.look, &mut 0, || || true, turn);
     assert_eq!(had, 1);
 }

@@ -88,8 +88,8 @@ pub struct HostSocket {
     free: Vec<u32>,
     /// Number of the next connection, from one.
     next: u64,
-    /// The listener is in the epoll set.
-    listening: bool,
+    /// Since when the listener is not in the epoll set.
+    deaf_since: Option<Instant>,
 }
 
 impl std::fmt::Debug for HostSocket {
@@ -129,9 +129,9 @@ impl HostSocket {
             refused: VecDeque::new(),
             free: (0..MAX_CONTEXTS).rev().collect(),
             next: 1,
-            listening: false,
+            deaf_since: Some(Instant::now()),
         };
-        socket.listen(true)?;
+        socket.listen()?;
         Ok(socket)
     }
 
@@ -141,13 +141,8 @@ impl HostSocket {
     /// What epoll says, and then there is nothing left to do.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(BATCH);
-        let mut deaf_since = None;
         loop {
-            let pause = if self.listening {
-                None
-            } else {
-                PAUSE.try_into().ok()
-            };
+            let pause = self.deaf_since.and_then(|_| PAUSE.try_into().ok());
             events.clear();
             match epoll::wait(
                 &self.epoll,
@@ -165,24 +160,35 @@ impl HostSocket {
                 }
             }
             // However much those say who are connected.
-            if self.listening {
-                deaf_since = None;
-            } else if deaf_since.get_or_insert_with(Instant::now).elapsed() >= PAUSE {
-                self.listen(true)?;
-            }
+            self.listen_again(Instant::now())?;
         }
     }
 
-    /// Lets new connections in, or lets them wait.
-    fn listen(&mut self, listening: bool) -> io::Result<()> {
-        if listening && !self.listening {
+    /// Lets new connections in.
+    fn listen(&mut self) -> io::Result<()> {
+        if self.deaf_since.is_some() {
             let key = Key::Listener.encode();
             epoll::add(&self.epoll, &self.listener, key, epoll::EventFlags::IN)?;
-        } else if !listening && self.listening {
+            self.deaf_since = None;
+        }
+        Ok(())
+    }
+
+    /// Lets new connections wait for [`PAUSE`].
+    fn pause(&mut self, now: Instant) -> io::Result<()> {
+        if self.deaf_since.is_none() {
             epoll::delete(&self.epoll, &self.listener)?;
         }
-        self.listening = listening;
+        self.deaf_since = Some(now);
         Ok(())
+    }
+
+    /// Lets them in where that is over.
+    fn listen_again(&mut self, now: Instant) -> io::Result<()> {
+        match self.deaf_since {
+            Some(since) if now.saturating_duration_since(since) >= PAUSE => self.listen(),
+            _ => Ok(()),
+        }
     }
 
     fn accept(&mut self) -> io::Result<()> {
@@ -200,7 +206,7 @@ impl HostSocket {
             ) => Ok(()),
             Err(e) => {
                 warn_limited!(self.shared.limit, "Host socket: cannot accept: {e}");
-                self.listen(false)
+                self.pause(Instant::now())
             }
         }
     }

@@ -63,6 +63,21 @@ fn a_process_has_no_more_than_its_share_of_connections() {
     assert_eq!(rig.host.connections.len(), MAX_OF_PROCESS);
 }
 
+/// Files that have run out may stay so: it is not tried again and again without a pause.
+#[test]
+fn each_time_that_nobody_can_be_let_in_has_its_pause() {
+    let mut rig = Rig::new();
+    let begin = Instant::now();
+    for time in 0..3 {
+        let failed = begin + time * PAUSE;
+        rig.host.pause(failed).unwrap();
+        rig.host.listen_again(failed + PAUSE / 2).unwrap();
+        assert!(rig.host.deaf_since.is_some(), "{time}");
+        rig.host.listen_again(failed + PAUSE).unwrap();
+        assert!(rig.host.deaf_since.is_none(), "{time}");
+    }
+}
+
 /// What the newest connection hears; `None` where it is not asked before it is hung up.
 fn ping(rig: &mut Rig, client: &OwnedFd) -> Option<u32> {
     let ping = Request {
