@@ -8,8 +8,8 @@ use crate::engine::Progress;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long the calls of a context, its queue pairs, and the contexts of a tenant may take in one turn of a worker, besides the last
-/// one's: the rest go on in the next.
+/// How long the calls of a context, its queue pairs, and the contexts of a tenant may take in one turn of a worker, besides the first
+/// one's and the last one's: the rest go on in the next.
 pub(crate) const TURN: Duration = Duration::from_micros(100);
 /// How many with nothing to do have a turn before the clock is looked at.
 const BETWEEN_CLOCKS: usize = 64;
