@@ -18,7 +18,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a borrower has to take what waits for it when its link ends.
+/// How long a borrower has to take what waits for it when its link ends, and to hang up.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// How often the time is looked at, at least.
 const TICK: Duration = Duration::from_secs(1);
@@ -389,8 +389,8 @@ pub(crate) fn serve(
         // The worker may have been at it.
         hear_the_end(&control, &mut receiver, &result);
     }
-    // Not before: for the borrower, the end of the link says that the device has stopped. It hears that if it takes what waits for it.
-    control.sender.drain(GOODBYE);
+    // Not before: for the borrower, the end of the link says that the device has stopped. It hears that behind all that waits for it.
+    control.sender.linger(GOODBYE);
     control.sender.close();
     result
 }

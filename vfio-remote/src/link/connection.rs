@@ -289,12 +289,13 @@ impl Sender {
         }
     }
 
-    /// Waits until the other end has taken what was sent, or for so long, where this one is not received at any more.
-    pub(crate) fn drain(&self, time: Duration) {
+    /// Ends sending at this end, which is not received at any more, and waits until the other end has taken what was sent and hung up
+    /// too, or for so long.
+    pub(crate) fn linger(&self, time: Duration) {
         match &*self.0 {
-            // Its packets are in the socket.
+            // Its packets are in the other end's socket, and stay there.
             Inner::Packet(_) => {}
-            Inner::Stream(socket) => socket.drain(time),
+            Inner::Stream(socket) => socket.linger(time),
         }
     }
 

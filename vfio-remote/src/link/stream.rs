@@ -293,14 +293,7 @@ impl StreamSocket {
         match read {
             Ok(0) => Ok(false),
             Ok(_) => Ok(true),
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) =>
-            {
-                Ok(true)
-            }
+            Err(e) if comes_later(&e) => Ok(true),
             Err(e) => Err(closed_or(e)),
         }
     }
@@ -386,9 +379,10 @@ impl StreamSocket {
         self.state().is_over = true;
     }
 
+    /// The socket itself goes on taking what comes: one that does not breaks off the connection, see [`linger`](Self::linger).
     pub fn stop(&self) {
         self.ended.store(true, Ordering::Release);
-        let _ = self.socket.shutdown(Shutdown::Read);
+        farlane_zero_copy::eventfd::signal(self.wake.as_fd());
     }
 
     /// Tells the peer that nothing more comes, as far as it takes that.
@@ -408,22 +402,47 @@ impl StreamSocket {
         let _ = self.socket.shutdown(Shutdown::Write);
     }
 
-    /// Waits until the peer has taken what was sent, or for so long. For an end that is not received at any more.
-    pub fn drain(&self, time: Duration) {
+    /// Sends what waits, and that nothing more comes; then waits until the peer has hung up too. All that for so long at most, and for
+    /// an end that is not received at any more.
+    ///
+    /// What the peer still says is read and thrown away. A socket that is closed with something unread, or to which something comes
+    /// afterwards, breaks off the connection (RFC 1122, 4.2.2.13): the peer loses what it has not been sent yet, and the goodbye.
+    pub fn linger(&self, time: Duration) {
         let end = Instant::now() + time;
+        self.say_goodbye();
+        let mut chunk = [0; CHUNK_BYTES];
+        let (mut is_said, mut has_heard) = (false, false);
         loop {
-            let mut state = self.state();
-            if self.flush(&mut state).is_err() || state.waiting_bytes + state.wire.len() == 0 {
+            if !is_said && self.is_flushed() {
+                self.state().cut = true;
+                let _ = self.socket.shutdown(Shutdown::Write);
+                is_said = true;
+            }
+            if !has_heard {
+                has_heard = match (&self.socket).read(&mut chunk) {
+                    Ok(bytes) => bytes == 0,
+                    Err(e) => !comes_later(&e),
+                };
+            }
+            if is_said && has_heard {
                 return;
             }
-            drop(state);
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::OUT, !is_said);
+            flags.set(PollFlags::IN, !has_heard);
             let left = end.saturating_duration_since(Instant::now());
-            let mut polled = [PollFd::new(&self.socket, PollFlags::OUT)];
-            let until = Timespec::try_from(left).ok();
-            if left.is_zero() || poll(&mut polled, until.as_ref()) == Ok(0) {
+            let timeout = Timespec::try_from(left).ok();
+            let mut polled = [PollFd::new(&self.socket, flags)];
+            if left.is_zero() || poll(&mut polled, timeout.as_ref()) == Ok(0) {
                 return;
             }
         }
+    }
+
+    /// Whether the system has all that was sent, or takes nothing any more.
+    fn is_flushed(&self) -> bool {
+        let mut state = self.state();
+        self.flush(&mut state).is_err() || state.waiting_bytes + state.wire.len() == 0
     }
 
     pub fn close(&self) {
@@ -439,6 +458,14 @@ fn handshake_error(error: io::Error) -> LinkError {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => LinkError::Stuck,
         _ => closed_or(error),
     }
+}
+
+/// Whether a socket has only nothing to read now.
+fn comes_later(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
 }
 
 fn closed_or(error: io::Error) -> LinkError {

@@ -123,3 +123,62 @@ fn a_frame_that_is_too_long_leaves_the_end_to_be_heard() {
     far.close();
     assert!(matches!(next(&near), Err(LinkError::Closed)));
 }
+
+#[test]
+fn all_that_was_sent_is_heard_and_the_goodbye_whatever_the_other_end_still_says() {
+    let identity = identity();
+    for tls in [None, Some(&identity)] {
+        for stops in [false, true] {
+            let (near, same, far) = pair(tls);
+            drop(same);
+            // Most of what is sent stays at the near end until the far one takes it.
+            rustix::net::sockopt::set_socket_recv_buffer_size(&far.socket, 4096).unwrap();
+            far.send(b"not heard", false).unwrap();
+            let mut unread = [PollFd::new(&near.socket, PollFlags::IN)];
+            assert_eq!(poll(&mut unread, None), Ok(1));
+            for _ in 0..5 {
+                near.send(&[1; 40_000], false).unwrap();
+            }
+            if stops {
+                near.stop();
+                assert!(matches!(
+                    near.receive(&mut Vec::new(), Some(patience())),
+                    Err(LinkError::Ended)
+                ));
+            }
+            let ending = std::thread::spawn(move || {
+                near.linger(Duration::from_secs(60));
+                near.close();
+            });
+            for at in 0..5 {
+                let frame = next(&far);
+                assert!(frame.is_ok(), "{at}: {frame:?}");
+                let _ = far.send(b"not heard either", false);
+            }
+            let end = next(&far);
+            assert!(matches!(end, Err(LinkError::Closed)), "{end:?}");
+            far.close();
+            ending.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_end_that_lingers_goes_also_where_the_other_one_never_stops_sending() {
+    let (near, same, far) = pair(None);
+    let sending = std::thread::spawn(move || {
+        // Until nobody takes it any more.
+        while far.socket.set_nonblocking(false).is_ok()
+            && (&far.socket).write(&[1; CHUNK_BYTES]).is_ok()
+        {}
+    });
+    let (gone, goes) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        near.linger(Duration::from_millis(100));
+        near.close();
+        let _ = gone.send(());
+    });
+    goes.recv_timeout(Duration::from_secs(60)).unwrap();
+    drop(same);
+    sending.join().unwrap();
+}
