@@ -1,5 +1,6 @@
 //! A lent function as a device of a VM.
 
+use super::areas::areas;
 use super::bars::Bars;
 use super::deadline::Deadline;
 use super::layout::{Layout, LayoutError};
@@ -183,18 +184,7 @@ impl Borrowed {
         let bridges = &session.attached.bridges;
         self.layout()
             .set_bridges(bridges, &self.config.bridges, &mut descriptors)?;
-        if descriptors.len() < session.attached.areas.len() {
-            return Err(SessionError::Nonsense);
-        }
-        let areas = session.attached.areas.iter().zip(descriptors);
-        self.areas = areas
-            .map(|(area, file)| SharedArea {
-                region: area.region,
-                area: area.area,
-                file: Arc::new(file),
-                file_offset: area.file_offset,
-            })
-            .collect();
+        self.areas = areas(&session.attached, descriptors)?;
         let own = &session.attached.description;
         let seen = match self.config.interrupts {
             InterruptView::Msi => own.with_msi(),

@@ -1,6 +1,7 @@
 //! Makes a lent function a device of a VM.
 
 mod admin;
+mod areas;
 mod bars;
 mod config;
 mod deadline;

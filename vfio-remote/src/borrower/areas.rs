@@ -1,0 +1,48 @@
+//! Parts of a lent function that the monitor maps, as the lender has sent them.
+
+use super::session::SessionError;
+use crate::link::message::{Attached, LinkArea};
+use farlane_pci::SharedArea;
+use farlane_zero_copy::chain;
+use farlane_zero_copy::memory_file::{self, MemoryFileError, Source};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+
+/// The areas of what was attached, each with the next descriptor. One whose file is not memory is left out, and reached by messages:
+/// whoever maps it, which may be another device of the VM, could wait in it for ever.
+pub(super) fn areas(
+    attached: &Attached,
+    descriptors: Vec<OwnedFd>,
+) -> Result<Vec<SharedArea>, SessionError> {
+    if descriptors.len() < attached.areas.len() {
+        return Err(SessionError::Nonsense);
+    }
+    let areas = attached.areas.iter().zip(descriptors);
+    let usable = areas.filter_map(|(area, file)| match check(attached, area, &file) {
+        Ok(()) => Some(SharedArea {
+            region: area.region,
+            area: area.area,
+            file: Arc::new(file),
+            file_offset: area.file_offset,
+        }),
+        Err(e) => {
+            log::warn!(
+                "{:#x} bytes at {:#x} of {:?} of {} are reached by messages: {}",
+                area.area.size,
+                area.area.offset,
+                area.region,
+                attached.description.name,
+                chain(&e)
+            );
+            None
+        }
+    });
+    Ok(usable.collect())
+}
+
+fn check(attached: &Attached, area: &LinkArea, file: &OwnedFd) -> Result<(), MemoryFileError> {
+    let described = attached.description.region(area.region);
+    let is_writable = described.is_some_and(|region| region.writable);
+    let range = (area.file_offset, area.area.size);
+    memory_file::check(file.as_fd(), range, is_writable, Source::Peer).map(drop)
+}
