@@ -1,7 +1,6 @@
 //! Configuration space of a borrowed function: what is virtual is here, and what follows from it.
 
 use super::bars::Decoded;
-use super::deadline::Deadline;
 use super::device::{Borrowed, Presence, RETRY};
 use super::layout::{LayoutError, User};
 use super::session::SessionError;
@@ -23,8 +22,8 @@ impl Borrowed {
         self.client.as_ref().map(Client::hold_off)
     }
 
-    /// Shows memory to the device if it is a bus master, else takes it away.
-    pub(super) fn follow_bus_master(&mut self, deadline: Deadline) {
+    /// Shows memory to the device if it is a bus master, else takes it away. So much of the monitor's time is kept.
+    pub(super) fn follow_bus_master(&mut self, kept: Duration) {
         let Presence::Held(session, fence) = &self.presence else {
             return;
         };
@@ -33,7 +32,8 @@ impl Borrowed {
         match self.client.clone().filter(|_| is_master) {
             None => {
                 let _held_off = self.hold_off();
-                self.layout().remove_user(deadline);
+                let mut layout = self.layout();
+                layout.remove_user(self.deadline().earlier(kept));
             }
             Some(client) => {
                 let user = User {
@@ -41,12 +41,14 @@ impl Borrowed {
                     fence,
                     client,
                 };
-                let shown = self.layout().set_user(user, deadline);
+                let mut layout = self.layout();
+                let shown = layout.set_user(user, self.deadline().earlier(kept));
+                drop(layout);
                 if let Err(e) = shown {
                     log::error!("{}: given up: {}", self.config.device, chain(&e));
                     match e {
                         LayoutError::StillThere { .. } => session.abandon(),
-                        _ => session.give_up(fence, deadline),
+                        _ => session.give_up(fence, self.deadline()),
                     }
                 }
             }
@@ -69,7 +71,7 @@ impl Borrowed {
             let layout = self.layout();
             decoded.retain(|d| !layout.has_ram(d.address, d.length));
         }
-        bars.follow(&decoded, self.deadline);
+        bars.follow(&decoded, self.deadline());
     }
 
     /// The stretches of a BAR that answer: those that can be mapped, or all of one that is reached
@@ -144,7 +146,7 @@ impl Borrowed {
         }
         self.follow_bars();
         if bus_master.is_some() {
-            self.follow_bus_master(self.deadline);
+            self.follow_bus_master(Duration::ZERO);
         }
         if let Some(masked) = intx_disable {
             self.mask_intx(masked);
@@ -169,7 +171,7 @@ impl Borrowed {
             was_silent
         });
         self.follow_bars();
-        self.follow_bus_master(self.deadline.earlier(RESETTING));
+        self.follow_bus_master(RESETTING);
         let is_at_it = self.layout().is_at_it();
         self.with_device("reset", |session, fence, deadline| match is_at_it {
             // There is no time to wait for it again.

@@ -8,6 +8,7 @@ use super::peers::Peers;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
 use super::signals::{Signals, kind_of};
+use super::turns::Turns;
 use crate::link::Connector;
 use crate::link::message::{Fence, Refusal};
 use farlane_ntb::Ntb;
@@ -16,9 +17,10 @@ use farlane_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, Errno, IrqAction, IrqInfo, IrqRequest, MapArea, RegionInfo,
 };
 use farlane_zero_copy::chain;
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How often a device that somebody else holds is asked for anew, at most.
@@ -107,12 +109,12 @@ pub struct Borrowed {
     pub(super) translated: bool,
     pub(super) areas: Vec<SharedArea>,
     /// Shared with a thread that follows the VM's other devices.
-    layout: Arc<Mutex<Layout>>,
+    layout: Arc<Turns<Layout>>,
     /// What others are told of this device.
     pub(super) bars: Option<Arc<Bars>>,
     pub(super) signals: Arc<Signals>,
     /// When all is over that the monitor waits for now.
-    pub(super) deadline: Deadline,
+    deadline: Cell<Deadline>,
 }
 
 impl Borrowed {
@@ -122,7 +124,7 @@ impl Borrowed {
     /// The system refuses a thread.
     pub fn new(config: BorrowerConfig, counters: Arc<BorrowCounters>) -> io::Result<Self> {
         let layout = Layout::new(&config.device, config.peer_windows.clone());
-        let layout = Arc::new(Mutex::new(layout));
+        let layout = Arc::new(Turns::new(layout));
         let bars = match &config.peers {
             Some(peers) => {
                 let number = peers.join(Arc::clone(&layout))?;
@@ -142,12 +144,22 @@ impl Borrowed {
             layout,
             bars,
             signals: Arc::default(),
-            deadline: Deadline::begin(),
+            deadline: Cell::new(Deadline::begin()),
         })
     }
 
+    /// See [`deadline`](Self::deadline).
     pub(super) fn layout(&self) -> MutexGuard<'_, Layout> {
-        self.layout.lock().unwrap_or_else(PoisonError::into_inner)
+        self.layout.try_lock().unwrap_or_else(|| {
+            let layout = self.layout.lock();
+            self.deadline.set(self.deadline().after_a_wait());
+            layout
+        })
+    }
+
+    /// When all is over that the monitor waits for now. May have become later when another thread has had the layout.
+    pub(super) fn deadline(&self) -> Deadline {
+        self.deadline.get()
     }
 
     /// What tells in every moment by which paths the device reaches others: (path, stretches of
@@ -155,7 +167,7 @@ impl Borrowed {
     pub fn paths(&self) -> impl Fn() -> Vec<(PeerPath, u64)> + Send + Sync + 'static {
         let layout = Arc::clone(&self.layout);
         move || {
-            let layout = layout.lock().unwrap_or_else(PoisonError::into_inner);
+            let layout = layout.lock();
             layout.paths().into_iter().collect()
         }
     }
@@ -178,7 +190,7 @@ impl Borrowed {
                     bars.end(Some(fence));
                 }
             }),
-            self.deadline,
+            self.deadline(),
         )?;
         let mut descriptors = std::mem::take(&mut session.descriptors);
         let bridges = &session.attached.bridges;
@@ -234,7 +246,7 @@ impl Borrowed {
         act: impl FnOnce(&Session, Fence, Deadline) -> Result<(), SessionError>,
     ) {
         if let Some((session, fence)) = self.held()
-            && let Err(e) = act(session, fence, self.deadline)
+            && let Err(e) = act(session, fence, self.deadline())
         {
             log::warn!("{}: cannot {what}: {}", self.config.device, chain(&e));
         }
@@ -263,7 +275,7 @@ impl Borrowed {
         };
         // What the lender says behind its answer counts.
         self.signals.be_content();
-        match session.take(self.deadline) {
+        match session.take(self.deadline()) {
             Ok((fence, key)) => {
                 log::info!("{}: taken, lease {fence}", self.config.device);
                 if let Some(bars) = &self.bars {
@@ -278,7 +290,7 @@ impl Borrowed {
                     }
                 }
                 self.follow_intx();
-                self.follow_bus_master(self.deadline);
+                self.follow_bus_master(Duration::ZERO);
                 self.follow_bars();
             }
             Err(e) => {
@@ -293,7 +305,7 @@ impl Borrowed {
     /// Reads from the device in use; without one, or when it fails, what a missing device reads as.
     pub(super) fn device_read(&mut self, region: Region, offset: u64, data: &mut [u8]) {
         let result = match self.held() {
-            Some((session, fence)) => session.read(fence, region, offset, data, self.deadline),
+            Some((session, fence)) => session.read(fence, region, offset, data, self.deadline()),
             None => Err(SessionError::Lost),
         };
         self.counters.forwarded.fetch_add(1, Ordering::Relaxed);
@@ -326,7 +338,7 @@ impl Borrowed {
 impl Device for Borrowed {
     /// Also what waits for another thread, which has the layout meanwhile, is waited for within that time.
     fn begin_request(&mut self) {
-        self.deadline = Deadline::begin();
+        self.deadline.set(Deadline::begin());
     }
 
     fn connected(&mut self, client: Client) {
@@ -461,7 +473,9 @@ impl Device for Borrowed {
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
         let is_ram = map.file.is_some();
-        let added = self.layout().add(map, self.deadline);
+        let mut layout = self.layout();
+        let added = layout.add(map, self.deadline());
+        drop(layout);
         if is_ram {
             self.follow_bars();
         }
@@ -474,7 +488,9 @@ impl Device for Borrowed {
     }
 
     fn dma_unmap(&mut self, address: u64, size: u64) -> Result<(), Errno> {
-        let removed = self.layout().remove(address, size, self.deadline);
+        let mut layout = self.layout();
+        let removed = layout.remove(address, size, self.deadline());
+        drop(layout);
         self.notice_loss();
         removed.map_err(|e| self.memory_error("unmap", &e))
     }

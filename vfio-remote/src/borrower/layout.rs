@@ -38,6 +38,9 @@ pub(crate) enum LayoutError {
         /// Bytes.
         length: u64,
     },
+    /// No time is left to ask the lender for all that is needed.
+    #[error("The lender takes too long to be shown memory")]
+    Late,
     /// A lender fell silent before it said that its device had stopped.
     #[error("The device may still reach what it has reached, {0}")]
     InDoubt(Doubt),
@@ -78,6 +81,18 @@ pub(super) struct Stretch {
     pub length: u64,
     pub writable: bool,
     pub backing: Backing,
+}
+
+impl Stretch {
+    fn is_of_a_peer(&self) -> bool {
+        matches!(self.backing, Backing::Peer(_))
+    }
+
+    /// Whether it has an address in common with a range.
+    pub fn overlaps(&self, (address, length): (u64, u64)) -> bool {
+        self.address < address.saturating_add(length)
+            && address < self.address.saturating_add(self.length)
+    }
 }
 
 /// How the device reaches a stretch.
@@ -130,8 +145,9 @@ pub(crate) struct Layout {
     pub(super) pieces: BTreeMap<u64, Piece>,
     /// What the device may still reach of what it is to reach no more.
     pub(super) leaving: VecDeque<Leaving>,
-    /// A stretch that is to be shown and is not, as something that leaves is in the way; who is told that there is one.
-    put_off: Option<(u64, u64)>,
+    /// What is to be shown and is not, as something that leaves is in the way, or as there was no time left; who is told that there is
+    /// something.
+    put_off: Vec<Stretch>,
     pub(super) tell_put_off: Option<Box<dyn Fn() + Send>>,
     pub(super) ways: Vec<Way>,
     pub(super) peer_windows: Vec<PeerWindow>,
@@ -150,7 +166,7 @@ impl Layout {
             targets: BTreeMap::new(),
             pieces: BTreeMap::new(),
             leaving: VecDeque::new(),
-            put_off: None,
+            put_off: Vec::new(),
             tell_put_off: None,
             ways: Vec::new(),
             peer_windows,
@@ -234,10 +250,15 @@ impl Layout {
         }
         let settled = self.settle(false, deadline);
         let settled = settled.and_then(|()| match is_shown {
-            true => self.check_left(whole),
+            true => self
+                .check_left(whole)
+                .and_then(|()| self.check_in_time(whole)),
             false => Ok(()),
         });
-        if let Err(LayoutError::Unreachable { .. } | LayoutError::StillThere { .. }) = &settled {
+        if let Err(
+            LayoutError::Unreachable { .. } | LayoutError::StillThere { .. } | LayoutError::Late,
+        ) = &settled
+        {
             self.ranges.remove(&address);
             self.follow(false, deadline);
         }
@@ -291,15 +312,28 @@ impl Layout {
             self.chase(true, deadline);
         }
         self.settle(false, deadline)?;
-        if let Some((address, length)) = self.put_off {
-            return Err(LayoutError::StillThere { address, length });
+        for stretch in &self.put_off {
+            self.check_left((stretch.address, stretch.length))?;
+        }
+        self.check_in_time((0, u64::MAX))?;
+        if !deadline.has_time_to_ask() {
+            return Err(LayoutError::Late);
         }
         Ok(self.set_bus_master(true, deadline)?)
     }
 
+    /// Nothing of the VM's own memory in a range has been put off. Memory of other devices may come later.
+    fn check_in_time(&self, range: (u64, u64)) -> Result<(), LayoutError> {
+        let mut own = self.put_off.iter().filter(|s| !s.is_of_a_peer());
+        match own.any(|stretch| stretch.overlaps(range)) {
+            true => Err(LayoutError::Late),
+            false => Ok(()),
+        }
+    }
+
     /// Whether something is still to be shown.
     pub fn is_put_off(&self) -> bool {
-        self.user.is_some() && self.put_off.is_some()
+        self.user.is_some() && !self.put_off.is_empty()
     }
 
     /// Shows what has been put off, where the way is free in time.
@@ -435,7 +469,7 @@ impl Layout {
 
     /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be reached, and some of its
     /// memory: a VM has ranges, such as its firmware, that no device needs. A stretch is put off where something that leaves is in
-    /// the way; whether that has left is asked where more is to leave, or whoever calls `asks`.
+    /// the way, or where no time is left; whether what leaves has left is asked where more is to leave, or whoever calls `asks`.
     fn settle(&mut self, asks: bool, deadline: Deadline) -> Result<(), LayoutError> {
         let wanted = self.wanted();
         let stale = self.pieces.iter().filter(|(address, piece)| {
@@ -451,20 +485,20 @@ impl Layout {
         for address in stale {
             self.hide(address, deadline);
         }
-        self.put_off = None;
-        for (address, stretch) in wanted {
+        self.put_off.clear();
+        // Other devices' memory can wait.
+        let (later, first): (Vec<_>, Vec<_>) =
+            wanted.into_values().partition(Stretch::is_of_a_peer);
+        for stretch in first.into_iter().chain(later) {
+            let address = stretch.address;
             let Some(user) = self.user.clone() else {
                 return Ok(());
             };
             if self.pieces.contains_key(&address) {
                 continue;
             }
-            let range = (address, stretch.length);
-            if self.is_leaving(range) {
-                self.put_off = Some(range);
-                if let Some(tell) = &self.tell_put_off {
-                    tell();
-                }
+            if self.is_leaving((address, stretch.length)) || !deadline.has_time_to_ask() {
+                self.put_off.push(stretch);
                 continue;
             }
             let asked = Asked {
@@ -487,13 +521,18 @@ impl Layout {
                 }
             }
         }
+        if let Some(tell) = &self.tell_put_off
+            && !self.put_off.is_empty()
+        {
+            tell();
+        }
         self.check_own_memory()
     }
 
     /// See [`settle`](Self::settle).
     fn check_own_memory(&self) -> Result<(), LayoutError> {
         let pieces = self.pieces.values();
-        let own = pieces.filter(|piece| !matches!(piece.stretch.backing, Backing::Peer(_)));
+        let own = pieces.filter(|piece| !piece.stretch.is_of_a_peer());
         let missing = |piece: &&Piece| matches!(piece.placed, Placed::Nowhere(_));
         let mut reached = own.clone().filter(|piece| !missing(piece));
         // Of what it reaches some of, only what is in files must not be missing.

@@ -130,12 +130,9 @@ impl Layout {
     }
 
     /// Whether something of a range is leaving.
-    pub(super) fn is_leaving(&self, (address, length): (u64, u64)) -> bool {
+    pub(super) fn is_leaving(&self, range: (u64, u64)) -> bool {
         let mut stretches = self.leaving.iter().map(|leaving| leaving.piece.stretch);
-        stretches.any(|stretch| {
-            stretch.address < address.saturating_add(length)
-                && address < stretch.address.saturating_add(stretch.length)
-        })
+        stretches.any(|stretch| stretch.overlaps(range))
     }
 
     /// This end's part of the way to a stretch is not needed any more.

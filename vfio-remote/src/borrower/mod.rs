@@ -14,6 +14,7 @@ mod placement;
 mod resolve;
 mod session;
 mod signals;
+mod turns;
 
 pub use admin::{list, revoke};
 pub use device::{BorrowCounters, Borrowed, BorrowerConfig, InterruptView};

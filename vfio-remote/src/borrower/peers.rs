@@ -2,6 +2,7 @@
 
 use super::deadline::Deadline;
 use super::layout::Layout;
+use super::turns::Turns;
 use farlane_pci::RemoteMemory;
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, Subscription, subscribe};
 use farlane_zero_copy::chain;
@@ -30,7 +31,8 @@ pub(crate) struct Target {
 /// What a device is told, by a thread of its own: one that is slow keeps no other one waiting.
 enum Notice {
     Added(u64, Arc<Target>),
-    Removed(u64, SyncSender<()>),
+    /// Whoever has it waits until then.
+    Removed(u64, Instant, SyncSender<()>),
     /// Something of the device's own memory has been put off.
     PutOff,
 }
@@ -83,7 +85,7 @@ impl Peers {
     }
 
     /// A device whose memory is `layout` is one of them: its number.
-    pub(crate) fn join(&self, layout: Arc<Mutex<Layout>>) -> io::Result<usize> {
+    pub(crate) fn join(&self, layout: Arc<Turns<Layout>>) -> io::Result<usize> {
         let (sender, notices) = channel();
         let sender = Arc::new(sender);
         let mut state = self.state();
@@ -96,10 +98,7 @@ impl Peers {
                 let _ = own.send(Notice::PutOff);
             }
         };
-        layout
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .tell_put_off = Some(Box::new(tell));
+        layout.lock().tell_put_off = Some(Box::new(tell));
         std::thread::Builder::new()
             .name("peers".to_owned())
             .spawn(move || follow(&layout, &notices))?;
@@ -158,7 +157,7 @@ impl Peers {
             };
             for (number, member) in others(&state.members, entry.owner) {
                 let (done, wait) = sync_channel(1);
-                if member.send(Notice::Removed(id, done)).is_ok() {
+                if member.send(Notice::Removed(id, until, done)).is_ok() {
                     waits.push((number, wait));
                 }
             }
@@ -185,10 +184,9 @@ fn others(
     all.filter(move |&(number, _)| Some(number) != owner)
 }
 
-fn follow(layout: &Mutex<Layout>, notices: &Receiver<Notice>) {
-    let layout = || layout.lock().unwrap_or_else(PoisonError::into_inner);
+fn follow(layout: &Turns<Layout>, notices: &Receiver<Notice>) {
     loop {
-        let is_put_off = layout().is_put_off();
+        let is_put_off = layout.lock().is_put_off();
         let notice = match is_put_off {
             true => notices.recv_timeout(RETRY),
             false => notices.recv().map_err(RecvTimeoutError::from),
@@ -196,8 +194,8 @@ fn follow(layout: &Mutex<Layout>, notices: &Receiver<Notice>) {
         let notice = match notice {
             Ok(notice) => notice,
             Err(RecvTimeoutError::Timeout) => {
-                let mut layout = layout();
-                layout.try_again(Deadline::begin());
+                let mut layout = layout.lock();
+                layout.try_again(Deadline::of_a_turn());
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => return,
@@ -207,12 +205,13 @@ fn follow(layout: &Mutex<Layout>, notices: &Receiver<Notice>) {
             Notice::PutOff => {}
             Notice::Added(id, target) => {
                 // Its time begins when it has the layout: what others wait for with it is not its own.
-                let mut layout = layout();
-                layout.add_target(id, target, Deadline::begin());
+                let mut layout = layout.lock();
+                layout.add_target(id, target, Deadline::of_a_turn());
             }
-            Notice::Removed(id, done) => {
-                let mut layout = layout();
-                layout.remove_target(id, Deadline::begin());
+            Notice::Removed(id, until, done) => {
+                let mut layout = layout.lock();
+                // No later than its owner waits; but the device is asked once to let go of it.
+                layout.remove_target(id, Deadline::at(until).for_one_unmapping());
                 drop(layout);
                 let _ = done.send(());
             }

@@ -1,12 +1,13 @@
 //! A lender that does not do what it is asked, or that does what it must not.
 
-use super::common::{self, Copier, STATUS, listener, memfd, serve_with, until};
-use super::is_signalled;
-use farlane_pci::{InterruptKind, Source as _};
+use super::common::{self, AREA, Copier, STATUS, listener, memfd, serve_with, until};
+use super::{Monitor, is_signalled};
+use farlane_pci::{InterruptKind, Region, Source as _};
 use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_remote::borrower::Peers;
 use farlane_vfio_remote::link::message::{
-    Attached, Fence, PeerKey, Place, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
+    Attached, Fence, LinkArea, PeerKey, Place, Refusal, Reply, Request, ToBorrower, ToLender,
+    VERSION,
 };
 use farlane_vfio_remote::link::{Acceptor, Connector, Receiver, Sender};
 use farlane_vfio_user::wire::Command;
@@ -17,6 +18,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const CONFIG: u32 = 7;
 const REQUEST: u32 = 4;
@@ -100,6 +102,7 @@ fn serve(
     sender: &Sender,
     mut receiver: Receiver,
     heard: &Heard,
+    area: Option<&OwnedFd>,
     (term_ms, fate): (u32, &dyn Fn(&Request) -> Fate),
 ) {
     let mut is_silent = false;
@@ -113,11 +116,20 @@ fn serve(
                 sender.send(&welcome, &[]).unwrap();
             }
             ToLender::Request { id, request } => {
-                let result = answer(&request, term_ms, fate);
+                let mut result = answer(&request, term_ms, fate);
                 heard.requests.lock().unwrap().push(request);
+                let mut files = Vec::new();
+                if let (Some(Ok(Reply::Attached(attached))), Some(file)) = (&mut result, area) {
+                    attached.areas.push(LinkArea {
+                        region: Region::Bar0,
+                        area: AREA,
+                        file_offset: AREA.offset,
+                    });
+                    files.push(file.as_fd());
+                }
                 match result {
                     Some(result) if !is_silent => {
-                        let _ = sender.send(&ToBorrower::Reply { id, result }, &[]);
+                        let _ = sender.send(&ToBorrower::Reply { id, result }, &files);
                     }
                     _ => is_silent = true,
                 }
@@ -130,12 +142,24 @@ fn serve(
 
 impl Rig {
     fn new(fate: impl Fn(&Request) -> Fate + Send + 'static) -> Self {
+        Self::here((None, None), fate)
+    }
+
+    /// A lender of this host whose device is reached by the other ones of its VM, and has this file for memory behind its registers.
+    fn sharing(peers: &Arc<Peers>, file: OwnedFd) -> Self {
+        Self::here((Some(peers), Some(file)), |_| Fate::Done)
+    }
+
+    fn here(
+        peers: (Option<&Arc<Peers>>, Option<OwnedFd>),
+        fate: impl Fn(&Request) -> Fate + Send + 'static,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().join("lender");
         let acceptor = Acceptor::Unix(listener(&at));
         let address = format!("unix:{}", at.display());
         let connector = Connector::new(address.parse().unwrap(), None).unwrap();
-        Self::at(folder, acceptor, connector, None, (TERM_MS, fate))
+        Self::start((folder, acceptor, connector), peers, (TERM_MS, fate))
     }
 
     /// A lender of this host that proves nothing, whose device reaches the other ones of its VM.
@@ -155,6 +179,14 @@ impl Rig {
         acceptor: Acceptor,
         connector: Connector,
         peers: Option<&Arc<Peers>>,
+        script: (u32, impl Fn(&Request) -> Fate + Send + 'static),
+    ) -> Self {
+        Self::start((folder, acceptor, connector), (peers, None), script)
+    }
+
+    fn start(
+        (folder, acceptor, connector): (tempfile::TempDir, Acceptor, Connector),
+        (peers, area): (Option<&Arc<Peers>>, Option<OwnedFd>),
         (term_ms, fate): (u32, impl Fn(&Request) -> Fate + Send + 'static),
     ) -> Self {
         let heard = Arc::<Heard>::default();
@@ -165,7 +197,7 @@ impl Rig {
                 while let Ok(incoming) = acceptor.accept() {
                     let (sender, receiver) = incoming.finish().unwrap();
                     let _ = sent.send(sender.clone());
-                    serve(&sender, receiver, &heard, (term_ms, &fate));
+                    serve(&sender, receiver, &heard, area.as_ref(), (term_ms, &fate));
                 }
             }
         });
@@ -225,6 +257,10 @@ impl Vmm {
 
 fn event() -> OwnedFd {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+}
+
+fn is_map(request: &Request) -> bool {
+    matches!(request, Request::Map { .. })
 }
 
 fn is_unmap(request: &Request) -> bool {
@@ -453,4 +489,83 @@ fn what_a_device_that_is_no_bus_master_is_still_at_keeps_nothing_else_waiting() 
     // But nothing says that it has let go of this.
     vmm.unmap().unwrap_err();
     assert!(rig.heard.has(is_unmap));
+}
+
+#[test]
+fn a_lender_that_is_slow_to_be_shown_each_range_is_asked_for_as_long_as_a_monitor_waits_for_all() {
+    // All of them take twice as long as that.
+    const RANGES: usize = 60;
+    let rig = Rig::new(|request| {
+        if is_map(request) {
+            std::thread::sleep(Duration::from_millis(150));
+        }
+        Fate::Done
+    });
+    let mut vmm = Vmm::connect(&rig);
+    let more = memfd(RAM);
+    for address in (MORE..).step_by(1 << 20).take(RANGES) {
+        let place = Some((more.as_fd(), 0));
+        vmm.client.map(address, RAM, place).unwrap();
+    }
+    vmm.client.write(CONFIG, 4, &MASTER).unwrap();
+    let requests = rig.heard.requests.lock().unwrap();
+    let maps = requests.iter().filter(|request| is_map(request));
+    assert!((1..RANGES).contains(&maps.count()));
+    // It is given back, of which the lender has heard in time.
+    let is_on = |request: &Request| matches!(request, Request::SetBusMaster { may: true, .. });
+    assert!(!requests.iter().any(is_on));
+    assert!(requests.contains(&Request::Return { fence: LEASE }));
+    drop(requests);
+    assert_eq!(vmm.vendor(), 0xffff);
+    // So nothing is reached any more.
+    vmm.unmap().unwrap();
+}
+
+#[test]
+fn a_file_of_a_lender_that_is_not_memory_is_mapped_by_nobody() {
+    let peers = Peers::new(None);
+    let honest = common::Rig::called("honest");
+    let mut source = Monitor::connect(&honest.borrow_for(&peers, "s", "plain"));
+    source.command(0x06);
+    // One of FUSE, which is no memory either, could keep whoever touches it waiting for ever.
+    let file = OwnedFd::from(std::fs::File::open("/dev/zero").unwrap());
+    let rig = Rig::sharing(&peers, file);
+    let mut target = Monitor::connect(&rig.path);
+    let region = target.client.region(0).unwrap();
+    assert_eq!(region.sparse_areas.len(), 0);
+    target.place(MORE);
+    target.command(0x02);
+    until("the way", || !honest.peers("plain").is_empty());
+    // What is there, the lender is asked for.
+    assert_eq!(source.copy(MORE + AREA.offset, RAM, 8), 1);
+    let offset = AREA.offset;
+    let is_there = |r: &Request| matches!(r, Request::Read { region: Region::Bar0, offset: at, .. } if *at == offset);
+    assert!(rig.heard.has(is_there));
+}
+
+#[test]
+fn memory_of_a_lender_is_mapped() {
+    let rig = Rig::sharing(&Peers::new(None), memfd(0x2000));
+    let vmm = Monitor::connect(&rig.path);
+    assert_eq!(vmm.client.region(0).unwrap().sparse_areas.len(), 1);
+}
+
+#[test]
+fn a_device_that_does_not_let_go_of_another_one_is_given_up_before_that_one_goes() {
+    let peers = Peers::new(None);
+    let rig = Rig::here((Some(&peers), None), |request| match request {
+        Request::Unmap { .. } => Fate::InProgress,
+        _ => Fate::Done,
+    });
+    let mut source = Vmm::master(&rig);
+    let honest = common::Rig::called("honest");
+    let mut target = Monitor::connect(&honest.borrow_for(&peers, "t", "mapped"));
+    target.place(MORE);
+    target.command(0x02);
+    let of_peer = |request: &Request| matches!(request, Request::Map { peer: Some(_), .. });
+    until("the way", || rig.heard.has(of_peer));
+    // It is answered when the other one has let go, or is not waited for any more.
+    target.command(0);
+    assert!(rig.heard.has(is_unmap));
+    assert_eq!(source.vendor(), 0xffff);
 }

@@ -276,6 +276,7 @@ impl Session {
     /// this, [`doubt`](Self::doubt) says.
     pub fn give_up(&self, fence: Fence, deadline: Deadline) {
         if !self.is_lost() {
+            let deadline = deadline.for_the_last_word();
             match self.ask(Request::Return { fence }, &[], deadline) {
                 Ok(()) => drop(self.shared.stopped(None)),
                 Err(e) => log::error!("The device cannot be given back: {}", chain(&e)),

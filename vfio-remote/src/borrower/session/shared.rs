@@ -17,8 +17,6 @@ const STOPPING: Duration = Duration::from_secs(2);
 
 /// Shortest term of a lease that makes sense.
 const SHORTEST_TERM: Duration = Duration::from_millis(100);
-/// A lender that is there answers within so much.
-const LEAST_TIME: Duration = Duration::from_millis(200);
 
 /// What came under a number, and its descriptors.
 type Answer = (Result<Reply, Refusal>, Vec<OwnedFd>);
@@ -330,15 +328,13 @@ impl Shared {
     }
 
     /// Asks, and waits for the answer until then. A lender that gives none is not there; but of one that is slow to read its device,
-    /// renewals tell.
+    /// renewals tell. Whoever asks sees to it that there is time for an answer.
     pub fn ask(
         &self,
         request: Request,
         descriptors: &[BorrowedFd<'_>],
         until: Instant,
     ) -> Result<(Reply, Vec<OwnedFd>), SessionError> {
-        // That the time was used up before is no fault of the lender's.
-        let until = until.max(Instant::now() + LEAST_TIME);
         let is_renewal = matches!(request, Request::Renew { .. });
         let may_be_slow = matches!(request, Request::Words { .. });
         let id = {

@@ -1,0 +1,62 @@
+//! A lock that threads have in turn.
+
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// A lock that whoever gives it back, and asks for it again at once, gets only after one that has been waiting for it: nobody waits
+/// for more than what one other thread does with it, once it is the next one.
+#[derive(Debug, Default)]
+pub(crate) struct Turns<T> {
+    /// Held while the next one waits. Taken before what it is about, and given back when that is had.
+    next: Mutex<()>,
+    what: Mutex<T>,
+}
+
+impl<T> Turns<T> {
+    pub fn new(what: T) -> Self {
+        Self {
+            next: Mutex::default(),
+            what: Mutex::new(what),
+        }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let _next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        self.what.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// None where another thread has it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.what.try_lock() {
+            Ok(what) => Some(what),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn who_waits_comes_before_who_asks_again() {
+        for _ in 0..10 {
+            let turns = Arc::new(Turns::new(0));
+            let held = turns.lock();
+            let waiting = std::thread::spawn({
+                let turns = Arc::clone(&turns);
+                move || *turns.lock() += 1
+            });
+            let end = Instant::now() + Duration::from_secs(60);
+            while turns.next.try_lock().is_ok() {
+                assert!(Instant::now() < end, "nobody waits");
+                std::thread::yield_now();
+            }
+            drop(held);
+            assert_eq!(*turns.lock(), 1);
+            waiting.join().unwrap();
+        }
+    }
+}
