@@ -4,7 +4,7 @@
 //! library that goes on with its number works on the program's file. Who stands in front of the C library's functions asks here
 //! first whether a number is [ours](is_ours), and has it [make way](make_way) for the program.
 
-use crate::Origin;
+use crate::{Origin, with_signals_blocked};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fstat};
 use rustix::io::Errno;
 use rustix::thread::futex;
@@ -197,7 +197,9 @@ impl Drop for Guarded {
             && self.origin.is_here()
             && !self.is_shut()
         {
-            entry.close();
+            // Nobody uses it any more, but a call may be giving it another number: that waits for nobody. While this one is at it no
+            // handler of its thread waits for it.
+            let _ = with_signals_blocked(|| entry.while_unused(true, || entry.close()));
         }
     }
 }
@@ -292,7 +294,8 @@ impl Entry {
         }
     }
 
-    /// Closes the file, if the number is still its, and gives the entry back.
+    /// Closes the file, if the number is still its, and gives the entry back. To be called while nobody uses the number: who gives the
+    /// file another one meanwhile would do so to the next file that has the entry.
     fn close(&self) {
         let number = self.number.swap(RESERVED, Ordering::AcqRel) - 1;
         if self.is_at(number) {
@@ -355,7 +358,8 @@ impl Entry {
                     vacate(number);
                     Ok(())
                 }
-                // It has been closed meanwhile: nothing of ours is there any more, and the duplicate goes.
+                // This is a child, made by a handler that has interrupted this: nothing of ours is there any more, and the duplicate
+                // goes.
                 Ok(_) => Ok(()),
                 Err(_) if self.number.load(Ordering::Acquire) != number + 1 => Ok(()),
                 Err(error) => Err(error),

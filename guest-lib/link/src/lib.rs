@@ -33,7 +33,7 @@ pub use discover::{Address, DeviceInfo, SOCKET_VARIABLE, devices, tunnels};
 pub use error::LinkError;
 pub use fork::Origin;
 pub use map::Map;
-pub use quiet::spawn_quiet;
+pub use quiet::{spawn_quiet, with_signals_blocked};
 pub use region::{Mapping, Pin, Segment};
 
 /// What a link knows about its device without asking the backend.

@@ -1,4 +1,4 @@
-//! Threads that a library runs in somebody else's program.
+//! Signals, which belong to the program that a library is in.
 
 use std::thread::{Builder, JoinHandle};
 
@@ -19,8 +19,8 @@ pub fn spawn_quiet(
     })
 }
 
-/// Runs `body` with every signal blocked, so that a thread made by it starts that way.
-fn with_signals_blocked<T>(body: impl FnOnce() -> T) -> T {
+/// Runs `body` with every signal blocked: a thread made by it starts that way, and no handler interrupts it.
+pub fn with_signals_blocked<T>(body: impl FnOnce() -> T) -> T {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: both point to writable sets; `all` is initialised by the first call.

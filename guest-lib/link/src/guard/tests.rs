@@ -143,6 +143,45 @@ fn what_is_shut_is_closed_when_nobody_uses_it_and_its_room_is_anothers() {
 }
 
 #[test]
+fn what_is_dropped_is_closed_when_it_is_not_being_given_another_number() {
+    let _turn = turn();
+    let (ours, of) = guarded(Kind::File);
+    let (before, count_before) = (number(&ours), count());
+    let Place::Entry(entry) = ours.place else {
+        unreachable!()
+    };
+    let thread = AtomicI32::new(0);
+    std::thread::scope(|scope| {
+        let thread = &thread;
+        let (dropping, waits, is_open) = entry
+            .while_unused(true, || {
+                let dropping = scope.spawn(move || {
+                    thread.store(rustix::thread::gettid().as_raw_pid(), Ordering::Relaxed);
+                    drop(ours);
+                });
+                while !dropping.is_finished() && !sleeps(thread.load(Ordering::Relaxed)) {
+                    std::thread::yield_now();
+                }
+                let waits = !dropping.is_finished();
+                // Neither the number nor the entry is another one's.
+                let is_open = inode(before) == Some(of) && is_ours(before);
+                (dropping, waits, is_open)
+            })
+            .unwrap();
+        assert!(waits && is_open, "{waits} {is_open}");
+        dropping.join().unwrap();
+    });
+    assert!(!is_ours(before) && inode(before) != Some(of));
+    assert_eq!(count(), count_before - 1);
+}
+
+/// Whether a thread of this process waits for another one.
+fn sleeps(thread: i32) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall"));
+    call.is_ok_and(|call| call.starts_with(&format!("{} ", libc::SYS_futex)))
+}
+
+#[test]
 fn a_number_that_was_closed_around_us_is_not_closed_again() {
     let _turn = turn();
     let (ours, _) = guarded(Kind::File);
