@@ -126,6 +126,11 @@ fn handlers_of_forks_lock_and_close_files() {
 }
 
 #[test]
+fn a_handler_of_a_fork_forks_once_more() {
+    locked("forks_in_forks");
+}
+
+#[test]
 fn who_takes_a_lock_while_others_read_has_no_descriptor_of_the_librarys() {
     locked("locks_threads");
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, RawFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// The variable that has the number of the locked descriptor after `execve`.
 const LOCKED: &str = "IO_CHILD_LOCKED";
@@ -38,14 +38,14 @@ fn read(fd: RawFd, base: *mut u8, content: &[u8]) -> Result<u64> {
 }
 
 /// Reads by P2P.
-fn read_p2p(fd: RawFd, base: *mut u8, content: &[u8]) -> Result<()> {
+pub fn read_p2p(fd: RawFd, base: *mut u8, content: &[u8]) -> Result<()> {
     let p2p = read(fd, base, content)?;
     ensure!(p2p == LENGTH as u64, "{p2p} bytes by P2P");
     Ok(())
 }
 
 /// Reads the plain way.
-fn read_plain(fd: RawFd, base: *mut u8, content: &[u8]) -> Result<()> {
+pub fn read_plain(fd: RawFd, base: *mut u8, content: &[u8]) -> Result<()> {
     let p2p = read(fd, base, content)?;
     ensure!(p2p == 0, "{p2p} bytes by P2P");
     Ok(())
@@ -241,51 +241,6 @@ pub fn children(file: &File, content: &[u8], path: &str) -> Result<()> {
         ensure!(is_locked(path)?, "The lock is gone");
         Ok(())
     })?;
-    read_p2p(fd, base, content)
-}
-
-/// The file of the handlers of [`forks`].
-static FORKED: AtomicI32 = AtomicI32::new(-1);
-
-/// A program's handler of forks, which locks, unlocks and closes.
-unsafe extern "C" fn handle_fork() {
-    let fd = FORKED.load(Ordering::Relaxed);
-    let done = lock(fd, libc::F_WRLCK).and_then(|()| lock(fd, libc::F_UNLCK));
-    // SAFETY: a number of its own; it ends the process where it cannot go on.
-    unsafe {
-        if done.is_err() || libc::close(libc::dup(fd)) != 0 {
-            libc::abort();
-        }
-    }
-}
-
-/// Handlers of the program run between those of the library, which has all its locks then.
-pub fn forks(file: &File, content: &[u8]) -> Result<()> {
-    let fd = file.as_raw_fd();
-    FORKED.store(fd, Ordering::Relaxed);
-    // Before the library sees to forks: with the first memory.
-    // SAFETY: the handlers are made for it.
-    unsafe { libc::pthread_atfork(Some(handle_fork), Some(handle_fork), Some(handle_fork)) };
-    let base = memory(LENGTH)?;
-    read_p2p(fd, base, content)?;
-    // SAFETY: who hangs is ended by a signal; the child ends.
-    let child = unsafe {
-        libc::alarm(60);
-        libc::fork()
-    };
-    if child == 0 {
-        // SAFETY: ends the child.
-        unsafe { libc::_exit(0) };
-    }
-    let mut status = 0;
-    // SAFETY: waits for the child, and ends the alarm.
-    let ended = unsafe {
-        let ended = libc::waitpid(child, &raw mut status, 0);
-        libc::alarm(0);
-        ended
-    };
-    ensure!(ended == child && status == 0, "The child fails: {status}");
-    // The library is not inside any more.
     read_p2p(fd, base, content)
 }
 

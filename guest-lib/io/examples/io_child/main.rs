@@ -2,6 +2,7 @@
 //! the library than its registration. Each story ends with what the totals say.
 
 mod cuda;
+mod forks;
 mod guards;
 mod locks;
 mod moves;
@@ -437,7 +438,8 @@ fn main() -> Result<()> {
         "read_lock_exec" => locks::over_exec(file, &content, path, true)?,
         "lock_read_exec" => locks::over_exec(file, &content, path, false)?,
         "locks" => locks::ways(file, &content, path)?,
-        "locks_forks" => locks::forks(&file, &content)?,
+        "locks_forks" => forks::handled(&file, &content)?,
+        "forks_in_forks" => forks::nested(&file, &content)?,
         "locks_children" => locks::children(&file, &content, path)?,
         "locks_threads" => locks::threads(file, &content, path)?,
         "locks_waits" => locks::waits(&file, &content, path)?,
