@@ -28,7 +28,7 @@ pub(crate) fn reach<'a>(
     request: &Range<u64>,
     direction: Direction,
 ) -> Result<(Reach<'a>, Range<u64>), Why> {
-    if opened.file.is_locked() {
+    if opened.file.goes_plain() {
         return Err(Why::NoP2p);
     }
     let align = opened.file.offset_align.ok_or(Why::NoP2p)?;

@@ -19,6 +19,10 @@ use std::sync::{Arc, OnceLock};
 /// Direct I/O with a file that was refused as often as this in a row is not tried any more while it is open.
 const MOST_REFUSALS: u32 = 8;
 
+/// After as many requests to a locked file it is asked whether it still is, and then each time after twice as many: what that costs
+/// (a look at every descriptor of the process) is little beside the requests.
+const PLAIN_REQUESTS: u32 = 16;
+
 /// `FS_XFLAG_REALTIME` (linux/fs.h).
 const XFLAG_REALTIME: u32 = 1;
 
@@ -109,6 +113,8 @@ pub struct File {
     /// The program has POSIX locks of the file, as far as is known: nothing that could end them has happened since they were seen. It
     /// changes with the lock of `own`.
     is_locked: AtomicBool,
+    /// Requests that have gone the plain way since then.
+    plain: AtomicU32,
     mapping: Lock<Mapping>,
     /// The program has closed a descriptor while a call was at it.
     is_leaving: AtomicBool,
@@ -222,6 +228,7 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
             stream: Lock::new(Stream::default()),
             own: Lock::new(Vec::new()),
             is_locked: AtomicBool::new(false),
+            plain: AtomicU32::new(0),
             mapping: Lock::new(Mapping::default()),
             is_leaving: AtomicBool::new(false),
         })
@@ -277,16 +284,37 @@ impl File {
         self.is_locked.load(Ordering::Relaxed)
     }
 
+    /// Whether a request goes the plain way because of them. Now and then one does not, and the kernel is asked again: who reads while
+    /// another thread closes the file finds locks that end with that, after it was told of the close.
+    pub(crate) fn goes_plain(&self) -> bool {
+        if !self.is_locked() {
+            return false;
+        }
+        let plain = self.plain.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        if plain < PLAIN_REQUESTS || !plain.is_power_of_two() {
+            return true;
+        }
+        let _own = self.own.lock();
+        self.set_locked(false);
+        false
+    }
+
     /// To be called with the lock of `own`.
     pub(crate) fn set_locked(&self, is_locked: bool) {
         self.is_locked.store(is_locked, Ordering::Relaxed);
+    }
+
+    /// The program's locks have changed, or do so now: it is asked when that is of interest. To be called with the lock of `own`.
+    fn has_other_locks(&self) {
+        self.set_locked(false);
+        self.plain.store(0, Ordering::Relaxed);
     }
 
     /// The program is about to close a descriptor, which ends its locks: ours go before it, as far as none of them is in use.
     fn let_go(&self) {
         let mut own = self.own.lock();
         own.retain(Own::is_used);
-        self.set_locked(false);
+        self.has_other_locks();
         drop(own);
         self.mapping.lock().unmap();
     }
@@ -436,7 +464,7 @@ pub(crate) fn locks_changed(id: FileId) {
     if let Some(file) = known_if(id, waits)
         && let Some(_own) = file.own.lock_if(waits)
     {
-        file.set_locked(false);
+        file.has_other_locks();
     }
 }
 
@@ -449,7 +477,7 @@ pub(crate) fn forget_all_but(open: &BTreeSet<FileId>) {
     let known: Vec<_> = FILES.lock().files.values().cloned().collect();
     for file in known.iter().filter(|file| open.contains(&file.id)) {
         let _own = file.own.lock();
-        file.set_locked(false);
+        file.has_other_locks();
     }
     for file in known.into_iter().filter(|file| !open.contains(&file.id)) {
         let own = file.own.lock().first().and_then(Own::enter);

@@ -6,10 +6,12 @@
 mod common;
 
 use common::{Disk, Memory, pattern};
+use farlane_io_core::descriptors::{Closing, closing};
 use farlane_io_core::{Mode, set_mode, totals};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::io::{Seek as _, SeekFrom};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -310,6 +312,33 @@ fn read_and_write_move_the_file_position_as_far_as_they_have_moved_bytes() {
     assert_eq!(disk.file.stream_position().unwrap(), 20_000);
     assert_eq!(write(&past), Some(Ok(5)));
     assert_eq!(disk.file.stream_position().unwrap(), 20_005);
+}
+
+#[test]
+fn locks_that_end_with_a_close_keep_no_file_from_p2p_that_is_read_before_it_is_closed() {
+    let _turn = turn(Mode::P2p);
+    let disk = Disk::new(&pattern(11, 1 << 16));
+    let memory = Memory::registered(1 << 16);
+    let is_p2p = || {
+        let before = totals().p2p;
+        assert_eq!(memory.read(&disk, 0, 8192, 4096), 8192);
+        totals().p2p > before
+    };
+    // SAFETY: a structure of numbers, which is read.
+    let locked = unsafe {
+        let mut lock: libc::flock = std::mem::zeroed();
+        lock.l_type = libc::F_WRLCK.try_into().unwrap();
+        libc::fcntl(disk.fd(), libc::F_SETLK, &raw const lock)
+    };
+    assert_eq!(locked, 0);
+    // As long as it is locked, however often it is read.
+    assert!((0..100).all(|_| !is_p2p()));
+    let other = std::fs::File::open(disk.path()).unwrap();
+    // The library is told, and another thread reads before the descriptor is closed.
+    assert_eq!(closing(other.as_raw_fd()), Closing::Program);
+    assert!((0..10).all(|_| !is_p2p()));
+    drop(other);
+    assert!((0..100).any(|_| is_p2p()));
 }
 
 #[test]
