@@ -132,7 +132,7 @@ fn all_that_was_sent_is_heard_and_the_goodbye_whatever_the_other_end_still_says(
             let (near, same, far) = pair(tls);
             drop(same);
             // Most of what is sent stays at the near end until the far one takes it.
-            rustix::net::sockopt::set_socket_recv_buffer_size(&far.socket, 4096).unwrap();
+            rustix::net::sockopt::set_socket_recv_buffer_size(&far.socket, 32 << 10).unwrap();
             far.send(b"not heard", false).unwrap();
             let mut unread = [PollFd::new(&near.socket, PollFlags::IN)];
             assert_eq!(poll(&mut unread, None), Ok(1));
