@@ -187,7 +187,7 @@ impl Process {
 }
 
 #[test]
-fn a_bad_token_costs_its_own_sectors_of_a_merged_request() {
+fn a_bad_token_costs_its_own_sectors_of_a_merged_request_and_shows_nothing() {
     for folder in [
         tempfile::tempdir().unwrap(),
         tempfile::tempdir_in("/dev/shm").unwrap(),
@@ -214,7 +214,7 @@ fn a_bad_token_costs_its_own_sectors_of_a_merged_request() {
         let pages = found.chunks(4096);
         assert!(
             pages
-                .zip([0x11, 0xdd, 0x33])
+                .zip([0x11, 0, 0x33])
                 .all(|(page, byte)| page.iter().all(|b| *b == byte))
         );
         assert_eq!(refused(&process), 1);
@@ -227,7 +227,7 @@ fn a_bad_token_costs_its_own_sectors_of_a_merged_request() {
         let mut landed = [0; 4096];
         process.device.view().read(DEVICE, &mut landed).unwrap();
         assert!(landed == [0x44; 4096]);
-        assert!(vm.get::<4096>(bad) == [0xdd; 4096] && vm.get::<4096>(other) == [0x33; 4096]);
+        assert!(vm.get::<4096>(bad) == [0; 4096] && vm.get::<4096>(other) == [0x33; 4096]);
         assert_eq!(refused(&process), 2);
         // By itself it is an error, and nothing is written.
         vm.put(bad, &[0x22; 4096]);

@@ -149,6 +149,12 @@ pub struct Tokens {
     state: RwLock<State>,
 }
 
+/// What is written where no good token stands for a page.
+#[repr(C, align(4096))]
+struct Zeroes([u8; PAGE_BYTES as usize]);
+
+static ZEROES: Zeroes = Zeroes([0; PAGE_BYTES as usize]);
+
 /// A request whose bytes lie elsewhere. While it lives, its memory stays.
 #[derive(Debug)]
 pub struct Opened {
@@ -172,8 +178,9 @@ impl Opened {
     }
 
     /// Bytes of phony pages that no good token stands for: first one, counted in the request, and how many; in order, not adjacent.
-    /// A read has them among its [runs](Self::runs), where they go into the phony pages themselves. A write has not: these bytes of
-    /// the disk are to stay what they are. Whose pages they are is told by there being no receipt.
+    /// A read moves them into the phony pages themselves. A write has zeroes among its [runs](Self::runs) instead: to leave these bytes
+    /// of the disk as they are would show what others have written there to who reads a file system's new block. Whose pages
+    /// they are is told by there being no receipt.
     #[must_use]
     pub fn refused(&self) -> &[(u64, u64)] {
         &self.refused
@@ -228,8 +235,8 @@ impl Tokens {
         self.any.store(any, Ordering::Release);
     }
 
-    /// Opens the envelopes of a request whose data lies in `segments` (guest-physical address, bytes) of `ram`. `None` for a
-    /// request that has none to do with a phony buffer. Segments of ordinary memory beside phony pages stay what they are.
+    /// Opens the envelopes of a request whose data lies in `segments` (guest-physical address, bytes) of `ram`. `None` for one
+    /// that moves what lies there, and nothing else. Segments of ordinary memory beside phony pages stay what they are.
     ///
     /// The guest's block layer merges requests of several processes. So a token that is no good costs its own page, see
     /// [`Opened::refused`].
@@ -273,7 +280,7 @@ impl Tokens {
         for &(address, length) in segments {
             opening.segment(&state, address, length)?;
         }
-        opening.finish().map(Some)
+        opening.finish()
     }
 
     /// The VM has been told this secret by whoever served it last: none if nobody has. Returns what it is to be told now.
@@ -509,8 +516,7 @@ impl State {
     }
 }
 
-/// Whether an envelope whose key was made with `secret` lies at an address: each sector of a phony page carries one. Anybody can write
-/// down what looks like one.
+/// Whether an envelope whose key was made with `secret` lies at an address. Anybody can write down what looks like one.
 fn has_envelope(ram: &View, address: u64, secret: Option<Secret>) -> bool {
     let mut bytes = [0; ENVELOPE_BYTES];
     let Ok(sectors) = Sectors::new(address, SECTOR_BYTES as u64) else {
@@ -592,6 +598,9 @@ impl Opening {
     }
 
     /// Adds the first bytes of a piece that is no phony buffer, and returns how many.
+    ///
+    /// Whoever writes forgotten envelopes has his answer without an error: a process may have had them written by others, as a part of
+    /// a file, and their request, of a file system's journal for instance, is not to fail.
     fn ordinary(
         &mut self,
         forgotten: &Forgotten,
@@ -601,7 +610,8 @@ impl Opening {
         let mut piece = length;
         if !self.writes() && forgotten.overlaps(address, address.saturating_add(length)) {
             piece = (PAGE_BYTES - address % PAGE_BYTES).min(length);
-            if piece >= SECTOR_BYTES as u64 && has_envelope(&self.ram, address, self.secret) {
+            self.useful = true;
+            if self.is_phony(address, piece) {
                 self.refuse(address, piece, TokenError::Orphan { address })?;
                 return Ok(piece);
             }
@@ -609,6 +619,13 @@ impl Opening {
         self.plain(address, piece)?;
         self.useful = true;
         Ok(piece)
+    }
+
+    /// Whether a part of a page is one of a phony page: all of its sectors carry envelopes.
+    fn is_phony(&self, address: u64, length: u64) -> bool {
+        let sector = SECTOR_BYTES as u64;
+        let mut sectors = (0..length / sector).map(|at| address + at * sector);
+        length >= sector && sectors.all(|at| has_envelope(&self.ram, at, self.secret))
     }
 
     fn envelope(
@@ -655,6 +672,12 @@ impl Opening {
         if self.writes() {
             // What the guest has asked to be read there may be there: it is memory of whoever asked.
             self.plain(address, length)?;
+        } else {
+            for at in (0..length).step_by(ZEROES.0.len()) {
+                let bytes = usize::try_from(length - at).unwrap_or(usize::MAX);
+                let zeroes = ZEROES.0.as_ptr().cast_mut();
+                self.runs.push((zeroes, bytes.min(ZEROES.0.len())));
+            }
         }
         match self.refused.last_mut() {
             Some((start, bytes)) if *start + *bytes == self.at => *bytes += length,
@@ -664,10 +687,11 @@ impl Opening {
         Ok(())
     }
 
-    fn finish(self) -> Result<Opened, TokenError> {
+    fn finish(self) -> Result<Option<Opened>, TokenError> {
         match self.why {
             Some(why) if !self.useful => Err(why),
-            why => Ok(Opened {
+            None if self.receipts.is_empty() => Ok(None),
+            why => Ok(Some(Opened {
                 runs: self.runs,
                 refused: self.refused,
                 why,
@@ -675,7 +699,7 @@ impl Opening {
                 receipts: self.receipts,
                 _passes: self.passes,
                 _views: [self.ram, self.device],
-            }),
+            })),
         }
     }
 }

@@ -158,7 +158,7 @@ fn a_token_that_is_no_good_costs_its_own_page_only() {
     assert!(plain == disk[4096..3 * 4096]);
     vm.ram.view().read(0, &mut plain[..512]).unwrap();
     assert!(plain[..512] == disk[3 * 4096..][..512]);
-    // What there is no token for is not written, and nothing is in its place.
+    // What there is no token for is not written, nor is what stood on the disk left for who reads it as his own.
     forge();
     for (at, slot) in [(0, 3), (1, 4)] {
         let page = Page {
@@ -177,7 +177,8 @@ fn a_token_that_is_no_good_costs_its_own_page_only() {
         written.extend_from_slice(unsafe { std::slice::from_raw_parts(base, length) });
     }
     opened.landed();
-    assert!(written[..4096] == disk[..4096] && written[4096..] == disk[3 * 4096..]);
+    assert!(written[..4096] == disk[..4096] && written[3 * 4096..] == disk[3 * 4096..]);
+    assert!(written[4096..3 * 4096].iter().all(|byte| *byte == 0));
     // Where there is nothing else, the request is refused.
     assert!(vm.open(&segments[1..2]).is_err());
     // Memory that is not there is nobody's page.

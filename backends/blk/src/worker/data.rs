@@ -17,7 +17,7 @@ pub struct Refused;
 
 /// Finds what lies in `segments` of guest memory: appends host memory that has the same bytes in the
 /// same order to `vectors`, which is empty. They are valid as long as `view`, and as long as what is
-/// returned, which is there for requests of phony buffers. Of a write, bytes that are [refused](Opened::refused) are left out.
+/// returned, which is there for requests of phony buffers. Of a write, bytes that are [refused](Opened::refused) are zeroes.
 pub fn locate(
     disk: &Disk,
     view: &View,

@@ -60,7 +60,7 @@ impl StatusByte {
     }
 }
 
-/// A request whose parts are done by several limbs, or over several paths, or which has bytes between them that are left out. It
+/// A request whose parts are done by several limbs, or over several paths. It
 /// ends when all parts have.
 #[derive(Debug)]
 pub struct Whole {

@@ -13,7 +13,6 @@ use farlane_vhost::chain::Chain;
 use farlane_vhost::segment::{Segment, take_front, take_last_byte, total};
 use farlane_vhost::vring::Rings;
 use farlane_zero_copy::tokens::Direction;
-use farlane_zero_copy::topology::Node;
 use farlane_zero_copy::{AddressSpaceError, View};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -147,7 +146,7 @@ impl Engine {
         around.limbs.index_of(request.lies.node())
     }
 
-    /// Begins the parts of a request. What lies between them on the disk is left out.
+    /// Begins the parts of a request.
     fn begin_parts(&mut self, request: &mut Request, parts: Vec<(Extent, Lies)>) {
         let whole = Rc::new(Whole {
             work: std::mem::replace(&mut request.work, Work::Flush),
@@ -248,12 +247,6 @@ impl Engine {
         request.copies = !data::can_be_transferred(&vectors, alignment);
         request.vectors = vectors;
         request.opened = found.ok()?;
-        if direction == Direction::OutOfDevice
-            && let Some(opened) = &request.opened
-            && !opened.refused().is_empty()
-        {
-            return self.parts_around(extent, opened.refused());
-        }
         let Some(steering) = &mut self.steering else {
             return Some(Vec::new());
         };
@@ -275,32 +268,6 @@ impl Engine {
             request.lies = part.lies;
         }
         Some(Vec::new())
-    }
-
-    /// The parts of a write that are between pieces that are left out (first byte in it, bytes). `None` if these cannot be, because
-    /// the disk has larger blocks.
-    fn parts_around(&self, extent: Extent, left_out: &[(u64, u64)]) -> Option<Vec<(Extent, Lies)>> {
-        let block = self
-            .disk
-            .alignment()
-            .map_or(SECTOR, |a| a.offset.max(SECTOR));
-        let mut parts = Vec::new();
-        let mut at = 0;
-        for &(start, bytes) in left_out.iter().chain([&(extent.bytes, 0)]) {
-            if start > at {
-                let part = Extent {
-                    offset: extent.offset + at,
-                    bytes: start - at,
-                };
-                if (part.offset | part.bytes) & (block - 1) != 0 {
-                    log::debug!("Disk {}: a block with several tokens", self.disk.serial());
-                    return None;
-                }
-                parts.push((part, Lies::On(Node::default())));
-            }
-            at = start.saturating_add(bytes);
-        }
-        (!parts.is_empty()).then_some(parts)
     }
 
     /// Answers GET_ID. Returns the bytes written.

@@ -1,6 +1,7 @@
 //! One connection of a process: its context, and what it has asked for.
 
 use super::Shared;
+use super::closing::Sender;
 use super::events::ProcessEvents;
 use super::packet::{Incoming, receive, send};
 use farlane_abi::Errno;
@@ -11,7 +12,6 @@ use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
 use farlane_guest_device::request::{HostRequest, Kind, NewRegion, Place, parse_host};
 use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Resource, Share};
 use farlane_zero_copy::{Pool, Process, Region};
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ pub(crate) enum Next {
 pub(crate) struct Seat {
     /// Id of its context, whether it is open or not.
     pub id: u32,
-    /// Descriptors of a connection, until others have them.
-    pub share: Option<Share>,
+    /// Descriptors of a connection.
+    pub share: Share,
 }
 
 /// A connection.
@@ -42,6 +42,8 @@ pub(crate) struct Connection {
     /// Or what it is told, whatever it asks, before it is closed.
     seat: Result<Seat, Errno>,
     open: Option<Open>,
+    /// Descriptors that were sent and are closed with it.
+    left: Vec<OwnedFd>,
 }
 
 struct Open {
@@ -68,6 +70,7 @@ impl Connection {
             process,
             seat,
             open: None,
+            left: Vec::new(),
         }
     }
 
@@ -78,31 +81,30 @@ impl Connection {
 
     /// Answers one request.
     pub fn serve(&mut self, shared: &Shared) -> Next {
-        let (bytes, descriptors, cut) = match receive(self.socket.as_fd(), self.seat.is_ok()) {
+        let (bytes, descriptors) = match receive(self.socket.as_fd()) {
             Incoming::Nothing => return Next::Go,
             Incoming::End => return Next::Close,
-            Incoming::Packet {
-                bytes,
-                descriptors,
-                cut,
-            } => (bytes, descriptors, cut),
+            Incoming::Packet { bytes, descriptors } => (bytes, descriptors),
         };
         let at_once = |fd: &OwnedFd| eventfd::closes_at_once(fd.as_fd());
         let (result, next) = match &mut self.seat {
-            Err(errno) => (Err(*errno), Next::Close),
-            Ok(seat) if !descriptors.iter().all(at_once) => {
+            Err(errno) => {
+                self.left = descriptors;
+                (Err(*errno), Next::Close)
+            }
+            Ok(_) if !descriptors.iter().all(at_once) => {
                 warn_limited!(
                     shared.limit,
                     "Host process {} has sent a descriptor that is neither memory nor an eventfd",
                     self.process.pid()
                 );
-                close_elsewhere(descriptors, seat.share.take());
+                self.left = descriptors;
                 (Err(Errno::EINVAL), Next::Close)
             }
             Ok(seat) => {
                 let id = seat.id;
                 let request = parse_host(&bytes).and_then(|request| {
-                    let matching = !cut && descriptors.len() == request.descriptors();
+                    let matching = descriptors.len() == request.descriptors();
                     if matching {
                         Ok(request)
                     } else {
@@ -151,9 +153,19 @@ impl Connection {
 
     /// Ends the context. Returns its id, which is free, where it had one.
     pub fn close(mut self, shared: &Shared) -> Option<u32> {
-        let id = self.seat.as_ref().ok()?.id;
-        self.end(shared, id);
-        Some(id)
+        let id = self.seat.as_ref().ok().map(|seat| seat.id);
+        if let Some(id) = id {
+            self.end(shared, id);
+        }
+        let mut descriptors = self.left;
+        descriptors.push(self.socket);
+        let sender = match self.seat {
+            Ok(_) => Sender::Process(self.process.pid()),
+            Err(_) => Sender::Stranger,
+        };
+        let share = self.seat.ok().map(|seat| seat.share);
+        shared.closing.close(sender, descriptors, share);
+        id
     }
 
     fn end(&mut self, shared: &Shared, id: u32) {
@@ -254,17 +266,6 @@ impl Connection {
             value: u64::from(std::process::id()),
             ..Answer::default()
         })
-    }
-}
-
-/// Closes descriptors of a process, which may wait for others for ever: on a thread of its own. The connection's share goes with them.
-fn close_elsewhere(descriptors: Vec<OwnedFd>, share: Option<Share>) {
-    // Where there is no thread they stay open, and the share taken.
-    let held = ManuallyDrop::new((descriptors, share));
-    let closing = move || drop(ManuallyDrop::into_inner(held));
-    let thread = std::thread::Builder::new().name("host-close".to_owned());
-    if let Err(e) = thread.spawn(closing) {
-        log::warn!("Cannot close descriptors of a host process: {e}");
     }
 }
 

@@ -4,11 +4,13 @@
 //! (`SO_PEERCRED`), and its context ends with the connection or with the process, whichever is
 //! first: a child of it may still hold the connection.
 
+mod closing;
 mod connection;
 mod events;
 mod packet;
 
 use crate::limbs::Limbs;
+use closing::{Closing, Sender};
 use connection::{Connection, Next, Seat};
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
@@ -25,7 +27,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connections that one process can have. All of them are one user's: what tells a container from another is the process.
+/// Connections that one process can have, with the descriptors that wait to be closed. All of them are one user's: what tells a container
+/// from another is the process.
 const MAX_OF_PROCESS: usize = 64;
 /// Connections of processes of other users, which say something once and hear that they are refused. The oldest of more goes unheard.
 const MAX_REFUSED: usize = 16;
@@ -73,6 +76,7 @@ pub(crate) struct Shared {
     limbs: Option<Arc<Limbs>>,
     counters: Arc<RequestCounters>,
     limit: LogLimit,
+    closing: Closing,
 }
 
 /// The socket and its connections.
@@ -123,6 +127,7 @@ impl HostSocket {
                 limbs,
                 counters,
                 limit: LogLimit::new(),
+                closing: Closing::default(),
             },
             user: rustix::process::geteuid().as_raw(),
             connections: BTreeMap::new(),
@@ -252,6 +257,7 @@ impl HostSocket {
     fn seat(&mut self, pid: i32) -> io::Result<Seat> {
         let connections = self.connections.values();
         let its = connections.filter(|c| c.holder() == Some(pid)).count();
+        let its = its + self.shared.closing.of(Sender::Process(pid));
         if its >= MAX_OF_PROCESS {
             let why = format!("process {pid} has {its} connections");
             return Err(io::Error::other(why));
@@ -261,7 +267,7 @@ impl HostSocket {
         let id = self.free.pop();
         Ok(Seat {
             id: id.ok_or_else(|| io::Error::other("there are too many"))?,
-            share: Some(share),
+            share,
         })
     }
 

@@ -4,15 +4,15 @@ use farlane_abi::control::{Reply, Request};
 use farlane_abi::zerocopy::IntoBytes as _;
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Descriptors that a request can carry.
-const MAX_DESCRIPTORS: usize = 2;
+/// Descriptors that a packet can carry (`SCM_MAX_FD`): none is left for the kernel to close while others wait.
+const MAX_DESCRIPTORS: usize = 253;
 
 /// What has come.
 #[derive(Debug)]
@@ -27,18 +27,14 @@ pub(crate) enum Incoming {
         bytes: Vec<u8>,
         /// Its descriptors.
         descriptors: Vec<OwnedFd>,
-        /// There were more descriptors than are taken; the kernel has closed those.
-        cut: bool,
     },
 }
 
-/// Takes the next packet, with the descriptors of a process that is let in, without those of another.
-pub(crate) fn receive(socket: BorrowedFd<'_>, let_in: bool) -> Incoming {
+pub(crate) fn receive(socket: BorrowedFd<'_>) -> Incoming {
     // One byte more than a request has shows that a packet is too long.
     let mut bytes = vec![0; size_of::<Request>() + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let room = if let_in { space.len() } else { 0 };
-    let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let got = match recvmsg(
         socket,
@@ -56,15 +52,11 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, let_in: bool) -> Incoming {
             descriptors.extend(fds);
         }
     }
-    if got.bytes == 0 {
+    if got.bytes == 0 && descriptors.is_empty() {
         return Incoming::End;
     }
     bytes.truncate(got.bytes);
-    Incoming::Packet {
-        bytes,
-        descriptors,
-        cut: got.flags.contains(ReturnFlags::CTRUNC),
-    }
+    Incoming::Packet { bytes, descriptors }
 }
 
 /// Sends a reply. A peer that does not take its replies is not waited for: that is an error.

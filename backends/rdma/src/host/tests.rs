@@ -1,5 +1,5 @@
 use super::*;
-use farlane_abi::control::{OP_BIND_EVENT, OP_PING, Reply, Request};
+use farlane_abi::control::{OP_BIND_EVENT, OP_CLOSE, OP_PING, Reply, Request};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::ServerConfig;
 use farlane_volatile_disk::{Caches, VolatileDisk};
@@ -10,6 +10,7 @@ use rustix::net::{
 use rustix::process::{Resource as Limit, Rlimit, getrlimit, setrlimit};
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 
 /// A host socket, which is served by the test's thread, and where it is.
 struct Rig {
@@ -45,6 +46,13 @@ impl Rig {
         self.host.accept().unwrap();
         client
     }
+
+    /// Waits until what a sender had is closed.
+    fn await_closed(&self, sender: Sender) {
+        while self.host.shared.closing.of(sender) > 0 {
+            std::thread::yield_now();
+        }
+    }
 }
 
 #[test]
@@ -59,6 +67,7 @@ fn a_process_has_no_more_than_its_share_of_connections() {
     let number = *rig.host.connections.keys().next_back().unwrap();
     rig.host.serve(number);
     assert_eq!(rig.host.connections.len(), MAX_OF_PROCESS - 1);
+    rig.await_closed(Sender::Process(pid()));
     clients.push(rig.connect());
     assert_eq!(rig.host.connections.len(), MAX_OF_PROCESS);
 }
@@ -92,6 +101,32 @@ fn ping(rig: &mut Rig, client: &OwnedFd) -> Option<u32> {
     (got == reply.len()).then(|| Reply::read_from_bytes(&reply).unwrap().status.get())
 }
 
+/// Sends a request with descriptors.
+fn send(client: &OwnedFd, op: u32, fds: &[BorrowedFd<'_>]) {
+    let request = Request {
+        op: op.into(),
+        ..Request::default()
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    let bytes = [IoSlice::new(request.as_bytes())];
+    rustix::net::sendmsg(client, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
+}
+
+/// Does something that must not wait for `end`, which is brought about in any case.
+fn before(mut rig: Rig, end: impl FnOnce(), work: impl FnOnce(&mut Rig) + Send + 'static) -> Rig {
+    let (done, all) = std::sync::mpsc::channel();
+    let working = std::thread::spawn(move || {
+        work(&mut rig);
+        done.send(rig).unwrap();
+    });
+    let rig = all.recv_timeout(std::time::Duration::from_secs(30));
+    end();
+    working.join().unwrap();
+    rig.expect("the host socket waits")
+}
+
 /// `close` of a file of FUSE asks whoever serves it, and waits for the answer.
 #[test]
 fn a_descriptor_whose_server_does_not_answer_keeps_nobody_waiting() {
@@ -99,36 +134,75 @@ fn a_descriptor_whose_server_does_not_answer_keeps_nobody_waiting() {
     disk.hold_closes();
     let file = std::fs::File::open(disk.path()).unwrap();
     let mut rig = Rig::new();
-    let client = rig.connect();
-    let bind = Request {
-        op: OP_BIND_EVENT.into(),
-        ..Request::default()
-    };
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = [file.as_fd()];
-    assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-    let bytes = [IoSlice::new(bind.as_bytes())];
-    rustix::net::sendmsg(&client, &bytes, &mut control, SendFlags::NOSIGNAL).unwrap();
-    let number = rig.host.next - 1;
-    let (served, all) = std::sync::mpsc::channel();
-    let serving = std::thread::spawn(move || {
-        rig.host.serve(number);
-        served.send(rig).unwrap();
-    });
-    disk.await_held_close().unwrap();
-    let rig = all.recv_timeout(std::time::Duration::from_secs(30));
-    disk.release_closes();
-    serving.join().unwrap();
-    let mut rig = rig.expect("the socket waits for the server of a file");
-    // It has heard of it, and is served no more; others are.
-    let mut reply = [0; size_of::<Reply>()];
-    rustix::net::recv(&client, &mut reply, RecvFlags::DONTWAIT).unwrap();
-    let status = Reply::read_from_bytes(&reply).unwrap().status.get();
-    assert_eq!(status, Errno::EINVAL.to_wire());
+    let mut clients = Vec::new();
+    // As many as a process can have connections, of which those count that wait to be closed.
+    while rig.host.shared.closing.of(Sender::Process(pid())) < MAX_OF_PROCESS {
+        let client = rig.connect();
+        send(&client, OP_BIND_EVENT, &[file.as_fd()]);
+        let number = rig.host.next - 1;
+        clients.push(client);
+        let end = || {
+            if clients.len() == 1 {
+                disk.await_held_close().unwrap();
+            }
+        };
+        rig = before(rig, end, move |rig| rig.host.serve(number));
+        // It has heard of it, and is served no more.
+        let mut reply = [0; size_of::<Reply>()];
+        rustix::net::recv(&clients[clients.len() - 1], &mut reply, RecvFlags::DONTWAIT).unwrap();
+        let status = Reply::read_from_bytes(&reply).unwrap().status.get();
+        assert_eq!(status, Errno::EINVAL.to_wire());
+        assert!(rig.host.connections.is_empty());
+    }
+    rig.connect();
     assert!(rig.host.connections.is_empty());
+    disk.release_closes();
+    rig.await_closed(Sender::Process(pid()));
     let client = rig.connect();
     assert_eq!(ping(&mut rig, &client), Some(0));
+}
+
+fn pid() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// The last `close` of a TCP socket waits for its peer if it is to (`SO_LINGER`): also where the kernel does it, of what nobody receives.
+#[test]
+fn sockets_that_linger_keep_nobody_waiting() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let lingering = || {
+        let socket = std::net::TcpStream::connect(address).unwrap();
+        let peer = listener.accept().unwrap().0;
+        let linger = Some(std::time::Duration::from_secs(600));
+        rustix::net::sockopt::set_socket_linger(&socket, linger).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let bytes = [0; 1 << 16];
+        while std::io::Write::write(&mut &socket, &bytes).is_ok() {}
+        socket.set_nonblocking(false).unwrap();
+        (socket, peer)
+    };
+    let memory = || rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    // Behind what a request can have, and behind a request after which there is none.
+    for unread in [false, true] {
+        let mut rig = Rig::new();
+        let client = rig.connect();
+        let (socket, peer) = lingering();
+        if unread {
+            send(&client, OP_CLOSE, &[]);
+        }
+        let before_it: Vec<_> = (0..7).map(|_| memory()).collect();
+        let mut all: Vec<_> = before_it.iter().map(|fd| fd.as_fd()).collect();
+        all.push(socket.as_fd());
+        send(&client, OP_PING, &all);
+        // This is not the last one: that is in the queue.
+        drop(socket);
+        let number = rig.host.next - 1;
+        let mut rig = before(rig, || drop(peer), move |rig| rig.host.serve(number));
+        assert!(rig.host.connections.is_empty());
+        let client = rig.connect();
+        assert_eq!(ping(&mut rig, &client), Some(0));
+    }
 }
 
 #[test]
@@ -146,11 +220,13 @@ fn those_who_are_refused_and_say_nothing_leave_room_for_others() {
         let silence = rustix::net::recv(client, &mut [0; 4], RecvFlags::DONTWAIT);
         silence == Err(rustix::io::Errno::AGAIN)
     };
+    rig.await_closed(Sender::Stranger);
     let open = strangers.iter().filter(|client| is_open(client)).count();
     assert_eq!(open, MAX_REFUSED);
     // Who asks is told why.
     let last = strangers.last().unwrap();
     assert_eq!(ping(&mut rig, last), Some(Errno::EPERM.to_wire()));
+    rig.await_closed(Sender::Stranger);
     assert!(!is_open(last));
 
     rig.host.user = user;
