@@ -13,7 +13,7 @@ mod keys;
 use crate::{AddressSpace, AddressSpaceError, SharedMemory, View};
 use context::{Context, DeviceRegion, Receipt};
 use envelope::{ENVELOPE_BYTES, Sectors};
-use farlane_abi::tunnel::{Disk, SECTOR_BYTES};
+use farlane_abi::tunnel::{Disk, SECTOR_BYTES, SECTORS_PER_PAGE};
 use farlane_abi::{Errno, PAGE_BYTES};
 use forgotten::Forgotten;
 use gate::Pass;
@@ -151,9 +151,9 @@ pub struct Tokens {
 
 /// What is written where no good token stands for a page.
 #[repr(C, align(4096))]
-struct Zeroes([u8; PAGE_BYTES as usize]);
+struct Zeroes([u8; SECTOR_BYTES * SECTORS_PER_PAGE]);
 
-static ZEROES: Zeroes = Zeroes([0; PAGE_BYTES as usize]);
+static ZEROES: Zeroes = Zeroes([0; SECTOR_BYTES * SECTORS_PER_PAGE]);
 
 /// A request whose bytes lie elsewhere. While it lives, its memory stays.
 #[derive(Debug)]
