@@ -17,6 +17,7 @@
 mod address_space;
 pub mod broker;
 mod chain;
+pub mod closing;
 mod copy;
 pub mod eventfd;
 pub mod fault;

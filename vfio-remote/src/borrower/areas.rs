@@ -4,9 +4,15 @@ use super::session::SessionError;
 use crate::link::message::{Attached, LinkArea};
 use farlane_pci::SharedArea;
 use farlane_zero_copy::chain;
+use farlane_zero_copy::closing::Closing;
 use farlane_zero_copy::memory_file::{self, MemoryFileError, Source};
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+
+/// What lenders have sent and nobody uses.
+static CLOSING: LazyLock<Closing<()>> = LazyLock::new(Closing::default);
+/// So many may wait to be closed: more are closed at once, whatever they wait for.
+const MOST_CLOSING: usize = 1024;
 
 /// The areas of what was attached, each with the next descriptor. One whose file is not memory is left out, and reached by messages:
 /// whoever maps it, which may be another device of the VM, could wait in it for ever.
@@ -17,7 +23,9 @@ pub(super) fn areas(
     if descriptors.len() < attached.areas.len() {
         return Err(SessionError::Nonsense);
     }
-    let areas = attached.areas.iter().zip(descriptors);
+    let mut left = Vec::new();
+    let mut descriptors = descriptors.into_iter();
+    let areas = attached.areas.iter().zip(&mut descriptors);
     let usable = areas.filter_map(|(area, file)| match check(attached, area, &file) {
         Ok(()) => Some(SharedArea {
             region: area.region,
@@ -34,10 +42,16 @@ pub(super) fn areas(
                 attached.description.name,
                 chain(&e)
             );
+            left.push(file);
             None
         }
     });
-    Ok(usable.collect())
+    let usable = usable.collect();
+    left.extend(descriptors);
+    if CLOSING.of(&()) < MOST_CLOSING {
+        CLOSING.close((), left, ());
+    }
+    Ok(usable)
 }
 
 fn check(attached: &Attached, area: &LinkArea, file: &OwnedFd) -> Result<(), MemoryFileError> {

@@ -72,6 +72,8 @@ impl Borrowed {
             decoded.retain(|d| !layout.has_ram(d.address, d.length));
         }
         bars.follow(&decoded, self.deadline());
+        // What other devices have taken of the time is not this one's lender's.
+        self.deadline.set(self.deadline().after_a_wait());
     }
 
     /// The stretches of a BAR that answer: those that can be mapped, or all of one that is reached

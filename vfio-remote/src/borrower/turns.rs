@@ -24,8 +24,12 @@ impl<T> Turns<T> {
         self.what.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// None where another thread has it.
+    /// None where another thread has it, or comes before.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        let _next = match self.next.try_lock() {
+            Err(TryLockError::WouldBlock) => return None,
+            next => next,
+        };
         match self.what.try_lock() {
             Ok(what) => Some(what),
             Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
@@ -54,7 +58,10 @@ mod tests {
                 assert!(Instant::now() < end, "nobody waits");
                 std::thread::yield_now();
             }
+            assert!(turns.try_lock().is_none());
             drop(held);
+            let had = turns.try_lock().is_none_or(|had| *had == 1);
+            assert!(had, "who does not wait came first");
             assert_eq!(*turns.lock(), 1);
             waiting.join().unwrap();
         }

@@ -249,6 +249,30 @@ impl Tokens {
         direction: Direction,
         segments: &[(u64, u64)],
     ) -> Result<Option<Opened>, TokenError> {
+        self.open_for(ram, direction, segments, Turn::First)
+    }
+
+    /// The same for a request that another backend had begun. What its process has a receipt of, from that one, is on the disk and
+    /// stays there: a write of forgotten envelopes is an error.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_again(
+        &self,
+        ram: &View,
+        direction: Direction,
+        segments: &[(u64, u64)],
+    ) -> Result<Option<Opened>, TokenError> {
+        self.open_for(ram, direction, segments, Turn::Again)
+    }
+
+    fn open_for(
+        &self,
+        ram: &View,
+        direction: Direction,
+        segments: &[(u64, u64)],
+        turn: Turn,
+    ) -> Result<Option<Opened>, TokenError> {
         if !self.any.load(Ordering::Acquire) {
             return Ok(None);
         }
@@ -264,6 +288,7 @@ impl Tokens {
         }
         let mut opening = Opening {
             direction,
+            turn,
             ram: ram.clone(),
             device: self.device_memory.view(),
             at: 0,
@@ -527,9 +552,17 @@ fn has_envelope(ram: &View, address: u64, secret: Option<Secret>) -> bool {
             .is_ok_and(|claim| secret.is_some_and(|secret| secret.has_made(claim.key)))
 }
 
+/// How often a request has been begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    First,
+    Again,
+}
+
 /// A request that is being opened.
 struct Opening {
     direction: Direction,
+    turn: Turn,
     ram: View,
     device: View,
     /// Bytes of the request that have been looked at.
@@ -610,8 +643,11 @@ impl Opening {
         let mut piece = length;
         if !self.writes() && forgotten.overlaps(address, address.saturating_add(length)) {
             piece = (PAGE_BYTES - address % PAGE_BYTES).min(length);
-            self.useful = true;
             if self.is_phony(address, piece) {
+                if self.turn == Turn::Again {
+                    return Err(TokenError::Orphan { address });
+                }
+                self.useful = true;
                 self.refuse(address, piece, TokenError::Orphan { address })?;
                 return Ok(piece);
             }

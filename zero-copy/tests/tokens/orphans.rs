@@ -39,6 +39,15 @@ fn envelopes_of_a_backend_that_is_no_more_are_not_written_as_data() {
             Some(TokenError::Orphan { .. })
         ));
     }
+    // What another backend had begun it may have done.
+    for segments in [
+        vec![(phony, PAGE_BYTES)],
+        vec![(0, 512), (phony + 1024, 512)],
+    ] {
+        let view = vm.ram.view();
+        let again = next.open_again(&view, Direction::OutOfDevice, &segments);
+        assert!(matches!(again, Err(TokenError::Orphan { .. })));
+    }
     // All other writes are what they are without a tunnel.
     let none = write(&[(0, PAGE_BYTES), (phony - 512, 512)]).unwrap();
     assert!(none.is_none());

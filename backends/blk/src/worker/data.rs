@@ -17,17 +17,23 @@ pub struct Refused;
 
 /// Finds what lies in `segments` of guest memory: appends host memory that has the same bytes in the
 /// same order to `vectors`, which is empty. They are valid as long as `view`, and as long as what is
-/// returned, which is there for requests of phony buffers. Of a write, bytes that are [refused](Opened::refused) are zeroes.
+/// returned, which is there for requests of phony buffers. Another backend may have begun it. Of a write, bytes that are [refused](Opened::refused) are zeroes.
 pub fn locate(
     disk: &Disk,
     view: &View,
     direction: Direction,
     segments: &[Segment],
+    is_begun: bool,
     vectors: &mut Vec<libc::iovec>,
 ) -> Result<Option<Opened>, Refused> {
     if let Some(tokens) = disk.tokens() {
         let pairs: Vec<(u64, u64)> = segments.iter().map(|s| (s.address, s.bytes)).collect();
-        match tokens.open(view, direction, &pairs) {
+        let opened = if is_begun {
+            tokens.open_again(view, direction, &pairs)
+        } else {
+            tokens.open(view, direction, &pairs)
+        };
+        match opened {
             Ok(None) => (),
             Ok(Some(opened)) => {
                 if let Some(why) = opened.why_refused() {

@@ -295,8 +295,12 @@ impl Engine {
             if self.taken + self.ended.len() >= usize::from(rings.size()) {
                 break;
             }
+            let mut is_begun = false;
             let head = match self.resubmit.pop_front() {
-                Some(head) => head,
+                Some(head) => {
+                    is_begun = true;
+                    head
+                }
                 None if stopping => break,
                 None => match self.progress.take(&rings)? {
                     None => break,
@@ -310,7 +314,7 @@ impl Engine {
             };
             worked = true;
             let mut chain = std::mem::take(&mut self.chain);
-            let result = self.start(&rings, head, &mut chain);
+            let result = self.start(&rings, head, is_begun, &mut chain);
             self.chain = chain;
             result?;
         }

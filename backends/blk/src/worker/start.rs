@@ -21,11 +21,12 @@ use std::rc::Rc;
 const SECTOR: u64 = crate::bits::SECTOR;
 
 impl Engine {
-    /// Begins the request of the driver at descriptor `head`.
+    /// Begins the request of the driver at descriptor `head`, which another backend may have begun.
     pub(super) fn start(
         &mut self,
         rings: &Rc<Rings>,
         head: u16,
+        is_begun: bool,
         chain: &mut Chain,
     ) -> Result<(), Broken> {
         chain.follow(rings, head)?;
@@ -99,7 +100,7 @@ impl Engine {
             }
         };
         let mut request = Box::new(Request::new(head, work, status, Rc::clone(rings)));
-        let Some(parts) = self.locate(&mut request, chain) else {
+        let Some(parts) = self.locate(&mut request, chain, is_begun) else {
             count(&self.disk.counters().errors, 1);
             self.answer(head, status, Status::IoErr, 0);
             return Ok(());
@@ -225,7 +226,12 @@ impl Engine {
 
     /// Finds a request's data. Returns the parts that it is to be done in, none if it is to be done as it is; `None` if it cannot
     /// be moved.
-    fn locate(&mut self, request: &mut Request, chain: &Chain) -> Option<Vec<(Extent, Lies)>> {
+    fn locate(
+        &mut self,
+        request: &mut Request,
+        chain: &Chain,
+        is_begun: bool,
+    ) -> Option<Vec<(Extent, Lies)>> {
         let (&extent, direction, segments) = match &request.work {
             Work::Read(extent) => (extent, Direction::IntoDevice, &chain.writable),
             Work::Write(extent) => (extent, Direction::OutOfDevice, &chain.readable),
@@ -243,7 +249,14 @@ impl Engine {
         }
         let mut vectors = self.requests.vectors();
         let view = request.rings.view();
-        let found = data::locate(&self.disk, view, direction, segments, &mut vectors);
+        let found = data::locate(
+            &self.disk,
+            view,
+            direction,
+            segments,
+            is_begun,
+            &mut vectors,
+        );
         request.copies = !data::can_be_transferred(&vectors, alignment);
         request.vectors = vectors;
         request.opened = found.ok()?;

@@ -1,9 +1,8 @@
 //! One connection of a process: its context, and what it has asked for.
 
-use super::Shared;
-use super::closing::Sender;
 use super::events::ProcessEvents;
 use super::packet::{Incoming, receive, send};
+use super::{Sender, Shared};
 use farlane_abi::Errno;
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
@@ -12,11 +11,14 @@ use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
 use farlane_guest_device::request::{HostRequest, Kind, NewRegion, Place, parse_host};
 use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Resource, Share};
 use farlane_zero_copy::{Pool, Process, Region};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Host memory that one process can have in buffers, in bytes.
 const BUFFER_BYTES: u64 = 1 << 30;
+
+/// Connections of strangers that wait to be closed: more are closed at once, whatever they wait for.
+const MOST_OF_STRANGERS: usize = 1024;
 
 /// What becomes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,19 +81,21 @@ impl Connection {
         self.seat.as_ref().ok().map(|_| self.process.pid())
     }
 
+    /// What is watched of it: its socket and its process.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.socket.as_fd(), self.process.pidfd()]
+    }
+
     /// Answers one request.
     pub fn serve(&mut self, shared: &Shared) -> Next {
-        let (bytes, descriptors) = match receive(self.socket.as_fd()) {
+        let (bytes, descriptors) = match receive(self.socket.as_fd(), self.seat.is_ok()) {
             Incoming::Nothing => return Next::Go,
             Incoming::End => return Next::Close,
             Incoming::Packet { bytes, descriptors } => (bytes, descriptors),
         };
         let at_once = |fd: &OwnedFd| eventfd::closes_at_once(fd.as_fd());
         let (result, next) = match &mut self.seat {
-            Err(errno) => {
-                self.left = descriptors;
-                (Err(*errno), Next::Close)
-            }
+            Err(errno) => (Err(*errno), Next::Close),
             Ok(_) if !descriptors.iter().all(at_once) => {
                 warn_limited!(
                     shared.limit,
@@ -164,7 +168,11 @@ impl Connection {
             Err(_) => Sender::Stranger,
         };
         let share = self.seat.ok().map(|seat| seat.share);
-        shared.closing.close(sender, descriptors, share);
+        if sender == Sender::Process(self.process.pid())
+            || shared.closing.of(&sender) < MOST_OF_STRANGERS
+        {
+            shared.closing.close(sender, descriptors, share);
+        }
         id
     }
 

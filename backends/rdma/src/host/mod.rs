@@ -4,13 +4,11 @@
 //! (`SO_PEERCRED`), and its context ends with the connection or with the process, whichever is
 //! first: a child of it may still hold the connection.
 
-mod closing;
 mod connection;
 mod events;
 mod packet;
 
 use crate::limbs::Limbs;
-use closing::{Closing, Sender};
 use connection::{Connection, Next, Seat};
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
@@ -19,6 +17,7 @@ use farlane_daemon::warn_limited;
 use farlane_guest_device::control::RequestCounters;
 use farlane_rdma_remoting::{Port, Resource, Server};
 use farlane_zero_copy::Process;
+use farlane_zero_copy::closing::Closing;
 use rustix::event::epoll;
 use rustix::net::SocketFlags;
 use std::collections::{BTreeMap, VecDeque};
@@ -76,7 +75,17 @@ pub(crate) struct Shared {
     limbs: Option<Arc<Limbs>>,
     counters: Arc<RequestCounters>,
     limit: LogLimit,
-    closing: Closing,
+    /// What is closed of connections that have ended.
+    closing: Closing<Sender>,
+}
+
+/// Who has sent descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Sender {
+    /// A process that was let in, with this number.
+    Process(i32),
+    /// One of another user.
+    Stranger,
 }
 
 /// The socket and its connections.
@@ -216,29 +225,19 @@ impl HostSocket {
         }
     }
 
+    /// Lets a connection in. One that cannot be is closed.
     fn admit(&mut self, socket: OwnedFd) -> io::Result<()> {
-        let process = Process::of_peer(socket.as_fd())?;
-        let is_refused = process.uid() != self.user;
-        if is_refused {
-            warn_limited!(
-                self.shared.limit,
-                "Host socket: process {} of user {} is refused",
-                process.pid(),
-                process.uid()
-            );
-        }
-        let number = self.next;
-        let readable = epoll::EventFlags::IN;
-        let hangup = epoll::EventFlags::RDHUP;
-        let key = Key::Socket(number).encode();
-        epoll::add(&self.epoll, &socket, key, readable | hangup)?;
-        let key = Key::Process(number).encode();
-        epoll::add(&self.epoll, process.pidfd(), key, readable)?;
-        let seat = if is_refused {
-            Err(Errno::EPERM)
-        } else {
-            Ok(self.seat(process.pid())?)
+        let (process, seat) = match self.examine(&socket) {
+            Ok(examined) => examined,
+            Err(e) => {
+                // What the peer has put into it by now ends with it.
+                let _ = epoll::delete(&self.epoll, &socket);
+                let closing = &self.shared.closing;
+                closing.close(Sender::Stranger, vec![socket], ());
+                return Err(e);
+            }
         };
+        let (number, is_refused) = (self.next, seat.is_err());
         self.next += 1;
         self.connections
             .insert(number, Connection::new(socket, process, seat));
@@ -253,11 +252,38 @@ impl HostSocket {
         Ok(())
     }
 
+    /// Whose it is, and where that one is let in, if it is. It is in the epoll set afterwards.
+    fn examine(&mut self, socket: &OwnedFd) -> io::Result<(Arc<Process>, Result<Seat, Errno>)> {
+        let process = Process::of_peer(socket.as_fd())?;
+        let is_refused = process.uid() != self.user;
+        if is_refused {
+            warn_limited!(
+                self.shared.limit,
+                "Host socket: process {} of user {} is refused",
+                process.pid(),
+                process.uid()
+            );
+        }
+        let number = self.next;
+        let readable = epoll::EventFlags::IN;
+        let hangup = epoll::EventFlags::RDHUP;
+        let key = Key::Socket(number).encode();
+        epoll::add(&self.epoll, socket, key, readable | hangup)?;
+        let key = Key::Process(number).encode();
+        epoll::add(&self.epoll, process.pidfd(), key, readable)?;
+        let seat = if is_refused {
+            Err(Errno::EPERM)
+        } else {
+            Ok(self.seat(process.pid())?)
+        };
+        Ok((process, seat))
+    }
+
     /// Lets a process in, unless it has, or processes have, as much as they can.
     fn seat(&mut self, pid: i32) -> io::Result<Seat> {
         let connections = self.connections.values();
         let its = connections.filter(|c| c.holder() == Some(pid)).count();
-        let its = its + self.shared.closing.of(Sender::Process(pid));
+        let its = its + self.shared.closing.of(&Sender::Process(pid));
         if its >= MAX_OF_PROCESS {
             let why = format!("process {pid} has {its} connections");
             return Err(io::Error::other(why));
@@ -275,15 +301,20 @@ impl HostSocket {
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
-        if connection.serve(&self.shared) == Next::Close {
+        // Who has sent so much that waits to be closed is not heard any more.
+        let waits = |pid| self.shared.closing.of(&Sender::Process(pid)) >= MAX_OF_PROCESS;
+        if connection.holder().is_some_and(waits) || connection.serve(&self.shared) == Next::Close {
             self.close(number);
         }
     }
 
-    /// Ends a connection and its context. Its descriptors leave the epoll set with it: nobody
-    /// else has the pidfd, and a socket that a child of the process still holds is another file.
+    /// Ends a connection and its context.
     fn close(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
+            // Its descriptors may stay open for long.
+            for fd in connection.descriptors() {
+                let _ = epoll::delete(&self.epoll, fd);
+            }
             self.refused.retain(|refused| *refused != number);
             self.free.extend(connection.close(&self.shared));
         }

@@ -39,17 +39,23 @@ impl Rig {
         }
     }
 
-    /// A process connects.
-    fn connect(&mut self) -> OwnedFd {
+    /// A process connects, and is not let in yet.
+    fn call(&self) -> OwnedFd {
         let client = socket();
         rustix::net::connect(&client, &self.address).unwrap();
+        client
+    }
+
+    /// A process connects.
+    fn connect(&mut self) -> OwnedFd {
+        let client = self.call();
         self.host.accept().unwrap();
         client
     }
 
     /// Waits until what a sender had is closed.
     fn await_closed(&self, sender: Sender) {
-        while self.host.shared.closing.of(sender) > 0 {
+        while self.host.shared.closing.of(&sender) > 0 {
             std::thread::yield_now();
         }
     }
@@ -136,7 +142,7 @@ fn a_descriptor_whose_server_does_not_answer_keeps_nobody_waiting() {
     let mut rig = Rig::new();
     let mut clients = Vec::new();
     // As many as a process can have connections, of which those count that wait to be closed.
-    while rig.host.shared.closing.of(Sender::Process(pid())) < MAX_OF_PROCESS {
+    while rig.host.shared.closing.of(&Sender::Process(pid())) < MAX_OF_PROCESS {
         let client = rig.connect();
         send(&client, OP_BIND_EVENT, &[file.as_fd()]);
         let number = rig.host.next - 1;
@@ -162,6 +168,28 @@ fn a_descriptor_whose_server_does_not_answer_keeps_nobody_waiting() {
     assert_eq!(ping(&mut rig, &client), Some(0));
 }
 
+/// What is open of one process is bounded, also where it has connected before it sends.
+#[test]
+fn descriptors_that_wait_to_be_closed_are_bounded() {
+    let disk = VolatileDisk::new(4096, Caches::Shared).unwrap();
+    disk.hold_closes();
+    let file = std::fs::File::open(disk.path()).unwrap();
+    let mut rig = Rig::new();
+    let clients: Vec<_> = (0..MAX_OF_PROCESS).map(|_| rig.connect()).collect();
+    for client in &clients {
+        send(client, OP_BIND_EVENT, &[file.as_fd(); 7]);
+    }
+    let all: Vec<u64> = rig.host.connections.keys().copied().collect();
+    for number in all {
+        rig.host.serve(number);
+    }
+    assert!(rig.host.connections.is_empty());
+    let held = rig.host.shared.closing.of(&Sender::Process(pid()));
+    assert!(held <= 3 * MAX_OF_PROCESS, "{held}");
+    disk.release_closes();
+    rig.await_closed(Sender::Process(pid()));
+}
+
 fn pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
@@ -183,12 +211,24 @@ fn sockets_that_linger_keep_nobody_waiting() {
         (socket, peer)
     };
     let memory = || rustix::fs::memfd_create("m", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    // Behind what a request can have, and behind a request after which there is none.
-    for unread in [false, true] {
+    #[derive(Clone, Copy, PartialEq)]
+    enum When {
+        /// Behind what a request can have.
+        TooMany,
+        /// Behind a request after which there is none.
+        Unread,
+        /// In a connection that is one too many.
+        Refused,
+    }
+    for when in [When::TooMany, When::Unread, When::Refused] {
         let mut rig = Rig::new();
-        let client = rig.connect();
+        let mut others = Vec::new();
+        if when == When::Refused {
+            others.extend((0..MAX_OF_PROCESS).map(|_| rig.connect()));
+        }
+        let client = rig.call();
         let (socket, peer) = lingering();
-        if unread {
+        if when == When::Unread {
             send(&client, OP_CLOSE, &[]);
         }
         let before_it: Vec<_> = (0..7).map(|_| memory()).collect();
@@ -197,9 +237,19 @@ fn sockets_that_linger_keep_nobody_waiting() {
         send(&client, OP_PING, &all);
         // This is not the last one: that is in the queue.
         drop(socket);
-        let number = rig.host.next - 1;
-        let mut rig = before(rig, || drop(peer), move |rig| rig.host.serve(number));
-        assert!(rig.host.connections.is_empty());
+        let serve = move |rig: &mut Rig| {
+            rig.host.accept().unwrap();
+            if when != When::Refused {
+                rig.host.serve(rig.host.next - 1);
+            }
+        };
+        let mut rig = before(rig, || drop(peer), serve);
+        assert_eq!(rig.host.connections.len(), others.len());
+        if others.pop().is_some() {
+            let number = *rig.host.connections.keys().next_back().unwrap();
+            rig.host.serve(number);
+        }
+        rig.await_closed(Sender::Process(pid()));
         let client = rig.connect();
         assert_eq!(ping(&mut rig, &client), Some(0));
     }
