@@ -73,7 +73,7 @@ impl Borrowed {
         }
         bars.follow(&decoded, self.deadline());
         // What other devices have taken of the time is not this one's lender's.
-        self.deadline.set(self.deadline().after_a_wait());
+        self.has_waited();
     }
 
     /// The stretches of a BAR that answer: those that can be mapped, or all of one that is reached

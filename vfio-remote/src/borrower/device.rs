@@ -152,9 +152,14 @@ impl Borrowed {
     pub(super) fn layout(&self) -> MutexGuard<'_, Layout> {
         self.layout.try_lock().unwrap_or_else(|| {
             let layout = self.layout.lock();
-            self.deadline.set(self.deadline().after_a_wait());
+            self.has_waited();
             layout
         })
+    }
+
+    /// Others have had some of the monitor's time: its own lender is still asked.
+    pub(super) fn has_waited(&self) {
+        self.deadline.set(self.deadline().after_a_wait());
     }
 
     /// When all is over that the monitor waits for now. May have become later when another thread has had the layout.
