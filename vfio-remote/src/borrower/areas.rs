@@ -21,6 +21,7 @@ pub(super) fn areas(
     descriptors: Vec<OwnedFd>,
 ) -> Result<Vec<SharedArea>, SessionError> {
     if descriptors.len() < attached.areas.len() {
+        close(descriptors);
         return Err(SessionError::Nonsense);
     }
     let mut left = Vec::new();
@@ -48,10 +49,15 @@ pub(super) fn areas(
     });
     let usable = usable.collect();
     left.extend(descriptors);
-    if CLOSING.of(&()) < MOST_CLOSING {
-        CLOSING.close((), left, ());
-    }
+    close(left);
     Ok(usable)
+}
+
+/// Closes what is not used.
+pub(super) fn close(descriptors: Vec<OwnedFd>) {
+    if CLOSING.of(&()) < MOST_CLOSING {
+        CLOSING.close((), descriptors, ());
+    }
 }
 
 fn check(attached: &Attached, area: &LinkArea, file: &OwnedFd) -> Result<(), MemoryFileError> {

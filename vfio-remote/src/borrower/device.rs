@@ -1,6 +1,6 @@
 //! A lent function as a device of a VM.
 
-use super::areas::areas;
+use super::areas::{areas, close};
 use super::bars::Bars;
 use super::deadline::Deadline;
 use super::layout::{Layout, LayoutError};
@@ -199,8 +199,12 @@ impl Borrowed {
         )?;
         let mut descriptors = std::mem::take(&mut session.descriptors);
         let bridges = &session.attached.bridges;
-        self.layout()
-            .set_bridges(bridges, &self.config.bridges, &mut descriptors)?;
+        let mine = &self.config.bridges;
+        let set = self.layout().set_bridges(bridges, mine, &mut descriptors);
+        if let Err(e) = set {
+            close(descriptors);
+            return Err(e);
+        }
         self.areas = areas(&session.attached, descriptors)?;
         let own = &session.attached.description;
         let seen = match self.config.interrupts {

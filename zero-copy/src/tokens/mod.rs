@@ -613,6 +613,8 @@ impl Opening {
                     };
                     match moved {
                         Ok(()) => self.useful = true,
+                        // Another backend may have written it, and told the process so.
+                        Err(why) if self.turn == Turn::Again && !self.writes() => return Err(why),
                         Err(why) => self.refuse(address, piece, why)?,
                     }
                     piece

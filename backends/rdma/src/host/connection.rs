@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Host memory that one process can have in buffers, in bytes.
 const BUFFER_BYTES: u64 = 1 << 30;
 
-/// Connections of strangers that wait to be closed: more are closed at once, whatever they wait for.
+/// Descriptors of strangers that wait to be closed: more are closed at once, whatever they wait for.
 const MOST_OF_STRANGERS: usize = 1024;
 
 /// What becomes of a connection.
@@ -88,14 +88,17 @@ impl Connection {
 
     /// Answers one request.
     pub fn serve(&mut self, shared: &Shared) -> Next {
-        let (bytes, descriptors) = match receive(self.socket.as_fd(), self.seat.is_ok()) {
+        let (bytes, descriptors) = match receive(self.socket.as_fd()) {
             Incoming::Nothing => return Next::Go,
             Incoming::End => return Next::Close,
             Incoming::Packet { bytes, descriptors } => (bytes, descriptors),
         };
         let at_once = |fd: &OwnedFd| eventfd::closes_at_once(fd.as_fd());
         let (result, next) = match &mut self.seat {
-            Err(errno) => (Err(*errno), Next::Close),
+            Err(errno) => {
+                self.left = descriptors;
+                (Err(*errno), Next::Close)
+            }
             Ok(_) if !descriptors.iter().all(at_once) => {
                 warn_limited!(
                     shared.limit,

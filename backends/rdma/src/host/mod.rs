@@ -31,6 +31,8 @@ use std::time::{Duration, Instant};
 const MAX_OF_PROCESS: usize = 64;
 /// Connections of processes of other users, which say something once and hear that they are refused. The oldest of more goes unheard.
 const MAX_REFUSED: usize = 16;
+/// Connections that were not let in and wait to be closed: then others wait before they are accepted.
+const MOST_CLOSING: usize = 1024;
 /// Descriptors of a connection: its socket, its process, its doorbell and the eventfd that wakes it.
 const DESCRIPTORS: u64 = 4;
 /// Pause where a connection cannot be accepted, because files have run out most likely.
@@ -86,6 +88,8 @@ pub(crate) enum Sender {
     Process(i32),
     /// One of another user.
     Stranger,
+    /// One that was not let in, because there are too many.
+    Refused,
 }
 
 /// The socket and its connections.
@@ -206,6 +210,9 @@ impl HostSocket {
     }
 
     fn accept(&mut self) -> io::Result<()> {
+        if self.shared.closing.of(&Sender::Refused) >= MOST_CLOSING {
+            return self.pause(Instant::now());
+        }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.listener, flags) {
             Ok(socket) => {
@@ -233,7 +240,7 @@ impl HostSocket {
                 // What the peer has put into it by now ends with it.
                 let _ = epoll::delete(&self.epoll, &socket);
                 let closing = &self.shared.closing;
-                closing.close(Sender::Stranger, vec![socket], ());
+                closing.close(Sender::Refused, vec![socket], ());
                 return Err(e);
             }
         };

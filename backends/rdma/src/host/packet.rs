@@ -30,13 +30,11 @@ pub(crate) enum Incoming {
     },
 }
 
-/// Takes the next packet, with the descriptors of a process that is let in, without those of another.
-pub(crate) fn receive(socket: BorrowedFd<'_>, is_let_in: bool) -> Incoming {
+pub(crate) fn receive(socket: BorrowedFd<'_>) -> Incoming {
     // One byte more than a request has shows that a packet is too long.
     let mut bytes = vec![0; size_of::<Request>() + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let room = if is_let_in { space.len() } else { 0 };
-    let mut control = RecvAncillaryBuffer::new(&mut space[..room]);
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let got = match recvmsg(
         socket,

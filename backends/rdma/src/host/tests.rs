@@ -219,9 +219,15 @@ fn sockets_that_linger_keep_nobody_waiting() {
         Unread,
         /// In a connection that is one too many.
         Refused,
+        /// From another user.
+        Stranger,
     }
-    for when in [When::TooMany, When::Unread, When::Refused] {
+    for when in [When::TooMany, When::Unread, When::Refused, When::Stranger] {
         let mut rig = Rig::new();
+        let user = rig.host.user;
+        if when == When::Stranger {
+            rig.host.user = u32::MAX;
+        }
         let mut others = Vec::new();
         if when == When::Refused {
             others.extend((0..MAX_OF_PROCESS).map(|_| rig.connect()));
@@ -249,7 +255,10 @@ fn sockets_that_linger_keep_nobody_waiting() {
             let number = *rig.host.connections.keys().next_back().unwrap();
             rig.host.serve(number);
         }
-        rig.await_closed(Sender::Process(pid()));
+        for sender in [Sender::Process(pid()), Sender::Refused, Sender::Stranger] {
+            rig.await_closed(sender);
+        }
+        rig.host.user = user;
         let client = rig.connect();
         assert_eq!(ping(&mut rig, &client), Some(0));
     }
