@@ -88,12 +88,15 @@ impl Subscriber for Follower {
     }
 
     fn revoked(&self, id: u64) {
-        let publication = self.held.lock().unwrap().remove(&id).unwrap();
+        // Who waits for it to be gone finds it unmapped.
+        let mut held = self.held.lock().unwrap();
+        let publication = held.remove(&id).unwrap();
         if publication.file.is_some() {
             self.space
                 .unmap(publication.address, publication.length)
                 .unwrap();
         }
+        drop(held);
         self.changed.notify_all();
     }
 }

@@ -94,24 +94,20 @@ impl Connection {
             Incoming::Packet { bytes, descriptors } => (bytes, descriptors),
         };
         let at_once = |fd: &OwnedFd| eventfd::closes_at_once(fd.as_fd());
-        let (result, next) = match &mut self.seat {
+        let (result, next) = match &self.seat {
             Err(errno) => {
                 self.left = descriptors;
                 (Err(*errno), Next::Close)
             }
-            Ok(_) if !descriptors.iter().all(at_once) => {
-                warn_limited!(
-                    shared.limit,
-                    "Host process {} has sent a descriptor that is neither memory nor an eventfd",
-                    self.process.pid()
-                );
-                self.left = descriptors;
-                (Err(Errno::EINVAL), Next::Close)
-            }
             Ok(seat) => {
-                let id = seat.id;
+                let (id, count) = (seat.id, descriptors.len());
+                let mut usable = Some(descriptors);
+                if let Some(strange) = usable.take_if(|all| !all.iter().all(at_once)) {
+                    let sender = Sender::Process(self.process.pid());
+                    shared.closing.close(sender, strange, ());
+                }
                 let request = parse_host(&bytes).and_then(|request| {
-                    let matching = descriptors.len() == request.descriptors();
+                    let matching = count == request.descriptors();
                     if matching {
                         Ok(request)
                     } else {
@@ -124,7 +120,11 @@ impl Connection {
                     Err(Errno::EPROTO) => Next::Close,
                     _ => Next::Go,
                 };
-                let result = request.and_then(|r| self.execute(shared, id, r, descriptors));
+                let result = request.and_then(|r| match usable {
+                    Some(descriptors) => self.execute(shared, id, r, descriptors),
+                    // Neither memory nor an eventfd.
+                    None => Err(Errno::EINVAL),
+                });
                 if let Err(errno) = result {
                     warn_limited!(
                         shared.limit,
