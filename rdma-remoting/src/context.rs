@@ -16,9 +16,10 @@ use farlane_abi::arena::{
 };
 use farlane_abi::control::{EVENT_ASYNC, EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
 use farlane_abi::rdma::{EVENT_DEVICE_FATAL, Verbs as _};
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_sys::log_limit::LogLimit;
+use farlane_sys::warn_limited;
 use farlane_zero_copy::topology::Node;
-use farlane_zero_copy::{Pool, PoolBuffer, Region, RegionError, SharedMemory, warn_limited};
+use farlane_zero_copy::{Pool, PoolBuffer, Region, RegionError, SharedMemory};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;

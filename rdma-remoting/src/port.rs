@@ -6,8 +6,8 @@ use crate::ledger::{Account, Resource, Share};
 use crate::server::Core;
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
+use farlane_sys::log_limit::LogLimit;
 use farlane_zero_copy::Pool;
-use farlane_zero_copy::log_limit::LogLimit;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -7,7 +7,7 @@ use crate::limbs::{self, Place};
 use crate::round::{Look, Pace, Tenants};
 use crate::sleep;
 use crate::spin::Spin;
-use farlane_zero_copy::timeslice;
+use farlane_worker::timeslice;
 use farlane_zero_copy::topology::Node;
 use rustix::event::{EventfdFlags, epoll};
 use std::collections::HashSet;

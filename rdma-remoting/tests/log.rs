@@ -9,7 +9,7 @@ use farlane_rdma_remoting::local::LocalCompletionQueue;
 use farlane_rdma_remoting::memory::MemoryTable;
 use farlane_rdma_remoting::request::{RecvRequest, SendRequest};
 use farlane_rdma_remoting::work_queue::{QueueError, RecvSource, SendSource};
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_sys::log_limit::LogLimit;
 use log::{LevelFilter, Log, Metadata, Record};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

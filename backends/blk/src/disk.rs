@@ -7,10 +7,10 @@ use crate::paths::open::{Manner, PathError};
 use crate::paths::{PathConfig, Paths, prober};
 use crate::request::{Limits, MAX_RANGE_SECTORS, MAX_RANGES};
 use crate::surroundings::Surroundings;
+use farlane_block::storage::Alignment;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
-use farlane_file_io::storage::Alignment;
-use farlane_vhost::bits::feature as common;
+use farlane_vhost_user::bits::feature as common;
 use farlane_zero_copy::tokens::Tokens;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -245,7 +245,7 @@ impl Disk {
         id
     }
 
-    /// Whether transfers are over when their system call is, see [`Storage`](farlane_file_io::storage::Storage).
+    /// Whether transfers are over when their system call is, see [`Storage`](farlane_block::storage::Storage).
     #[must_use]
     pub fn in_memory(&self) -> bool {
         self.paths.in_memory()

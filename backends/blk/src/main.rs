@@ -11,7 +11,7 @@ use farlane_daemon::lifecycle::{Ending, Lifecycle};
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::{limb, metrics, privileges, seccomp};
 use farlane_guest_device::control::RequestCounters;
-use farlane_vhost::serve::{Closing, serve_until};
+use farlane_vhost_user::serve::{Closing, serve_until};
 use farlane_zero_copy::broker;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -93,12 +93,12 @@ fn run() -> anyhow::Result<ExitCode> {
             farlane_blk::metrics_text(&disks, &requests)
         })?;
     }
-    let mut calls = [farlane_file_io::SYSTEM_CALLS, broker::SYSTEM_CALLS].concat();
+    let mut calls = [farlane_block::SYSTEM_CALLS, broker::SYSTEM_CALLS].concat();
     calls.extend(limb::SYSTEM_CALLS);
     if fails_over {
         calls.extend(paths::SYSTEM_CALLS);
     }
-    let requests = seccomp::With::requests(farlane_file_io::storage::IOCTLS);
+    let requests = seccomp::With::requests(farlane_block::storage::IOCTLS);
     let with = [seccomp::UNIX_SOCKETS, requests];
     seccomp::confine(options.daemon.seccomp, &calls, &with)?;
     log::info!("Ready");

@@ -14,7 +14,7 @@ use farlane_blk::disk::{Cache, Disk, DiskConfig};
 use farlane_blk::paths::PathConfig;
 use farlane_blk::session::DiskDevice;
 use farlane_blk::surroundings::Surroundings;
-use farlane_vhost::serve::serve;
+use farlane_vhost_user::serve::serve;
 use farlane_zero_copy::tokens::Tokens;
 use farlane_zero_copy::{AddressSpace, Mapping, SharedMemory};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};

@@ -8,7 +8,7 @@ use farlane_daemon::limb::Limbs;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::metrics::{Sample, label};
-use farlane_vhost::bits::feature as common;
+use farlane_vhost_user::bits::feature as common;
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Given, Placement};
 use std::hash::{Hash as _, Hasher as _};

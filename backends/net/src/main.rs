@@ -13,7 +13,7 @@ use farlane_net::port::tap::Tap;
 use farlane_net::port::xdp::{self, Xdp};
 use farlane_net::session::NetDevice;
 use farlane_net::watch;
-use farlane_vhost::serve::serve;
+use farlane_vhost_user::serve::serve;
 use std::process::ExitCode;
 use std::sync::Arc;
 

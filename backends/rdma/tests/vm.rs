@@ -10,10 +10,10 @@ use farlane_abi::queue::{
     WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
 };
 use farlane_abi::rdma::{QP_STATE, QPS_RESET};
-use farlane_client::{
+use farlane_harness::Vm;
+use farlane_rdma_client::{
     Buffer, Payload, Placement, Qp, QpAttr, QpCaps, QpInit, RecvRequest, SendRequest, Sge,
 };
-use farlane_harness::Vm;
 use std::sync::Arc;
 
 fn sge(end: &End, length: usize) -> Sge {
@@ -396,7 +396,7 @@ fn a_key_of_another_vm_opens_nothing() {
 fn memory_that_is_not_the_guests_cannot_be_registered() {
     let backend = Backend::start();
     let vm = backend.vm(0);
-    let link: Arc<dyn farlane_link::Link> = vm.open().unwrap();
+    let link: Arc<dyn farlane_transport::Link> = vm.open().unwrap();
     let outside = [0u8; 64];
     // SAFETY: it is refused.
     let refused = unsafe { link.attach_pin(outside.as_ptr().expose_provenance(), 64, true) };

@@ -3,8 +3,8 @@
 use crate::descriptor::{BufferAddress, Descriptor};
 use crate::library::Shared;
 use crate::{Error, Id};
-use farlane_client::abi::rdma::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE};
-use farlane_client::{Mr, Placement};
+use farlane_rdma_client::abi::rdma::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE};
+use farlane_rdma_client::{Mr, Placement};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ pub struct Buffer {
     id: Id,
     // Ends before the memory goes.
     registration: Mr,
-    memory: farlane_client::Buffer,
+    memory: farlane_rdma_client::Buffer,
     length: usize,
     shared: Arc<Shared>,
 }
 
 impl Buffer {
     pub(crate) fn allocate(shared: &Arc<Shared>, length: usize) -> Result<Arc<Self>, Error> {
-        let memory = farlane_client::Buffer::allocate(&shared.context, length)?;
+        let memory = farlane_rdma_client::Buffer::allocate(&shared.context, length)?;
         let access = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_WRITE;
         let address = memory.address();
         // SAFETY: the memory lives as long as the registration over it, and is accessed through

@@ -2,8 +2,8 @@
 
 use crate::Error;
 use crate::library::Shared;
-use farlane_client::Errno;
-use farlane_link::Origin;
+use farlane_rdma_client::Errno;
+use farlane_transport::Origin;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -117,7 +117,7 @@ impl Dispatcher {
     pub(crate) fn start(shared: &Arc<Shared>) -> Result<Self, Error> {
         let stop = Arc::new(Stop::new()?);
         let (shared, stopped) = (Arc::clone(shared), Arc::clone(&stop));
-        let thread = farlane_link::spawn_quiet("farlane-call", Self::STACK_BYTES, move || {
+        let thread = farlane_transport::spawn_quiet("farlane-call", Self::STACK_BYTES, move || {
             // A dead device ends the thread after the last callback has heard of it.
             while !stopped.is_raised() && shared.dispatch(None, Some(&stopped)).is_ok() {}
         })

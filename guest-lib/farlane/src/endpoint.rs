@@ -4,9 +4,11 @@ use crate::descriptor::{Descriptor, EndpointAddress};
 use crate::library::{PORT, Shared};
 use crate::transfer::{Callback, Outcome};
 use crate::{Buffer, Error, Id, RemoteBuffer};
-use farlane_client::abi::queue::{MAX_MESSAGE_BYTES, OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED};
-use farlane_client::abi::rdma as verbs;
-use farlane_client::{Payload, Qp, QpAttr, QpCaps, QpInit, SendQueue, SendRequest, Sge};
+use farlane_rdma_client::abi::queue::{
+    MAX_MESSAGE_BYTES, OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED,
+};
+use farlane_rdma_client::abi::rdma as verbs;
+use farlane_rdma_client::{Payload, Qp, QpAttr, QpCaps, QpInit, SendQueue, SendRequest, Sge};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,8 +1,8 @@
 //! What can go wrong, with the error number that C gets.
 
 use crate::Id;
-use farlane_client::Errno;
-use farlane_client::abi::queue as wc;
+use farlane_rdma_client::Errno;
+use farlane_rdma_client::abi::queue as wc;
 
 /// A failure of a function of this library.
 #[derive(Debug, thiserror::Error)]
@@ -15,7 +15,7 @@ pub enum Error {
     UnknownDevice(String),
     /// The device refused, or is gone.
     #[error(transparent)]
-    Device(#[from] farlane_client::Error),
+    Device(#[from] farlane_rdma_client::Error),
     /// The system refused.
     #[error("The system refused")]
     System(#[source] std::io::Error),

@@ -47,7 +47,7 @@ pub use buffer::{Buffer, RemoteBuffer};
 pub use descriptor::Descriptor;
 pub use endpoint::{Direction, Endpoint, Transfer};
 pub use error::{Error, TransferError};
-pub use farlane_client::Placement;
+pub use farlane_rdma_client::Placement;
 pub use library::Library;
 pub use transfer::{Outcome, Status};
 

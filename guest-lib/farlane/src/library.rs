@@ -3,7 +3,7 @@
 use crate::dispatch::Dispatcher;
 use crate::transfer::{MAX_OUTSTANDING, Status, Transfers};
 use crate::{Buffer, Endpoint, Error, Id};
-use farlane_client::{Channel, Context, Cq, Pd, devices};
+use farlane_rdma_client::{Channel, Context, Cq, Pd, devices};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -1,7 +1,7 @@
 //! Transfers that are outstanding, or finished and not asked for.
 
 use crate::{Buffer, Endpoint, Error, Id, TransferError};
-use farlane_client::{Completion, Cq, Errno};
+use farlane_rdma_client::{Completion, Cq, Errno};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -7,7 +7,7 @@ use crate::files::{self, FileId, Opened, borrow, id_of};
 use crate::fork::{self, Inside};
 use crate::locks;
 use crate::readahead::{self, Advice};
-use farlane_link::guard::{self, Guarded, InUse, Kind};
+use farlane_transport::guard::{self, Guarded, InUse, Kind};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::BTreeSet;

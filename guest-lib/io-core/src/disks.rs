@@ -6,7 +6,7 @@
 //! (drivers/md/dm-ioctl.c: `table_load`, `do_resume`).
 
 use crate::lock::Lock;
-use farlane_link::guard::{Guarded, Kind};
+use farlane_transport::guard::{Guarded, Kind};
 use rustix::fs::{Mode, OFlags};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Children, and threads that are interrupted.
 
-use farlane_link::with_signals_blocked;
+use farlane_transport::with_signals_blocked;
 use std::cell::Cell;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};

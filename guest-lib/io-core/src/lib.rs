@@ -32,7 +32,7 @@ pub mod tunnel;
 pub mod vector;
 
 pub use config::{Mode, set_mode};
-pub use farlane_link::guard;
+pub use farlane_transport::guard;
 pub use registry::{
     RegisterError, is_registered, may_hold, may_overlap, register, register_with, unregister,
     unregister_overlapping,

@@ -4,7 +4,7 @@ use crate::config::TRACE_VARIABLE;
 use crate::files::Opened;
 use crate::log;
 use farlane_io_plan::trace::{Decision, Piece, Why};
-use farlane_link::guard::{Guarded, Kind};
+use farlane_transport::guard::{Guarded, Kind};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::sync::OnceLock;

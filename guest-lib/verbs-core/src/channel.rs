@@ -6,7 +6,7 @@ use crate::errno::{EBUSY, answer, fail, fail_null};
 use crate::lock;
 use crate::object::{Address, Object};
 use crate::sys::*;
-use farlane_client::{Channel, Cq};
+use farlane_rdma_client::{Channel, Cq};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;

@@ -9,7 +9,7 @@ use crate::object::{Address, Object, Plain};
 use crate::poll_ex::Cursor;
 use crate::sys::*;
 use farlane_abi::Errno;
-use farlane_client::{Completion, Cq};
+use farlane_rdma_client::{Completion, Cq};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use crate::errno::fail_null;
 use crate::lock;
 use crate::object::Plain;
 use crate::sys::*;
-use farlane_client::{Context, DeviceInfo};
+use farlane_rdma_client::{Context, DeviceInfo};
 use std::ffi::{c_char, c_int};
 use std::sync::{Mutex, OnceLock};
 
@@ -80,7 +80,7 @@ fn number(name: &str) -> u32 {
 pub unsafe fn list(count: *mut c_int) -> *mut *mut ibv_device {
     let found: Vec<Listed> = {
         let mut devices = lock(&DEVICES);
-        farlane_client::devices()
+        farlane_rdma_client::devices()
             .into_iter()
             .map(|info| find_or_make(&mut devices, info))
             .collect()
@@ -146,7 +146,7 @@ pub unsafe fn index(device: *mut ibv_device) -> c_int {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_client::Address;
+    use farlane_rdma_client::Address;
     use std::ffi::CStr;
 
     fn info(name: &str) -> DeviceInfo {

@@ -1,4 +1,4 @@
-//! The verbs of `libibverbs.so.1`, as plain functions over [`farlane_client`].
+//! The verbs of `libibverbs.so.1`, as plain functions over [`farlane_rdma_client`].
 //!
 //! The `cdylib` beside this crate exports them under their C names; this crate holds all logic.
 //!

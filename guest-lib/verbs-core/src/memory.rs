@@ -8,7 +8,7 @@ use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
     ACCESS_REMOTE_WRITE,
 };
-use farlane_client::{Mr, Pd};
+use farlane_rdma_client::{Mr, Pd};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 

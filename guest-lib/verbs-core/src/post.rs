@@ -8,7 +8,7 @@ use farlane_abi::queue::{
     MAX_SGE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM, SEND_FENCE,
     SEND_SIGNALED, SEND_SOLICITED,
 };
-use farlane_client::{Payload, RecvRequest, SendQueue, SendRequest, Sge};
+use farlane_rdma_client::{Payload, RecvRequest, SendQueue, SendRequest, Sge};
 use std::ffi::c_int;
 use std::mem::offset_of;
 

@@ -10,7 +10,7 @@ use crate::object::{Address, Object, Plain};
 use crate::qp_attr;
 use crate::sys::*;
 use farlane_abi::Errno;
-use farlane_client::{Qp, QpCaps, QpInit};
+use farlane_rdma_client::{Qp, QpCaps, QpInit};
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -5,7 +5,7 @@ use crate::context::{minus_one, shared};
 use crate::errno::{EINVAL, ENODATA, fail};
 use crate::sys::*;
 use farlane_abi::Errno;
-use farlane_client::Context;
+use farlane_rdma_client::Context;
 use std::ffi::c_int;
 
 /// The default partition with full membership (IBTA 10.9.1.2), in network byte order.
@@ -121,7 +121,7 @@ pub unsafe fn query_gid_table(
 }
 
 fn gid_table(context: &Context) -> Result<Vec<ibv_gid_entry>, Errno> {
-    let errno = |error: farlane_client::Error| error.errno();
+    let errno = |error: farlane_rdma_client::Error| error.errno();
     let mut found = Vec::new();
     for port in 1..=ports(context)? {
         let length = context.port_attributes(port).map_err(errno)?.gid_tbl_len;

@@ -13,7 +13,7 @@ use crate::memory::MemoryTable;
 use crate::work_queue::{RecvSource, SendSource};
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, PortAttr, QpAttr};
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_sys::log_limit::LogLimit;
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -10,7 +10,7 @@ use crate::rig::{ACCESS, BUFFER, End, connect};
 use crate::scale;
 use crate::stats::{Times, gib_per_s};
 use anyhow::Result;
-use farlane_client::{Buffer, Mr};
+use farlane_rdma_client::{Buffer, Mr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 

@@ -5,7 +5,7 @@ use crate::rig::End;
 use crate::scale;
 use crate::stats::Times;
 use anyhow::{Context as _, Result};
-use farlane_client::{Address, Context, Cq, DeviceInfo, Pd, Qp, QpCaps, QpInit};
+use farlane_rdma_client::{Address, Context, Cq, DeviceInfo, Pd, Qp, QpCaps, QpInit};
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -11,7 +11,7 @@ use farlane_abi::control::{
 };
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_abi::{Errno, PAGE_BYTES};
-use farlane_link::{LinkError, Map};
+use farlane_transport::{LinkError, Map};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};

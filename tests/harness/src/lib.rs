@@ -11,7 +11,7 @@
 //! # fn main() -> Result<(), farlane_harness::Error> {
 //! use farlane_harness::Vm;
 //! let vm = Vm::connect("/run/farlane/vm0.sock".as_ref(), 256 << 20)?;
-//! let link: std::sync::Arc<dyn farlane_link::Link> = vm.open()?;
+//! let link: std::sync::Arc<dyn farlane_transport::Link> = vm.open()?;
 //! # Ok(())
 //! # }
 //! ```
@@ -27,7 +27,7 @@ pub use link::VmLink;
 pub use memory::{GuestBuffer, GuestMemory, Half};
 pub use vmm::Vm;
 
-use farlane_link::LinkError;
+use farlane_transport::LinkError;
 
 /// Why the play does not go on.
 #[derive(Debug, thiserror::Error)]

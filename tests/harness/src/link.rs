@@ -8,7 +8,7 @@ use farlane_abi::control::{
     FLAG_WRITABLE, KIND_PIN, KIND_SEGMENT, MAX_REGIONS, OP_ATTACH, OP_CLOSE, OP_DETACH, OP_OPEN,
     OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
 };
-use farlane_link::{Link, LinkError, LinkInfo, Map};
+use farlane_transport::{Link, LinkError, LinkInfo, Map};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};

@@ -2,7 +2,7 @@
 
 use crate::Error;
 use farlane_abi::PAGE_BYTES;
-use farlane_link::Map;
+use farlane_transport::Map;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::collections::BTreeMap;

@@ -13,7 +13,7 @@ use farlane_abi::rdma::{
     VerbsStubs,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
-use farlane_link::{DeviceInfo, Map};
+use farlane_transport::{DeviceInfo, Map};
 use std::collections::BTreeMap;
 
 const GROUP: &str = "calls";

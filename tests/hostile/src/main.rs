@@ -24,7 +24,7 @@ mod table;
 mod witness;
 mod work;
 
-use farlane_link::{Address, devices};
+use farlane_transport::{Address, devices};
 use std::path::Path;
 use std::process::ExitCode;
 use table::Table;

@@ -8,7 +8,7 @@ use crate::witness::Known;
 use farlane_abi::Errno;
 use farlane_abi::ioctl::{WINDOW_MMAP_BASE, segment_mmap_offset, window_mmap_offset};
 use farlane_abi::rdma::{AllocBuffer, VerbsStubs};
-use farlane_link::{Address, DeviceInfo};
+use farlane_transport::{Address, DeviceInfo};
 use std::path::Path;
 
 const GROUP: &str = "mmap";

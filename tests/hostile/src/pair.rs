@@ -8,7 +8,7 @@ use farlane_abi::queue::{
 };
 use farlane_abi::rdma::{self, CreateQp, ModifyQp, Mr, QPT_RC, QpAttr, VerbsStubs};
 use farlane_abi::zerocopy::IntoBytes as _;
-use farlane_link::Map;
+use farlane_transport::Map;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

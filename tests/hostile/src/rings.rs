@@ -14,7 +14,7 @@ use farlane_abi::queue::{
     QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED,
 };
 use farlane_abi::rdma::{EVENT_CQ_ERR, EVENT_QP_FATAL, QPS_ERR, VerbsStubs};
-use farlane_link::DeviceInfo;
+use farlane_transport::DeviceInfo;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 

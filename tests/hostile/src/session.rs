@@ -10,7 +10,7 @@ use farlane_abi::arena::{
 use farlane_abi::calls::Caller;
 use farlane_abi::queue::{CQ_OFF_CONSUMED, CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, Completion, CqLayout};
 use farlane_abi::rdma::{CreateCq, MR_SOURCE_PIN, Mr, RegMr, VerbsStubs};
-use farlane_link::{DeviceInfo, Link, Map};
+use farlane_transport::{DeviceInfo, Link, Map};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -35,7 +35,7 @@ impl Session {
     /// # Errors
     /// What the link says.
     pub fn open(device: &DeviceInfo) -> Result<Self, Failure> {
-        let link = farlane_link::open(device)?;
+        let link = farlane_transport::open(device)?;
         let (header_region, header) =
             link.attach_segment(usize::try_from(HEADER_SEGMENT_BYTES)?)?;
         Ok(Self {

@@ -6,7 +6,7 @@ use crate::pair::{ALL, Pair, own_gid};
 use crate::session::Session;
 use farlane_abi::queue::WC_STATUS_SUCCESS;
 use farlane_abi::rdma::{AllocBuffer, VerbsStubs};
-use farlane_link::{Map, devices};
+use farlane_transport::{Map, devices};
 use std::path::Path;
 use std::time::Duration;
 

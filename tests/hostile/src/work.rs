@@ -13,7 +13,7 @@ use farlane_abi::queue::{
 };
 use farlane_abi::rdma::{self, VerbsStubs};
 use farlane_abi::zerocopy::IntoBytes as _;
-use farlane_link::DeviceInfo;
+use farlane_transport::DeviceInfo;
 use std::sync::atomic::Ordering;
 
 const GROUP: &str = "work";

@@ -4,7 +4,7 @@
 //! The sources are those of the product; here they are compiled with loom's atomics, so that neither the product nor what it
 //! depends on is built a second time. Their tests stand beside them.
 
-#[path = "../../../backends/daemon/src/mailbox/sleep.rs"]
+#[path = "../../../backends/common/daemon/src/mailbox/sleep.rs"]
 pub mod mailbox_sleep;
 
 #[path = "../../../rdma-remoting/src/sleep.rs"]

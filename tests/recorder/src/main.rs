@@ -1,5 +1,5 @@
 //! `farlane-recorder SOCKET FEATURES`: a backend of a Farlane device that only writes down what the guest driver tells it, see
-//! [`farlane_vmkit::recorder`].
+//! [`farlane_kit::recorder`].
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ use farlane_guest_device::control::RequestCounters;
 use farlane_guest_device::device::{Device, Vm};
 use farlane_guest_device::events::ContextEvents;
 use farlane_guest_device::request::Extents;
-use farlane_vmkit::recorder::{Detaching, Event, Order};
+use farlane_kit::recorder::{Detaching, Event, Order};
 use farlane_zero_copy::{Pool, Region};
 
 fn main() -> Result<()> {

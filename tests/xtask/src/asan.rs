@@ -3,23 +3,23 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::workspace::Workspace;
 
 use crate::checked::{cargo, chosen, run_tests};
 
 /// The crates whose modules map memory, walk rings, or talk to C; and the replay of the corpus, which drives all backends.
 const PACKAGES: &[&str] = &[
     "farlane-zero-copy",
-    "farlane-file-io",
+    "farlane-block",
     "farlane-rdma-remoting",
     "farlane-ntb",
     "farlane-vfio-user",
     "farlane-vfio",
     "farlane-nvme",
-    "farlane-soft-gpu",
-    "farlane-vhost",
-    "farlane-link",
-    "farlane-client",
+    "farlane-gpu",
+    "farlane-vhost-user",
+    "farlane-transport",
+    "farlane-rdma-client",
     "farlane-io-core",
     "farlane-fuzz-targets",
 ];

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
-use farlane_vmkit::debian::GUEST_TREE;
-use farlane_vmkit::process::{Process, describe};
-use farlane_vmkit::progress;
-use farlane_vmkit::scratch::Scratch;
-use farlane_vmkit::tree::Tree;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::debian::GUEST_TREE;
+use farlane_kit::process::{Process, describe};
+use farlane_kit::progress;
+use farlane_kit::scratch::Scratch;
+use farlane_kit::tree::Tree;
+use farlane_kit::workspace::Workspace;
 
 use crate::run::{Context, Run};
 use crate::scenarios::net_vs_tap;

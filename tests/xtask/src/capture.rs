@@ -4,9 +4,9 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Job};
-use farlane_vmkit::network::{Network, Peer};
-use farlane_vmkit::process::tail;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::network::{Network, Peer};
+use farlane_kit::process::tail;
 
 use crate::conditions::wait_until;
 use crate::net::{GUEST, NET_TIMEOUT, TAP};

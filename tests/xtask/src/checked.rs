@@ -6,9 +6,9 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::process::{Process, describe};
-use farlane_vmkit::progress;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::process::{Process, describe};
+use farlane_kit::progress;
+use farlane_kit::workspace::Workspace;
 
 use crate::unit::parse_result;
 
@@ -125,9 +125,12 @@ mod tests {
 
     #[test]
     fn packages_are_chosen_by_a_part_of_their_names() {
-        let all = || ["farlane-zero-copy", "farlane-vhost"].into_iter();
+        let all = || ["farlane-zero-copy", "farlane-vhost-user"].into_iter();
         assert_eq!(chosen(all(), None).unwrap().len(), 2);
-        assert_eq!(chosen(all(), Some("vhost")).unwrap(), ["farlane-vhost"]);
+        assert_eq!(
+            chosen(all(), Some("vhost")).unwrap(),
+            ["farlane-vhost-user"]
+        );
         assert!(chosen(all(), Some("nosuch")).is_err());
     }
 }

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use farlane_vmkit::guest::Guest;
+use farlane_kit::guest::Guest;
 
 /// How long anything here may take: a busy machine runs several guests.
 pub const PATIENCE: Duration = Duration::from_secs(60);

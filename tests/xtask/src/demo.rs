@@ -5,11 +5,11 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::kit;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::kit;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
+use farlane_kit::workspace::Workspace;
 
 use crate::run::{Context, Run};
 use crate::scenarios::gpu_scan;
@@ -46,7 +46,7 @@ const PACKAGES: &[&str] = &[
     "farlane",
     "farlane-blk",
     "farlane-borrow",
-    "farlane-gpu",
+    "farlane-gpu-driver",
     "farlane-io",
     "farlane-lend",
     "farlane-net",

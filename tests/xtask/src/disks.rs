@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::workspace::Workspace;
 
 use crate::conditions::wait_until;
 use crate::metrics::Metrics;

@@ -4,8 +4,8 @@
 use std::fmt;
 
 use anyhow::Result;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::network::Network;
+use farlane_kit::guest::Guest;
+use farlane_kit::network::Network;
 
 use crate::net::{NetBackend, TAP};
 use crate::netstat::Netstat;

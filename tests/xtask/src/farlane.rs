@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::driver;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::kit::Kit;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::wire::{End, Wire};
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::backend::Backend;
+use farlane_kit::driver;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::kit::Kit;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::wire::{End, Wire};
+use farlane_kit::workspace::Workspace;
 
 use crate::run::Run;
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use farlane_vmkit::guest::{Guest, Output};
+use farlane_kit::guest::{Guest, Output};
 use serde_json::Value;
 
 /// How long one run of fio may take.

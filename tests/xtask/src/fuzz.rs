@@ -6,11 +6,11 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::packages;
-use farlane_vmkit::process::{Process, describe, tail};
-use farlane_vmkit::progress;
-use farlane_vmkit::scratch::Scratch;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::packages;
+use farlane_kit::process::{Process, describe, tail};
+use farlane_kit::progress;
+use farlane_kit::scratch::Scratch;
+use farlane_kit::workspace::Workspace;
 
 /// What libFuzzer takes for a hang, and for too much memory.
 const LIMITS: [&str; 2] = ["-timeout=10", "-rss_limit_mb=2048"];

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::driver;
-use farlane_vmkit::guest::{Guest, Output};
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
+use farlane_kit::driver;
+use farlane_kit::guest::{Guest, Output};
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
 use serde_json::Value;
 
 use crate::conditions::{no_complaint, wait_until};

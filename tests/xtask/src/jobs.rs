@@ -12,10 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::numa::processors;
-use farlane_vmkit::process::{Process, describe, tail};
-use farlane_vmkit::progress;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::numa::processors;
+use farlane_kit::process::{Process, describe, tail};
+use farlane_kit::progress;
+use farlane_kit::scratch::Scratch;
 
 /// How much of what a failed job has said is shown.
 const LAST_LINES: usize = 60;

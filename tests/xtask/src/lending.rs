@@ -8,13 +8,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::progress;
-use farlane_vmkit::scratch::Scratch;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::process::check_output;
+use farlane_kit::progress;
+use farlane_kit::scratch::Scratch;
+use farlane_kit::workspace::Workspace;
 use serde_json::Value;
 
 use crate::conditions::wait_until;
@@ -269,7 +269,7 @@ impl Device {
 /// The programs that use a soft GPU, `gpu_io`, `gpu_coherence` and `log_scan`, for a guest: they are found by their names there.
 pub fn gpu_programs(workspace: &Workspace) -> Result<Vec<GuestFile>> {
     let build = |name: &str| {
-        let path = workspace.build_example("farlane-gpu", name)?;
+        let path = workspace.build_example("farlane-gpu-driver", name)?;
         anyhow::Ok(GuestFile::new(path, format!("usr/bin/{name}")))
     };
     progress::step("Building what uses a GPU", || {

@@ -46,8 +46,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use farlane_vmkit::process;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::process;
+use farlane_kit::workspace::Workspace;
 
 #[derive(Parser)]
 #[command(

@@ -3,7 +3,7 @@
 use std::process::{Command, ExitCode};
 
 use anyhow::{Result, bail};
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::workspace::Workspace;
 
 use crate::checked::{Tests, cargo, chosen, in_sysroot, run_tests};
 
@@ -20,7 +20,7 @@ const fn covered(package: &'static str, modules: &'static [&'static str]) -> Cov
 /// Those with unsafe code first.
 const COVERED: &[Covered] = &[
     covered(
-        "farlane-client",
+        "farlane-rdma-client",
         &["work::", "spin::", "call::", "queue_tests::"],
     ),
     covered(
@@ -45,11 +45,11 @@ const COVERED: &[Covered] = &[
             "readahead::",
         ],
     ),
-    covered("farlane-file-io", &["vectors::", "idle::"]),
-    covered("farlane-gpu", &["allocator::"]),
+    covered("farlane-block", &["vectors::", "idle::"]),
+    covered("farlane-gpu-driver", &["allocator::"]),
     covered("farlane-abi", &[]),
     covered("farlane-io-plan", &["model::", "greedy::"]),
-    covered("farlane-vhost", &["segment::"]),
+    covered("farlane-vhost-user", &["segment::"]),
     covered(
         "farlane-rdma-remoting",
         &["request::", "attributes::", "table::"],

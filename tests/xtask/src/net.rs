@@ -6,13 +6,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::interfaces::{Interface, Server};
-use farlane_vmkit::network::Network;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::interfaces::{Interface, Server};
+use farlane_kit::network::Network;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::workspace::Workspace;
 
 use crate::metrics::Metrics;
 use crate::place::{Place, Running};

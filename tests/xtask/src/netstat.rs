@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::network::Network;
+use farlane_kit::guest::Guest;
+use farlane_kit::network::Network;
 
 /// The counters of one stack at one time.
 #[derive(Debug, Clone)]

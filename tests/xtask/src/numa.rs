@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::numa::{Numa, describe_this};
+use farlane_kit::guest::Guest;
+use farlane_kit::numa::{Numa, describe_this};
 
 use crate::fio::{Figures, Fio};
 use crate::metrics::Metrics;

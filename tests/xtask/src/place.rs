@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use farlane_kit::guest::{Guest, Job, Output, listens};
+use farlane_kit::network::{Network, PEER, Peer};
+use farlane_kit::process::Process;
 use farlane_vm_agent::protocol::Ending;
-use farlane_vmkit::guest::{Guest, Job, Output, listens};
-use farlane_vmkit::network::{Network, PEER, Peer};
-use farlane_vmkit::process::Process;
 
 /// The ports that programs in guests use, one after the other.
 const GUEST_PORTS: std::ops::Range<u16> = 18515..19515;

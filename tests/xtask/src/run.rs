@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::kit::Kit;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::scratch::Scratch;
-use farlane_vmkit::wire::{End, Wire};
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::guest::Guest;
+use farlane_kit::kit::Kit;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::scratch::Scratch;
+use farlane_kit::wire::{End, Wire};
+use farlane_kit::workspace::Workspace;
 
 use crate::disks::Disks;
 use crate::farlane::Farlane;

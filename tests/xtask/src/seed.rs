@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read as _;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::progress;
+use farlane_kit::progress;
 
 /// Repeats a run.
 const VARIABLE: &str = "FARLANE_SEED";

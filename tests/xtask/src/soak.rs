@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::report::Report;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::report::Report;
+use farlane_kit::workspace::Workspace;
 
 use crate::fuzz::Fuzzer;
 use crate::run::Context;

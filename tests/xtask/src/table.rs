@@ -4,7 +4,7 @@ use std::fs;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use farlane_vmkit::process::tail;
+use farlane_kit::process::tail;
 
 use crate::jobs::{Outcome, Verdict};
 
@@ -103,7 +103,7 @@ fn line(name: &str, took: Duration, boots: Option<u64>, result: &str) {
 
 /// The figures of the scenarios.
 fn figures(outcomes: &[Outcome]) {
-    let mut report = farlane_vmkit::report::Report::new();
+    let mut report = farlane_kit::report::Report::new();
     for outcome in outcomes {
         for [place, what, figure] in outcome.verdict.figures.clone() {
             report.add(place, what, figure);

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Job};
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::numa::{Numa, NvmeSubsystem};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::numa::{Numa, NvmeSubsystem};
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
 
 use crate::conditions::wait_until;
 use crate::metrics::Metrics;

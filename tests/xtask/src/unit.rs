@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::workspace::{TestProgram, Workspace};
+use farlane_kit::process::check_output;
+use farlane_kit::workspace::{TestProgram, Workspace};
 use serde_json::Value;
 
 use crate::jobs::{Ended, Job, Verdict, Weight};

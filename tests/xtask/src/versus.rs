@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use farlane_compare::{Bars, Comparison, Plan, Round};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
 use crate::fio::Figures;
 

@@ -4,9 +4,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::workspace::Workspace;
 
 use crate::run::{Context, Run};
 

@@ -1,7 +1,7 @@
 //! Volumes that a guest makes of several disks.
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::guest::Guest;
+use farlane_kit::guest::Guest;
 
 /// Guests have no udev: the tools make the device nodes themselves.
 const NO_UDEV: &str = "export DM_DISABLE_UDEV=1";

@@ -166,6 +166,6 @@ fn bytes(length: usize) -> u64 {
 }
 
 fn unreachable(error: &farlane_pci::DmaError) -> CommandError {
-    log::debug!("{}", farlane_zero_copy::chain(error));
+    log::debug!("{}", farlane_sys::chain(error));
     CommandError::Memory
 }

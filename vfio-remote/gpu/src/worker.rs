@@ -6,7 +6,7 @@ use crate::execute::{Engine, Stop};
 use crate::queue::{BadTail, Queue};
 use crate::shared::{Order, Shared};
 use farlane_abi::gpu::VECTOR_DONE;
-use farlane_zero_copy::timeslice;
+use farlane_worker::timeslice;
 use std::thread::yield_now;
 use std::time::{Duration, Instant};
 

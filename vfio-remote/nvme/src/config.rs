@@ -166,7 +166,7 @@ pub enum NvmeError {
     Queues(u16),
     /// What is to hold a namespace cannot.
     #[error(transparent)]
-    Storage(#[from] farlane_file_io::storage::StorageError),
+    Storage(#[from] farlane_block::storage::StorageError),
     /// Less than a block.
     #[error("{bytes} bytes of {what} are less than a block")]
     TooSmall {

@@ -9,7 +9,7 @@ use crate::registers::Effect;
 use crate::shared::{Notice, Shared};
 use crate::source::{BAR_BYTES, DOORBELLS, Lease, MSIX_PENDING, MSIX_TABLE};
 use farlane_pci::{AccessError, DmaMapping, Function, InterruptKind, Region, Signal};
-use farlane_zero_copy::timeslice;
+use farlane_worker::timeslice;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::sync_channel;

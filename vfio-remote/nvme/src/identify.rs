@@ -6,7 +6,7 @@ use crate::error_log::{self, ErrorLog};
 use crate::features::Features;
 use crate::namespace::{Namespace, Storage};
 use crate::uuid::Names;
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_sys::log_limit::LogLimit;
 use std::sync::atomic::Ordering;
 
 /// Data transfer size: at most 2^8 pages, 1 MiB (MDTS).

@@ -12,7 +12,7 @@
 //! * `remote`: for memory that is not mapped.
 //! * `error_log`: what has failed.
 //! * `uuid`: identifiers that are nobody else's.
-//! * `namespace`: where blocks are; [`farlane_file_io`] moves them.
+//! * `namespace`: where blocks are; [`farlane_block`] moves them.
 //!
 //! The numbers of sections and figures in the comments are those of NVM Express 1.4.
 
@@ -41,12 +41,13 @@ mod source;
 pub mod still;
 mod uuid;
 
-use farlane_file_io::{bounce, idle, ring, syncs, timing, vectors};
+use farlane_block::{bounce, ring, syncs, vectors};
+use farlane_worker::{idle, timing};
 
 pub use config::{
     Backing, BlockSize, Cache, Doorbells, Host, MAX_IO_QUEUES, MAX_NAMESPACES, NamespaceConfig,
     NvmeConfig, NvmeError,
 };
 /// Requests of `ioctl` that a controller makes.
-pub use farlane_file_io::storage::IOCTLS;
+pub use farlane_block::storage::IOCTLS;
 pub use source::NvmeSource;

@@ -2,7 +2,7 @@
 
 use crate::config::{Backing, BlockSize, Cache, NamespaceConfig, NvmeError};
 use crate::syncs::Syncs;
-use farlane_file_io::storage;
+use farlane_block::storage;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -165,7 +165,7 @@ fn open(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_file_io::storage::StorageError;
+    use farlane_block::storage::StorageError;
 
     fn file(path: &Path, read_only: bool) -> NamespaceConfig {
         NamespaceConfig::from(Backing::File {

@@ -5,7 +5,7 @@ use crate::bits::{Cqe, Sqe, Status};
 use crate::bounce::Bounce;
 use crate::data::{DataBuffer, DataPointer, Unreachable, WalkError, gather, scatter};
 use crate::shared::{Notice, Shared};
-use farlane_zero_copy::warn_limited;
+use farlane_sys::warn_limited;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};

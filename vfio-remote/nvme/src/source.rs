@@ -12,7 +12,7 @@ use farlane_pci::{
     Area, Attachment, ClassCode, Counter, Description, Function, Region, SharedArea, Source,
     SourceError, Template,
 };
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_sys::log_limit::LogLimit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 

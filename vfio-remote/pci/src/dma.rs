@@ -1,7 +1,8 @@
 //! The memory that a function modelled in software reaches.
 
 use crate::{AccessError, DmaMapping, DmaTarget};
-use farlane_zero_copy::{AddressSpace, AddressSpaceError, View, chain};
+use farlane_sys::chain;
+use farlane_zero_copy::{AddressSpace, AddressSpaceError, View};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};

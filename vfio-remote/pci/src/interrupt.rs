@@ -1,6 +1,6 @@
 //! Interrupts on their way from a function to its user.
 
-use farlane_zero_copy::eventfd;
+use farlane_sys::eventfd;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd as _, OwnedFd};
 

@@ -3,8 +3,8 @@
 use super::session::SessionError;
 use crate::link::message::{Attached, LinkArea};
 use farlane_pci::SharedArea;
-use farlane_zero_copy::chain;
-use farlane_zero_copy::closing::Closing;
+use farlane_sys::chain;
+use farlane_sys::closing::Closing;
 use farlane_zero_copy::memory_file::{self, MemoryFileError, Source};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, LazyLock};

@@ -6,8 +6,8 @@ use super::layout::{LayoutError, User};
 use super::session::SessionError;
 use crate::link::message::{Refusal, Request};
 use farlane_pci::{ConfigSpace, Effects, Region};
+use farlane_sys::chain;
 use farlane_vfio_user::{Client, HeldOff};
-use farlane_zero_copy::chain;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -13,10 +13,10 @@ use crate::link::Connector;
 use crate::link::message::{Fence, Refusal};
 use farlane_ntb::Ntb;
 use farlane_pci::{ConfigSpace, Interrupts, Region, SharedArea};
+use farlane_sys::chain;
 use farlane_vfio_user::{
     Client, Device, DeviceInfo, DmaMap, Errno, IrqAction, IrqInfo, IrqRequest, MapArea, RegionInfo,
 };
-use farlane_zero_copy::chain;
 use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

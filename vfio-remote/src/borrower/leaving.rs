@@ -9,7 +9,7 @@
 use super::deadline::Deadline;
 use super::layout::{Backing, Layout, LayoutError, Piece, Placed, Stretch, User};
 use super::placement::free;
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::time::Duration;
 
 /// A stretch that the device may still reach, and whose device that is.

@@ -77,7 +77,7 @@ impl Signals {
     /// Raises a vector as the VM sees it, if it is bound.
     pub fn raise(&self, kind: InterruptKind, vector: u16) {
         if let Some(fd) = self.bound().vectors.get(&(number(kind), vector)) {
-            farlane_zero_copy::eventfd::signal(fd.as_fd());
+            farlane_sys::eventfd::signal(fd.as_fd());
         }
     }
 
@@ -89,7 +89,7 @@ impl Signals {
             other => other,
         };
         if let Some(fd) = bound.vectors.get(&(number(seen), vector)) {
-            farlane_zero_copy::eventfd::signal(fd.as_fd());
+            farlane_sys::eventfd::signal(fd.as_fd());
         }
     }
 

@@ -7,7 +7,7 @@ use super::session::Control;
 use super::sublease::Sublease;
 use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
 use farlane_pci::{Function, Source};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};

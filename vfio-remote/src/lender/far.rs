@@ -8,7 +8,7 @@ use super::proof::Word;
 use crate::borrower::{LetGo, Subtenant};
 use crate::link::message::{MAX_WORDS, PeerKey, PeerName, Refusal};
 use farlane_pci::{AccessError, DmaMapping, Function, Region};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::fmt;
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, channel};

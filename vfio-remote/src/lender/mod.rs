@@ -23,7 +23,7 @@ use crate::link::{Acceptor, Connector, HANDSHAKE, LinkError, Peer, Receiver, Sen
 use device::Device;
 use farlane_ntb::Ntb;
 use farlane_pci::{Counter, Region};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use names::{Borrower, Standing};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;

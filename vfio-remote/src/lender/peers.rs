@@ -4,7 +4,7 @@
 use super::device::Device;
 use crate::link::message::{Fence, PeerKey, Refusal};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, Region, SharedArea};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What a device has for others, while it is held.

@@ -10,8 +10,8 @@
 use super::far::Uses;
 use farlane_ntb::Ntb;
 use farlane_pci::Signal;
-use farlane_zero_copy::log_limit::LogLimit;
-use farlane_zero_copy::{chain, warn_limited};
+use farlane_sys::log_limit::LogLimit;
+use farlane_sys::{chain, warn_limited};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// A window between hosts through which a device may write.

@@ -5,7 +5,7 @@
 //! through the window, and as the borrower reads them in the memory of its VM. Nothing is written.
 
 use farlane_pci::DmaSpace;
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::io;
 use std::time::{Duration, Instant};

@@ -14,7 +14,7 @@ use crate::link::message::{
     Place, Refusal, Reply,
 };
 use farlane_pci::{DmaMapping, DmaSpace, DmaTarget, Region, RemoteMemory};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use super::session::MessageSignal;
 use super::worker::{Answer, Held, Worker};
 use crate::link::message::{Delivery, Fence, MAX_DATA_BYTES, MAX_VECTORS, Refusal, Reply};
 use farlane_pci::{AccessError, EventSignal, InterruptKind, Region, Signal};
-use farlane_zero_copy::{chain, eventfd};
+use farlane_sys::{chain, eventfd};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

@@ -11,7 +11,7 @@ use super::peers::Lent;
 use super::session::Control;
 use crate::link::message::{Fence, MAX_WORDS, PeerKey, Refusal, ToBorrower};
 use farlane_pci::{Description, DmaMapping, DmaSpace, Region};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 

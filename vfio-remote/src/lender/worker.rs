@@ -23,7 +23,7 @@ use crate::link::message::{
 };
 use farlane_ntb::Ntb;
 use farlane_pci::{Attachment, Function};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::collections::BTreeMap;

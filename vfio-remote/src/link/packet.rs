@@ -95,7 +95,7 @@ impl PacketSocket {
 
     /// Has the receiver, or the next one, return.
     pub fn nudge(&self) {
-        farlane_zero_copy::eventfd::signal(self.wake.as_fd());
+        farlane_sys::eventfd::signal(self.wake.as_fd());
     }
 
     /// The next frame into `buffer`, whose length is its; nothing when the time is over, or there was a nudge.
@@ -113,7 +113,7 @@ impl PacketSocket {
                 return Ok(None);
             }
             if fds[1].revents().is_empty() {
-                let _ = farlane_zero_copy::eventfd::drain(self.wake.as_fd());
+                let _ = farlane_sys::eventfd::drain(self.wake.as_fd());
                 return Ok(None);
             }
             if self.ended.load(Ordering::Acquire) {

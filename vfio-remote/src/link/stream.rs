@@ -218,7 +218,7 @@ impl StreamSocket {
         }
         self.flush(&mut state)?;
         if !state.wire.is_empty() {
-            farlane_zero_copy::eventfd::signal(self.wake.as_fd());
+            farlane_sys::eventfd::signal(self.wake.as_fd());
         }
         Ok(())
     }
@@ -301,7 +301,7 @@ impl StreamSocket {
     /// Has the receiver, or the next one, return.
     pub fn nudge(&self) {
         self.nudged.store(true, Ordering::Release);
-        farlane_zero_copy::eventfd::signal(self.wake.as_fd());
+        farlane_sys::eventfd::signal(self.wake.as_fd());
     }
 
     /// The next frame into `buffer`; false when the time is over, or there was a nudge.
@@ -363,7 +363,7 @@ impl StreamSocket {
                 Err(Errno::INTR) => continue,
                 Err(e) => return Err(LinkError::Io(e.into())),
             }
-            let _ = farlane_zero_copy::eventfd::drain(self.wake.as_fd());
+            let _ = farlane_sys::eventfd::drain(self.wake.as_fd());
             let mut state = self.state();
             let more = self.fill(&mut state)?;
             if more {
@@ -382,7 +382,7 @@ impl StreamSocket {
     /// The socket itself goes on taking what comes: one that does not breaks off the connection, see [`linger`](Self::linger).
     pub fn stop(&self) {
         self.ended.store(true, Ordering::Release);
-        farlane_zero_copy::eventfd::signal(self.wake.as_fd());
+        farlane_sys::eventfd::signal(self.wake.as_fd());
     }
 
     /// Tells the peer that nothing more comes, as far as it takes that.

@@ -2,7 +2,8 @@
 
 use crate::kernel::Kernel;
 use farlane_pci::{AccessError, DmaMapping, DmaTarget};
-use farlane_zero_copy::{Mapping, chain};
+use farlane_sys::chain;
+use farlane_zero_copy::Mapping;
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 

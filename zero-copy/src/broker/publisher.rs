@@ -4,7 +4,7 @@ use super::wire::{self, ToPublisher, ToSubscriber};
 use super::{
     ConnectionError, MAX_PUBLICATIONS, MAX_SUBSCRIBERS, PATIENCE, Publication, PublicationError,
 };
-use crate::{chain, eventfd};
+use farlane_sys::{chain, eventfd};
 use rustix::event::{EventfdFlags, PollFlags};
 use rustix::fs::OFlags;
 use rustix::io::Errno;

@@ -132,7 +132,7 @@ impl StillSubscriber {
                 Err(e) => Err(e),
             };
             if let Err(e) = result {
-                log::debug!("{}", crate::chain(&e));
+                log::debug!("{}", farlane_sys::chain(&e));
                 self.client.revoke_all();
                 return false;
             }

@@ -2,13 +2,13 @@
 
 use crate::paths::Paths;
 use crate::paths::ring::PathRing;
+use farlane_block::bounce::Bounce;
+use farlane_block::ring::{Durable, Event};
+use farlane_block::vectors::transfer_some;
 use farlane_daemon::limb::Limb;
 use farlane_daemon::mailbox::{self, Receiver, Refused, Sender};
-use farlane_file_io::bounce::Bounce;
-use farlane_file_io::idle::{Idle, Rest};
-use farlane_file_io::ring::{Durable, Event};
-use farlane_file_io::vectors::transfer_some;
-use farlane_zero_copy::timeslice;
+use farlane_worker::idle::{Idle, Rest};
+use farlane_worker::timeslice;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,7 +79,7 @@ impl Executor {
         let (inbox, receiver) = mailbox::new(ROOM)?;
         let thread = limb.spawn(format!("limb {}", limb.node()), move || {
             // What works without is slower, no more.
-            let _ = farlane_file_io::timing::set_timer_slack();
+            let _ = farlane_worker::timing::set_timer_slack();
             let _ = timeslice::request(SLICE);
             match PathRing::new(Arc::clone(&paths), &[receiver.fd()]) {
                 Ok(ring) => Limbs::new(paths, receiver, ring).run(),

@@ -1,6 +1,6 @@
 //! Which request, or which part of one, goes to which node: where its data lies (ioctopus-asplos20, sections 3.3 and 5.4).
 
-use farlane_vhost::segment::Segment;
+use farlane_vhost_user::segment::Segment;
 use farlane_zero_copy::placement::{NodeMap, Placement};
 use farlane_zero_copy::topology::Node;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! What the kernel tells of block devices: whether two are ways to the same blocks, and where they are attached.
 
-use farlane_file_io::storage::Place;
+use farlane_block::storage::Place;
 use farlane_zero_copy::topology::Node;
 use std::path::{Path, PathBuf};
 

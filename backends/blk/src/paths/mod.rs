@@ -12,10 +12,10 @@ pub mod prober;
 pub mod ring;
 mod shrinking;
 
+use farlane_block::storage::{Alignment, Place, Storage};
+use farlane_block::syncs::Syncs;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
-use farlane_file_io::storage::{Alignment, Place, Storage};
-use farlane_file_io::syncs::Syncs;
 use farlane_zero_copy::topology::Node;
 use health::{Changing, Health};
 use identity::Identity;

@@ -1,8 +1,8 @@
 //! The `io_uring` of a worker, over all paths of a disk.
 
 use super::Paths;
-use farlane_file_io::ring::Ring;
-use farlane_file_io::storage::Storage;
+use farlane_block::ring::Ring;
+use farlane_block::storage::Storage;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsRawFd as _, BorrowedFd};

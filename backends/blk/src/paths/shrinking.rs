@@ -2,7 +2,7 @@
 
 use super::health::Health;
 use super::{DiskPath, Paths};
-use farlane_file_io::storage::{known_size, size};
+use farlane_block::storage::{known_size, size};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};

@@ -1,7 +1,8 @@
 //! Device memory that other backends of the VM publish.
 
+use farlane_sys::chain;
+use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::broker::{Publication, Subscriber};
-use farlane_zero_copy::{AddressSpace, chain};
 use std::collections::HashMap;
 use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError};

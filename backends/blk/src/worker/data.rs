@@ -2,11 +2,12 @@
 
 use crate::counters::count;
 use crate::disk::Disk;
+use farlane_block::storage::Alignment;
 use farlane_daemon::warn_limited;
-use farlane_file_io::storage::Alignment;
-use farlane_vhost::segment::Segment;
+use farlane_sys::chain;
+use farlane_vhost_user::segment::Segment;
 use farlane_zero_copy::tokens::{Direction, Opened, TokenError};
-use farlane_zero_copy::{AddressSpaceError, View, chain};
+use farlane_zero_copy::{AddressSpaceError, View};
 
 /// Most vectors of one system call (`IOV_MAX`).
 const MAX_VECTORS: usize = 1024;

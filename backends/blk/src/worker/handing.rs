@@ -5,8 +5,8 @@ use super::requests::Request;
 use crate::counters::count;
 use crate::disk::Disk;
 use crate::limb::executor::{Answer, Transfer};
+use farlane_block::ring::Durable;
 use farlane_daemon::mailbox::{self, Receiver, Sender};
-use farlane_file_io::ring::Durable;
 use std::io;
 use std::os::fd::BorrowedFd;
 

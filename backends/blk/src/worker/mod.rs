@@ -22,11 +22,13 @@ mod syncs;
 use crate::disk::Disk;
 use crate::limb::steering::Steering;
 use engine::Engine;
-use farlane_vhost::chain::ChainError;
-use farlane_vhost::session::Setup;
-use farlane_vhost::vring::RingError;
+use farlane_sys::eventfd;
+use farlane_vhost_user::chain::ChainError;
+use farlane_vhost_user::session::Setup;
+use farlane_vhost_user::vring::RingError;
+use farlane_worker::timeslice;
+use farlane_zero_copy::AddressSpaceError;
 use farlane_zero_copy::placement::Placement;
-use farlane_zero_copy::{AddressSpaceError, eventfd, timeslice};
 use rustix::event::EventfdFlags;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -120,7 +122,7 @@ struct Task {
 fn work(setup: Setup, task: Task, wake: Arc<OwnedFd>) -> u16 {
     // Naps are meant as they are said, and a woken worker is not to wait for the end of others'
     // time slices. What works without is slower, no more.
-    let _ = farlane_file_io::timing::set_timer_slack();
+    let _ = farlane_worker::timing::set_timer_slack();
     if let Err(e) = timeslice::request(SLICE) {
         log::debug!("No short time slices: {e}");
     }

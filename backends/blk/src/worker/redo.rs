@@ -6,7 +6,7 @@ use super::steps::Step;
 use crate::counters::count;
 use crate::paths::bit;
 use crate::paths::health::{Decision, Health, Waiting, can_be_the_path};
-use farlane_file_io::storage::known_size;
+use farlane_block::storage::known_size;
 use std::io;
 use std::time::Instant;
 

@@ -3,10 +3,10 @@
 use crate::bits::Status;
 use crate::limb::steering::Lies;
 use crate::request::{Extent, Range};
-use farlane_file_io::bounce::Bounce;
-use farlane_file_io::ring::{Fallocate, Repeats};
-use farlane_file_io::syncs::{Beside, UnderWay};
-use farlane_vhost::vring::Rings;
+use farlane_block::bounce::Bounce;
+use farlane_block::ring::{Fallocate, Repeats};
+use farlane_block::syncs::{Beside, UnderWay};
+use farlane_vhost_user::vring::Rings;
 use farlane_zero_copy::tokens::Opened;
 use farlane_zero_copy::topology::Node;
 use std::cell::{Cell, RefCell};

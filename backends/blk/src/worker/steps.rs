@@ -6,10 +6,10 @@ use super::requests::{Clearing, Request, Work};
 use crate::bits::Status;
 use crate::counters::count;
 use crate::request::{Extent, Range};
-use farlane_file_io::bounce::Bounce;
-use farlane_file_io::ring::{Durable, Fallocate};
-use farlane_file_io::syncs::UnderWay;
-use farlane_file_io::vectors::{skip, transfer_now};
+use farlane_block::bounce::Bounce;
+use farlane_block::ring::{Durable, Fallocate};
+use farlane_block::syncs::UnderWay;
+use farlane_block::vectors::{skip, transfer_now};
 use std::io;
 
 /// Most bytes that one request has in a buffer of ours.

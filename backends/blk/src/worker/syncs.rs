@@ -9,7 +9,7 @@ use super::engine::Engine;
 use super::requests::{Request, Work};
 use super::steps::Step;
 use crate::bits::Status;
-use farlane_file_io::ring::{Durable, is_of_the_write};
+use farlane_block::ring::{Durable, is_of_the_write};
 use std::io;
 use std::sync::atomic::Ordering;
 

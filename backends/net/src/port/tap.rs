@@ -277,7 +277,7 @@ impl Tap {
             .and_then(|steering| steering.attach(first.as_fd()).map(|()| steering));
         attached
             .inspect_err(|e| {
-                let (name, why) = (&self.name, farlane_zero_copy::chain(e));
+                let (name, why) = (&self.name, farlane_sys::chain(e));
                 log::info!("Tap {name}: frames come from its first queue only: {why}");
             })
             .ok()

@@ -4,9 +4,9 @@ use super::Broken;
 use super::end::End;
 use crate::bits::HEADER_BYTES;
 use crate::header::MAX_FRAME;
-use farlane_vhost::chain::Chain;
-use farlane_vhost::segment::Segment;
-use farlane_vhost::vring::Rings;
+use farlane_vhost_user::chain::Chain;
+use farlane_vhost_user::segment::Segment;
+use farlane_vhost_user::vring::Rings;
 use farlane_zero_copy::placement::NodeMap;
 use farlane_zero_copy::topology::Node;
 use std::collections::VecDeque;
@@ -287,7 +287,7 @@ pub(super) fn copy_out(pieces: impl Iterator<Item = Piece>, bytes: &mut [u8]) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_vhost::vring::Layout;
+    use farlane_vhost_user::vring::Layout;
     use farlane_zero_copy::AddressSpace;
     use farlane_zero_copy::placement::{Given, Placement};
     use farlane_zero_copy::topology::{Described, Topology};

@@ -1,10 +1,11 @@
 //! A ring that a worker serves: where it is, how far it is, and whom to tell.
 
 use super::Broken;
-use farlane_vhost::call::Call;
-use farlane_vhost::session::Setup;
-use farlane_vhost::vring::{Layout, Progress, RingError, Rings};
-use farlane_zero_copy::{AddressSpace, eventfd};
+use farlane_sys::eventfd;
+use farlane_vhost_user::call::Call;
+use farlane_vhost_user::session::Setup;
+use farlane_vhost_user::vring::{Layout, Progress, RingError, Rings};
+use farlane_zero_copy::AddressSpace;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use super::pair::Side;
 use crate::bits::FrameHeader;
 use crate::flow::Task;
 use farlane_daemon::mailbox::{self, Receiver, Sender};
-use farlane_vhost::session::Setup;
+use farlane_vhost_user::session::Setup;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};

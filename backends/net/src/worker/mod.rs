@@ -25,12 +25,14 @@ use buffers::Places;
 use end::End;
 use farlane_daemon::limb::Limb;
 use farlane_daemon::warn_limited;
-use farlane_file_io::idle::{Idle, Rest};
-use farlane_vhost::chain::ChainError;
-use farlane_vhost::vring::RingError;
+use farlane_sys::chain;
+use farlane_vhost_user::chain::ChainError;
+use farlane_vhost_user::vring::RingError;
+use farlane_worker::idle::{Idle, Rest};
+use farlane_worker::timeslice;
+use farlane_zero_copy::AddressSpaceError;
 use farlane_zero_copy::placement::Placement;
 use farlane_zero_copy::topology::Node;
-use farlane_zero_copy::{AddressSpaceError, chain, timeslice};
 use homing::Homing;
 use mail::{FRAMES, Inbox, Mail};
 use receive::Receive;
@@ -151,7 +153,7 @@ struct Turn {
 pub(super) fn work(parts: Parts) {
     // Naps are meant as they are said, and a woken worker is not to wait for the end of others' time slices. What works without
     // is slower, no more.
-    let _ = farlane_file_io::timing::set_timer_slack();
+    let _ = farlane_worker::timing::set_timer_slack();
     if let Err(e) = timeslice::request(SLICE) {
         log::debug!("No short time slices: {e}");
     }

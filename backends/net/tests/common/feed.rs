@@ -9,7 +9,7 @@ use farlane_net::interface::Interface;
 use farlane_net::port::{Offloads, Port, PortQueue};
 use farlane_net::session::NetDevice;
 use farlane_net_driver::{Nic, Options};
-use farlane_vhost::serve::serve;
+use farlane_vhost_user::serve::serve;
 use farlane_zero_copy::topology::{Described, Topology};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;

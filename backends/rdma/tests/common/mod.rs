@@ -8,11 +8,11 @@ use farlane_abi::rdma::{
     QP_PKEY_INDEX, QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN, QP_SQ_PSN, QP_STATE, QP_TIMEOUT,
     QPS_INIT, QPS_RTR, QPS_RTS,
 };
-use farlane_client::{
+use farlane_harness::{GuestBuffer, Vm};
+use farlane_rdma_client::{
     Address, Channel, Completion, Context, Cq, DeviceInfo, Mr, Pd, Qp, QpAttr, QpCaps, QpInit,
 };
-use farlane_harness::{GuestBuffer, Vm};
-use farlane_link::Link;
+use farlane_transport::Link;
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
@@ -101,7 +101,7 @@ impl Backend {
     }
 
     pub fn host_link(&self) -> Arc<dyn Link> {
-        Arc::new(farlane_link::socket::SocketLink::open(&self.path("host")).unwrap())
+        Arc::new(farlane_transport::socket::SocketLink::open(&self.path("host")).unwrap())
     }
 
     pub fn counter(&self, name: &str) -> u64 {

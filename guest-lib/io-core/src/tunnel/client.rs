@@ -6,7 +6,7 @@ use super::slots::Slots;
 use crate::lock::Lock;
 use crate::log;
 use farlane_abi::tunnel::{Disk, MAX_DISKS, OFF_DISK_COUNT, OFF_DISKS, segment_bytes};
-use farlane_link::{DeviceInfo, Link, LinkError, Origin, Segment};
+use farlane_transport::{DeviceInfo, Link, LinkError, Origin, Segment};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -29,13 +29,16 @@ pub(crate) fn tunnels() -> Vec<Arc<Tunnel>> {
     let mut known = TUNNELS.lock();
     known.retain(|tunnel| tunnel.is_usable());
     if known.is_empty() {
-        *known = farlane_link::tunnels().iter().filter_map(open).collect();
+        *known = farlane_transport::tunnels()
+            .iter()
+            .filter_map(open)
+            .collect();
     }
     known.clone()
 }
 
 fn open(device: &DeviceInfo) -> Option<Arc<Tunnel>> {
-    let opened = farlane_link::open(device).and_then(Tunnel::over);
+    let opened = farlane_transport::open(device).and_then(Tunnel::over);
     match opened {
         Ok(tunnel) => Some(Arc::new(tunnel)),
         Err(error) => {

@@ -19,7 +19,7 @@ use crate::route::{Buffer, Direction};
 use crate::{log, plain, sys};
 use client::Tunnel;
 use farlane_abi::PAGE_BYTES;
-use farlane_link::Pin;
+use farlane_transport::Pin;
 use phony::Lent;
 use rustix::io::Errno;
 use slots::Armed;

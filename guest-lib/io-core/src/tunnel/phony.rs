@@ -4,7 +4,7 @@
 //! There are small buffers, for many short requests at a time, and a few large ones; memory is pinned when it is used first.
 
 use farlane_abi::tunnel::{SECTOR_BYTES, SECTORS_PER_PAGE};
-use farlane_link::{Link, Map, Pin};
+use farlane_transport::{Link, Map, Pin};
 use rustix::thread::futex;
 use std::ffi::c_void;
 use std::ops::Range;

@@ -9,7 +9,7 @@ use farlane_abi::tunnel::{
     SLOT_BYTES, SLOT_KEY, SLOT_LANDED, SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION,
 };
 use farlane_abi::zerocopy::IntoBytes as _;
-use farlane_link::Map;
+use farlane_transport::Map;
 use rustix::io::Errno;
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -11,7 +11,7 @@ use farlane_abi::tunnel::{
     SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION,
 };
 use farlane_abi::zerocopy::FromBytes as _;
-use farlane_link::{Link, LinkError, LinkInfo, Map};
+use farlane_transport::{Link, LinkError, LinkInfo, Map};
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Mutex;

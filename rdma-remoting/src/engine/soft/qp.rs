@@ -11,7 +11,7 @@ use crate::memory::MemoryTable;
 use crate::sleep;
 use farlane_abi::Errno;
 use farlane_abi::rdma::QpAttr;
-use farlane_zero_copy::log_limit::LogLimit;
+use farlane_sys::log_limit::LogLimit;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

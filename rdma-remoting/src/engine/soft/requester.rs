@@ -17,7 +17,7 @@ use farlane_abi::queue::{
     WC_STATUS_RNR_RETRY_EXC_ERR, WC_STATUS_SUCCESS, WC_STATUS_WR_FLUSH_ERR,
 };
 use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_SQ_DRAINED, QpAttr};
-use farlane_zero_copy::warn_limited;
+use farlane_sys::warn_limited;
 use std::mem::discriminant;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

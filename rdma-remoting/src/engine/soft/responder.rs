@@ -13,7 +13,7 @@ use farlane_abi::queue::{
 use farlane_abi::rdma::{
     EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, QpAttr,
 };
-use farlane_zero_copy::warn_limited;
+use farlane_sys::warn_limited;
 
 /// What a responder answers instead of doing what was asked: a NAK (IBTA 9.7.5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,7 +30,7 @@ impl Machine {
                 is_real: true,
             });
         }
-        farlane_vmkit::numa::describe_this(folder, NODES)?;
+        farlane_kit::numa::describe_this(folder, NODES)?;
         Ok(Self {
             sysfs: folder.to_owned(),
             is_real: false,

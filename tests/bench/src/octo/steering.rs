@@ -9,7 +9,7 @@ use farlane_compare::{Bar, Comparison, observe};
 use farlane_net::flow::table::{FlowTable, Placement as Unknown, Route, Settings, Task};
 use farlane_net::flow::{Parsed, Span, parse};
 use farlane_net_driver::frame::{End, Tcp, tcp, udp};
-use farlane_vhost::segment::Segment;
+use farlane_vhost_user::segment::Segment;
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Given, NodeMap, Placement};
 use farlane_zero_copy::topology::{Node, Topology};

@@ -6,7 +6,7 @@
 
 use crate::Input;
 use farlane_nvme::{Backing, NvmeConfig, NvmeSource};
-use farlane_soft_gpu::GpuSource;
+use farlane_gpu::GpuSource;
 use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
 use farlane_vfio_remote::link::message::{
     Fence, PeerKey, Place, Reply, Request, ToBorrower, ToLender, VERSION,

@@ -2,14 +2,14 @@
 //! them.
 
 use crate::{Input, PAGE, Ram, format_all_logs};
-use farlane_vhost::bits::feature;
-use farlane_vhost::chain::Chain;
-use farlane_vhost::inflight::{make, region_bytes};
-use farlane_vhost::segment::take_last_byte;
-use farlane_vhost::serve::Connection;
-use farlane_vhost::session::{Device, Setup};
-use farlane_vhost::vring::{Progress, Rings};
-use farlane_zero_copy::eventfd::drain;
+use farlane_vhost_user::bits::feature;
+use farlane_vhost_user::chain::Chain;
+use farlane_vhost_user::inflight::{make, region_bytes};
+use farlane_vhost_user::segment::take_last_byte;
+use farlane_vhost_user::serve::Connection;
+use farlane_vhost_user::session::{Device, Setup};
+use farlane_vhost_user::vring::{Progress, Rings};
+use farlane_sys::eventfd::drain;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
@@ -165,7 +165,7 @@ impl Running {
             let _ = drain(kick.as_fd());
         }
         if let Err(error) = self.serve() {
-            log::warn!("{}", farlane_zero_copy::chain(&*error));
+            log::warn!("{}", farlane_sys::chain(&*error));
             self.setup.error.signal();
             self.broken = true;
         }

@@ -137,7 +137,7 @@ impl Fault {
 mod tests {
     use super::*;
     use crate::scenarios;
-    use farlane_vmkit::workspace::Workspace;
+    use farlane_kit::workspace::Workspace;
 
     #[test]
     fn every_fault_is_found_in_its_file_and_its_scenario_in_the_list() {

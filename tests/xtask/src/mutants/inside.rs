@@ -7,9 +7,9 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use farlane_vmkit::process::{Process, describe};
-use farlane_vmkit::scratch::Scratch;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::process::{Process, describe};
+use farlane_kit::scratch::Scratch;
+use farlane_kit::workspace::Workspace;
 use serde_json::json;
 
 use super::faults::{Check, Fault};

@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::workspace::Workspace;
 use serde_json::Value;
 
 use crate::jobs::{self, Ended, Job, Outcome, Verdict, Weight};

@@ -12,9 +12,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::packages;
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::packages;
+use farlane_kit::process::check_output;
+use farlane_kit::workspace::Workspace;
 
 /// How long a mount may take.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -8,10 +8,10 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::packages;
-use farlane_vmkit::process::{Process, describe};
-use farlane_vmkit::progress;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::packages;
+use farlane_kit::process::{Process, describe};
+use farlane_kit::progress;
+use farlane_kit::workspace::Workspace;
 
 /// A part of the product: its package, and which of its files, as globs from the root of the checkout.
 struct Part {
@@ -26,9 +26,12 @@ const PARTS: &[Part] = &[
     part("farlane-pci", &["vfio-remote/pci/src/**"]),
     part("farlane-net", &["backends/net/src/flow/**"]),
     part("farlane-vfio-remote", &["vfio-remote/src/lender/lease.rs"]),
-    part("farlane-vhost", &["backends/vhost/src/chain.rs"]),
+    part(
+        "farlane-vhost-user",
+        &["backends/common/vhost-user/src/chain.rs"],
+    ),
     part("farlane-nvme", &["vfio-remote/nvme/src/cmds.rs"]),
-    part("farlane-vfio-user", &["vfio-remote/user/src/wire.rs"]),
+    part("farlane-vfio-user", &["vfio-remote/vfio-user/src/wire.rs"]),
 ];
 
 const fn part(package: &'static str, files: &'static [&'static str]) -> Part {

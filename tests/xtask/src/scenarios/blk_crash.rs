@@ -2,17 +2,17 @@
 //! that comes next completes what was under way, and the guest notices nothing but a pause.
 //!
 //! Each kill happens while the backend has requests that it has taken and not completed: its workers are stopped where they
-//! are about to move the data of one (`farlane_vmkit::held`).
+//! are about to move the data of one (`farlane_kit::held`).
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::held::Held;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::guest::Guest;
+use farlane_kit::held::Held;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
 use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};

@@ -5,10 +5,10 @@ use std::process::Command;
 
 use anyhow::Result;
 use farlane_compare::{Bar, Bars};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::disks::{Disk, node, socket};

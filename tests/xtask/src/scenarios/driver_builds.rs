@@ -3,11 +3,11 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::debian::TreeSpec;
-use farlane_vmkit::driver::{self, Driver, KERNELS};
-use farlane_vmkit::report::Report;
-use farlane_vmkit::tree::Tree;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::debian::TreeSpec;
+use farlane_kit::driver::{self, Driver, KERNELS};
+use farlane_kit::report::Report;
+use farlane_kit::tree::Tree;
+use farlane_kit::workspace::Workspace;
 
 use super::Scenario;
 use crate::run::Run;

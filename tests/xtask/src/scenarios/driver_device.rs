@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_abi::config::FEATURE_TUNNEL;
-use farlane_vmkit::driver;
-use farlane_vmkit::guest::{Guest, Job};
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::qemu::{FARLANE_DEVICE, VmConfig};
-use farlane_vmkit::recorder::{self, Detaching, Event, Recorder};
-use farlane_vmkit::report::Report;
+use farlane_kit::driver;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::guest_program::GuestProgram;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::qemu::{FARLANE_DEVICE, VmConfig};
+use farlane_kit::recorder::{self, Detaching, Event, Recorder};
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::conditions::no_complaint;

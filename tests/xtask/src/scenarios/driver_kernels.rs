@@ -1,9 +1,9 @@
 //! The guest driver in kernels of earlier Debian releases: it loads, does what its own scenario asks of it, and carries RDMA.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::debian::{HEADERS_6_1, HEADERS_6_12, TreeSpec};
-use farlane_vmkit::report::Report;
-use farlane_vmkit::tree::Tree;
+use farlane_kit::debian::{HEADERS_6_1, HEADERS_6_12, TreeSpec};
+use farlane_kit::report::Report;
+use farlane_kit::tree::Tree;
 
 use super::{Scenario, driver_device, rdma_pingpong};
 use crate::run::{Context, Run};

@@ -2,9 +2,9 @@
 //! without: whatever was written before is what is read, whichever way bytes take.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::conditions::no_complaint;

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_abi::tunnel::{ENVELOPE_MAGIC, SECTOR_BYTES};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::held::{Call, Held};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::held::{Call, Held};
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint, wait_until};

@@ -2,9 +2,9 @@
 //! by the way that the library is told, and by the one it chooses.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::gpu_machine::{Backends, drop_caches, mount, prepare, run_with_library};

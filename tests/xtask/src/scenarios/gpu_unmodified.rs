@@ -2,10 +2,10 @@
 //! its buffers are a mapped file, which is the GPU's memory, has its bytes moved past the page cache.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Output};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::{Guest, Output};
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::conditions::no_complaint;

@@ -2,7 +2,7 @@
 //! VM sees errors and lives, nothing is written to its memory after its lease has ended, and the disk is on offer again.
 //!
 //! Each of them dies while the lender is about to read blocks into the VM's memory: the controller's worker is held there
-//! (`farlane_vmkit::held`), and the disk must not be on offer before that read is over.
+//! (`farlane_kit::held`), and the disk must not be on offer before that read is over.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use farlane_kit::attachments::Ram;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::held::{Call, Held};
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 use farlane_vm_agent::protocol::Ending;
-use farlane_vmkit::attachments::Ram;
-use farlane_vmkit::guest::{Guest, Job};
-use farlane_vmkit::held::{Call, Held};
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
 
 use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint, wait_until};

@@ -9,12 +9,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::attachments::Ram;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::attachments::Ram;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 use serde_json::json;
 
 use super::Scenario;

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_compare::interval::median;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint};

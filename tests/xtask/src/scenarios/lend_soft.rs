@@ -3,11 +3,11 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use farlane_compare::cpu::kept_from;
-use farlane_vmkit::attachments::Ram;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::attachments::Ram;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 use serde_json::Value;
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ const STEADY_TRIES: usize = 4;
 const REQUESTS_PER_TRAP: u64 = 20;
 
 /// For how long others have a processor at a time (`base_slice_ns` of Linux on two processors, rounded up). A device whose guest does not
-/// run so long sleeps (`farlane_file_io::idle`), and the next request wakes it, by a doorbell of each queue of the pair at most.
+/// run so long sleeps (`farlane_block::idle`), and the next request wakes it, by a doorbell of each queue of the pair at most.
 const TIME_SLICE: Duration = Duration::from_millis(3);
 const DOORBELLS: u64 = 2;
 

@@ -2,10 +2,10 @@
 
 use anyhow::Result;
 use farlane_compare::{Bar, Bars};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::{End, Wire};
+use farlane_kit::guest::Guest;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::wire::{End, Wire};
 
 use super::Scenario;
 use crate::fio::{Figures, Turns};

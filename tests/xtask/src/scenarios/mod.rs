@@ -52,9 +52,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::workspace::Workspace;
 
 use crate::jobs::RECORD_VARIABLE;
 use crate::run::{Context, Run};

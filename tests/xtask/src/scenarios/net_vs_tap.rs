@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use farlane_compare::{Bar, Bars, Comparison, Side, alternating};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::interfaces::{Interface, Server};
-use farlane_vmkit::network::{BRIDGE, Network};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_program::GuestProgram;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::interfaces::{Interface, Server};
+use farlane_kit::network::{BRIDGE, Network};
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 use serde::Serialize;
 
 use super::Scenario;

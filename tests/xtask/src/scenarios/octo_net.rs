@@ -5,15 +5,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::interfaces::Server;
-use farlane_vmkit::network::Network;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::process::Process;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_program::GuestProgram;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::interfaces::Server;
+use farlane_kit::network::Network;
+use farlane_kit::numa::Numa;
+use farlane_kit::process::Process;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::capture::Captures;

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::interfaces::Server;
-use farlane_vmkit::network::{BRIDGE, Network, PEER};
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest_program::GuestProgram;
+use farlane_kit::interfaces::Server;
+use farlane_kit::network::{BRIDGE, Network, PEER};
+use farlane_kit::numa::Numa;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use super::octo_net::{Flow, migrator, settle_on};

@@ -6,11 +6,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
-use farlane_vmkit::workspace::Workspace;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::process::check_output;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
+use farlane_kit::workspace::Workspace;
 
 use super::Scenario;
 use crate::place::{Host, Over, Place};
@@ -85,7 +85,7 @@ fn build(run: &Run<'_>) -> Result<(Vec<GuestFile>, Programs)> {
         ("transfer", workspace.build_example("farlane", "transfer")?),
         (
             "buffers",
-            workspace.build_example("farlane-client", "buffers")?,
+            workspace.build_example("farlane-rdma-client", "buffers")?,
         ),
     ];
     let files = built.iter().map(|(name, path)| {

@@ -1,8 +1,8 @@
 //! The same programs between two processes of this machine, over the daemon's host socket: RDMA for containers.
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::packages;
-use farlane_vmkit::report::Report;
+use farlane_kit::packages;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use super::rdma_perftest::counted_perftests;

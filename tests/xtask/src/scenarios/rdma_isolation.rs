@@ -7,11 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 
 use super::Scenario;
 use crate::conditions::no_complaint;
@@ -162,7 +162,7 @@ fn attack(
         "Attacks in {name} had effects ({}):\n{}\nThe end of what it said:\n{}",
         output.how(),
         bad.join("\n"),
-        farlane_vmkit::process::tail(&said, 5)
+        farlane_kit::process::tail(&said, 5)
     );
     for line in said.lines() {
         let (what, got) = line.split_once(" -> ").unwrap_or(("in all", line));

@@ -1,9 +1,9 @@
 //! Debian's own perftest, unmodified, between two guests: bandwidth and latency of sends, writes and reads.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 
 use super::Scenario;
 use super::rdma_pingpong::ping_pongs;

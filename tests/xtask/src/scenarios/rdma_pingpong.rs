@@ -1,9 +1,9 @@
 //! Debian's own `ibv_devinfo` and `ibv_rc_pingpong`, unmodified, between two guests.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 
 use super::Scenario;
 use crate::conditions::no_complaint;

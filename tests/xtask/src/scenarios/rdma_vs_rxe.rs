@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use farlane_compare::{Bar, Bars, Plan, Side, alternating};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::guest::Guest;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 
 use super::Scenario;
 use crate::place::Over;

@@ -2,11 +2,11 @@
 //! moves.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::numa::Numa;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::conditions::no_complaint;

@@ -7,11 +7,11 @@ use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use farlane_kit::guest::Guest;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 use farlane_vm_agent::protocol::Ending;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
 use serde_json::json;
 
 use super::Scenario;

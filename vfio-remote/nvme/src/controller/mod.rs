@@ -26,7 +26,7 @@ use crate::remote::Remote;
 use crate::ring::Ring;
 use crate::shared::{Notice, Shared};
 use farlane_pci::DmaView;
-use farlane_zero_copy::{log_limited, warn_limited};
+use farlane_sys::{log_limited, warn_limited};
 use requests::Requests;
 use shadow::Shadow;
 use std::collections::VecDeque;

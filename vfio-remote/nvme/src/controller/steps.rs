@@ -9,7 +9,7 @@ use crate::namespace::Storage;
 use crate::remote::Job;
 use crate::ring::{Durable, Fallocate};
 use crate::vectors::{fill_with_zeroes, skip, transfer_now};
-use farlane_zero_copy::warn_limited;
+use farlane_sys::warn_limited;
 
 /// What is written where a file cannot be zeroed otherwise, and how often at once.
 static ZEROES: [u8; 65536] = [0; 65536];

@@ -8,7 +8,7 @@ use crate::counters::count;
 use crate::namespace::{Namespace, Storage};
 use crate::ring::{Durable, is_of_the_write};
 use crate::syncs::UnderWay;
-use farlane_zero_copy::warn_limited;
+use farlane_sys::warn_limited;
 use std::io;
 
 /// Whether the controller makes everything durable before its registers say that it is shut down.
@@ -205,8 +205,8 @@ mod tests {
     use crate::identify::Identity;
     use crate::shared::Shared;
     use crate::uuid::Names;
-    use farlane_file_io::bounce::Bounce;
-    use farlane_zero_copy::log_limit::LogLimit;
+    use farlane_block::bounce::Bounce;
+    use farlane_sys::log_limit::LogLimit;
     use std::sync::Arc;
     use std::sync::atomic::Ordering;
 

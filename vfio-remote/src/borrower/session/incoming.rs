@@ -4,7 +4,7 @@ use super::memory::{Access, AccessKind};
 use super::shared::Shared;
 use crate::link::message::{MAX_DATA_BYTES, ToBorrower};
 use crate::link::{LinkError, Received, Receiver};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 

@@ -3,7 +3,7 @@
 use super::shared::Shared;
 use crate::link::message::{Fence, ToLender};
 use farlane_pci::DmaSpace;
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};

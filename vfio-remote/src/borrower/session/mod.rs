@@ -15,7 +15,7 @@ use crate::link::message::{
 };
 use crate::link::{Connector, LinkError, Received, Receiver, Sender};
 use farlane_pci::{DmaSpace, Region};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use renewal::Heart;
 pub use shared::Doubt;
 pub(crate) use shared::OnLoss;

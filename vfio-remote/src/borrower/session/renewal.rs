@@ -3,7 +3,7 @@
 use super::SessionError;
 use super::shared::Shared;
 use crate::link::message::{Fence, Refusal, Request};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -6,7 +6,7 @@ use super::{LONGEST_TERM, SessionError, greet, incoming, memory};
 use crate::link::Connector;
 use crate::link::message::{Fence, PeerKey, PeerName, Reply, Request};
 use farlane_pci::{DmaSpace, Region};
-use farlane_zero_copy::chain;
+use farlane_sys::chain;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::process::check_output;
-use farlane_vmkit::progress;
+use farlane_kit::process::check_output;
+use farlane_kit::progress;
 
 use super::vmm::Vmm;
 use crate::run::Run;

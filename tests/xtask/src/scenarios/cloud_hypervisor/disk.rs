@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::held::Held;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::held::Held;
+use farlane_kit::scratch::Scratch;
 
 use super::console::Started;
 use super::vmm::{PROCESSORS, Vmm};

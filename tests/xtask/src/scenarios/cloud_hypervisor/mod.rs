@@ -18,9 +18,9 @@ use std::ffi::OsString;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::network::Network;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::network::Network;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::net::TAP;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::network::{Network, PEER};
+use farlane_kit::network::{Network, PEER};
 
 use super::console::Started;
 use super::vmm::{PROCESSORS, Vmm};

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_abi::config::{QUEUES, VIRTIO_ID};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::progress;
+use farlane_kit::backend::Backend;
+use farlane_kit::progress;
 
 use super::console::Started;
 use super::vmm::Vmm;

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use farlane_vmkit::process::{Process, describe, tail};
+use farlane_kit::process::{Process, describe, tail};
 use serde_json::Value;
 
 use super::at_hand::AtHand;

@@ -1,7 +1,7 @@
 //! A volume that is moved while a program reads and writes a file on it: from one place to another, which is encrypted, and back to a third.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Job;
+use farlane_kit::guest::Job;
 
 use super::{FILE, FILE_BYTES, FROM_GPU, Machine, PLAIN};
 use crate::conditions::{PATIENCE, wait_until};

@@ -4,10 +4,10 @@
 mod change;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::disks;

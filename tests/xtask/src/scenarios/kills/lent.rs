@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::qemu::VmConfig;
+use farlane_kit::guest::Guest;
+use farlane_kit::qemu::VmConfig;
 use fastrand::Rng;
 
 use super::super::lend_crash::{IMPATIENT, ends_in_error};

@@ -9,10 +9,10 @@ mod rdma;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::interfaces::Server;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::interfaces::Server;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 use fastrand::Rng;
 
 use super::Scenario;

@@ -1,7 +1,7 @@
 //! An interface with a TCP connection each way. Both live as long as the guest.
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::network::Network;
+use farlane_kit::network::Network;
 use fastrand::Rng;
 
 use super::{Part, pass};

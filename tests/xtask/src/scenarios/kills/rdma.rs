@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::packages;
+use farlane_kit::backend::Backend;
+use farlane_kit::packages;
 use fastrand::Rng;
 
 use super::super::rdma_crash::talk::{Talk, WRITES, ends_in_error};

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vmkit::guest::{Guest, Job};
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::guest::{Guest, Job};
+use farlane_kit::guest_program::GuestProgram;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::scratch::Scratch;
 use serde_json::Value;
 
 use super::certificates::Identity;

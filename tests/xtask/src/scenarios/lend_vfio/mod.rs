@@ -9,12 +9,12 @@ pub mod machine;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::attachments::Ram;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::attachments::Ram;
+use farlane_kit::guest::Guest;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
 use self::certificates::{Authority, Identity};
 use self::machine::{Lender, Parts, is_covered, system_ram};

@@ -1,8 +1,8 @@
 //! Where addresses come from, and those of IPv6.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::network::{BRIDGE, PEER_6};
-use farlane_vmkit::report::Report;
+use farlane_kit::network::{BRIDGE, PEER_6};
+use farlane_kit::report::Report;
 
 use super::Ends;
 use super::traffic::{accounted, flood};

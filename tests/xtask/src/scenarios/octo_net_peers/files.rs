@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::network::PEER;
-use farlane_vmkit::report::Report;
+use farlane_kit::network::PEER;
+use farlane_kit::report::Report;
 
 use super::Ends;
 use crate::conditions::wait_until;

@@ -7,10 +7,10 @@ mod traffic;
 mod vlan;
 
 use anyhow::Result;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::interfaces::Server;
-use farlane_vmkit::network::Network;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::interfaces::Server;
+use farlane_kit::network::Network;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::conditions::no_complaint;

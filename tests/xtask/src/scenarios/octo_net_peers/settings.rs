@@ -1,7 +1,7 @@
 //! What an administrator of the guest switches on and off.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::report::Report;
+use farlane_kit::report::Report;
 
 use super::Ends;
 use super::traffic::{arrived, flood_accounted};

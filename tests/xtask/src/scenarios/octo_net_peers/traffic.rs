@@ -1,8 +1,8 @@
 //! Streams, datagrams and pings.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::network::{BRIDGE, PEER};
-use farlane_vmkit::report::Report;
+use farlane_kit::network::{BRIDGE, PEER};
+use farlane_kit::report::Report;
 
 use super::Ends;
 use crate::drops::Counters;

@@ -4,7 +4,7 @@ mod blk;
 mod net;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::report::Report;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::run::Run;

@@ -1,12 +1,12 @@
 //! The interface: streams and pings go on.
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::interfaces::Server;
-use farlane_vmkit::network::Network;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::guest::Guest;
+use farlane_kit::interfaces::Server;
+use farlane_kit::network::Network;
+use farlane_kit::numa::Numa;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
 use crate::capture::Captures;
 use crate::conditions::{no_complaint, wait_until};

@@ -5,12 +5,12 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::guest::Guest;
+use farlane_kit::numa::Numa;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
 use super::{DISK_BYTES, JOBS, NODE_MIB, VERIFIED_MIB};
 use crate::conditions::no_complaint;

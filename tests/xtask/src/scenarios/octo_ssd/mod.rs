@@ -7,7 +7,7 @@ mod show;
 mod stock;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::report::Report;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::numa::{Memory, Placed};

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::progress;
-use farlane_vmkit::report::Report;
+use farlane_kit::progress;
+use farlane_kit::report::Report;
 
 use crate::conditions::no_complaint;
 use crate::metrics::Metrics;

@@ -5,12 +5,12 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::process::Process;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::numa::Numa;
+use farlane_kit::process::Process;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
 use super::{DISK_BYTES, NODE_MIB};
 use crate::disks::{Disk, node, socket};

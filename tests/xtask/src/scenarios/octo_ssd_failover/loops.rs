@@ -3,12 +3,12 @@
 use std::fs::File;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::loop_device::LoopDevice;
-use farlane_vmkit::numa::Numa;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::scratch::Scratch;
+use farlane_kit::loop_device::LoopDevice;
+use farlane_kit::numa::Numa;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::scratch::Scratch;
 
 use super::Random;
 use crate::conditions::{no_complaint, wait_until};

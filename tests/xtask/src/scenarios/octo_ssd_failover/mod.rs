@@ -5,7 +5,7 @@ mod loops;
 mod nvme;
 
 use anyhow::{Context as _, Result};
-use farlane_vmkit::report::Report;
+use farlane_kit::report::Report;
 
 use super::Scenario;
 use crate::run::Run;

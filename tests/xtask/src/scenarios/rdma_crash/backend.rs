@@ -1,9 +1,9 @@
 //! kill -9 of the backend: programs in both guests learn of it in time, and a new device comes without a reboot.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::report::Report;
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::report::Report;
 
 use super::facts::{Facts, clock};
 use super::talk::{EVENTS, Talk, WRITES, ended_at, ends_in_error};

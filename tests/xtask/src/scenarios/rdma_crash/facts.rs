@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::Guest;
+use farlane_kit::guest::Guest;
 
 use crate::conditions::wait_until;
 use crate::metrics::Metrics;

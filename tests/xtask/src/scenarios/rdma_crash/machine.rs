@@ -1,8 +1,8 @@
 //! A machine that dies, that is reset, or that takes its driver away, in mid-transfer and under the same backend.
 
 use anyhow::{Result, ensure};
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::Wire;
+use farlane_kit::report::Report;
+use farlane_kit::wire::Wire;
 
 use super::facts::{Facts, Holdings};
 use super::talk::{READS, Talk, WRITES, ends_in_error};

@@ -11,15 +11,15 @@ mod watcher;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use farlane_vmkit::backend::Backend;
-use farlane_vmkit::guest::Guest;
-use farlane_vmkit::guest_program::GuestProgram;
-use farlane_vmkit::guest_root::GuestFile;
-use farlane_vmkit::packages;
-use farlane_vmkit::progress;
-use farlane_vmkit::qemu::VmConfig;
-use farlane_vmkit::report::Report;
-use farlane_vmkit::wire::{End, Wire};
+use farlane_kit::backend::Backend;
+use farlane_kit::guest::Guest;
+use farlane_kit::guest_program::GuestProgram;
+use farlane_kit::guest_root::GuestFile;
+use farlane_kit::packages;
+use farlane_kit::progress;
+use farlane_kit::qemu::VmConfig;
+use farlane_kit::report::Report;
+use farlane_kit::wire::{End, Wire};
 
 use self::facts::Facts;
 use super::Scenario;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::report::Report;
+use farlane_kit::report::Report;
 
 use super::facts::{Facts, Holdings};
 use super::talk::{READS, Talk, WRITES, ends_in_error, was_killed};

@@ -1,7 +1,7 @@
 //! A program in a guest that waits for the end of its device, and keeps it open beyond that (`guest/fatal.c`).
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_vmkit::guest::{Guest, Job};
+use farlane_kit::guest::{Guest, Job};
 
 use crate::conditions::PATIENCE;
 use crate::place::Over;

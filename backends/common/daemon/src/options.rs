@@ -1,0 +1,256 @@
+//! The arguments that every backend takes.
+
+use crate::access::Access;
+use crate::seccomp::SeccompMode;
+use farlane_zero_copy::placement::Given;
+use farlane_zero_copy::topology::{Node, Sysfs, Topology};
+use std::path::{Path, PathBuf};
+
+/// Arguments of every backend; flattened into its own.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DaemonOptions {
+    /// Print what this backend is, as JSON, and exit
+    #[arg(long)]
+    pub print_capabilities: bool,
+
+    /// Answer each connection to this UNIX socket with the counters, as Prometheus text
+    #[arg(long, value_name = "PATH")]
+    pub metrics: Option<PathBuf>,
+
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub access: Access,
+
+    /// Action on a disallowed system call
+    #[arg(long, value_enum, value_name = "ACTION", default_value_t = SeccompMode::Kill)]
+    pub seccomp: SeccompMode,
+
+    /// Log up to this level (error, warn, info, debug, trace) where RUST_LOG is not set
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    pub log_level: log::LevelFilter,
+}
+
+impl DaemonOptions {
+    /// Starts logging to standard error.
+    pub fn start_logging(&self) {
+        let environment = env_logger::Env::default().default_filter_or(self.log_level.as_str());
+        let logger = env_logger::Builder::from_env(environment)
+            // Has a line for whatever a guest does wrong with its queues, as often as it does.
+            .filter_module("virtio_queue", log::LevelFilter::Off)
+            .build();
+        // Fails only where a logger is already there, and then that one is meant.
+        let _ = crate::logging::init(logger);
+        if !crate::eventfd::never_blocks() {
+            log::warn!(
+                "There are no asynchronous requests (CONFIG_AIO, fs.aio-max-nr): a VMM whose eventfds block can hold up the others"
+            );
+        }
+    }
+}
+
+/// What is where on this machine; flattened into a backend's own arguments.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct LocalityOptions {
+    /// Read the machine's NUMA nodes below this folder, laid out as sysfs is
+    #[arg(long, value_name = "FOLDER", default_value = "/sys")]
+    pub sysfs: PathBuf,
+
+    /// The node of a part of the VM's memory (guest-physical), where its VMM binds it to none; sizes may end in K, M, G or T; can be
+    /// given several times
+    #[arg(long, value_name = "node=N,start=ADDRESS,length=BYTES")]
+    pub memory_node: Vec<MemoryNode>,
+}
+
+impl LocalityOptions {
+    /// What the system says of the machine.
+    #[must_use]
+    pub fn sysfs(&self) -> Sysfs {
+        Sysfs::new(&self.sysfs)
+    }
+
+    /// The machine.
+    #[must_use]
+    pub fn topology(&self) -> Topology {
+        Topology::of(self.sysfs())
+    }
+
+    /// What is known of the VM's memory.
+    #[must_use]
+    pub fn given(&self) -> Vec<Given> {
+        self.memory_node.iter().map(|memory| memory.0).collect()
+    }
+}
+
+/// The node of a part of a VM's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryNode(pub Given);
+
+impl std::str::FromStr for MemoryNode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (mut node, mut start, mut length) = (None, None, None);
+        for word in text.split(',') {
+            let unknown = || format!("{word:?} is not known here, or no number");
+            let (key, value) = word.split_once('=').ok_or_else(unknown)?;
+            let number = bytes(value).ok_or_else(unknown)?;
+            let place = match key {
+                "node" => &mut node,
+                "start" => &mut start,
+                "length" => &mut length,
+                _ => return Err(unknown()),
+            };
+            if place.replace(number).is_some() {
+                return Err(format!("{key} is given twice"));
+            }
+        }
+        let missing = |key: &str| format!("{key} is missing");
+        let node = u32::try_from(node.ok_or_else(|| missing("node"))?);
+        Ok(Self(Given {
+            node: Node(node.map_err(|_| "There is no such node".to_owned())?),
+            start: start.ok_or_else(|| missing("start"))?,
+            length: length.ok_or_else(|| missing("length"))?,
+        }))
+    }
+}
+
+/// A number of bytes: decimal or, after 0x, hexadecimal, with K, M, G or T (powers of 1024) after it.
+#[must_use]
+pub fn bytes(text: &str) -> Option<u64> {
+    let (digits, shift) = match text.char_indices().last()? {
+        (at, 'K') => (text.get(..at)?, 10),
+        (at, 'M') => (text.get(..at)?, 20),
+        (at, 'G') => (text.get(..at)?, 30),
+        (at, 'T') => (text.get(..at)?, 40),
+        _ => (text, 0),
+    };
+    let number = match digits.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok()?,
+        None => digits.parse().ok()?,
+    };
+    number.checked_mul(1 << shift)
+}
+
+/// Who this end of a connection between hosts is; flattened into a backend's own arguments.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct TlsOptions {
+    /// This host's certificate, and those between it and an authority (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_key", requires = "tls_ca")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Its private key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// The authorities that the other end's certificate must be signed by (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_ca: Option<PathBuf>,
+}
+
+impl TlsOptions {
+    /// Certificate, key and authorities, where they are given.
+    #[must_use]
+    pub fn files(&self) -> Option<(&Path, &Path, &Path)> {
+        Some((
+            self.tls_cert.as_deref()?,
+            self.tls_key.as_deref()?,
+            self.tls_ca.as_deref()?,
+        ))
+    }
+}
+
+/// What this host calls itself where nobody says otherwise.
+#[must_use]
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "localhost".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+/// What `--print-capabilities` answers, as QEMU's conventions for vhost-user backends ask: one
+/// JSON object with the backend's type and its optional features.
+#[derive(Debug, serde::Serialize)]
+pub struct Capabilities {
+    /// Type of the backend, as in its `vhost-user/50-*.json`, where QEMU's schema has one.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// Optional features.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    pub features: &'static [&'static str],
+}
+
+impl Capabilities {
+    /// Prints them.
+    ///
+    /// # Errors
+    /// When standard output cannot be written.
+    pub fn print(&self) -> std::io::Result<()> {
+        use std::io::Write as _;
+        let mut out = std::io::stdout().lock();
+        serde_json::to_writer(&mut out, self)?;
+        out.write_all(b"\n")?;
+        out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Types of QEMU's `docs/interop/vhost-user.json` that libvirt's parser has (`qemuVhostUserType`).
+    const TYPES: [&str; 15] = [
+        "9p",
+        "balloon",
+        "block",
+        "caif",
+        "console",
+        "crypto",
+        "fs",
+        "gpu",
+        "input",
+        "net",
+        "rng",
+        "rpmsg",
+        "rproc-serial",
+        "scsi",
+        "vsock",
+    ];
+
+    #[test]
+    fn sizes_have_units_up_to_tebibytes() {
+        let all = [
+            ("512", Some(512)),
+            ("0x10", Some(16)),
+            ("4K", Some(4 << 10)),
+            ("0x2M", Some(2 << 20)),
+            ("3G", Some(3 << 30)),
+            ("1T", Some(1 << 40)),
+            ("16777216T", None),
+            ("", None),
+            ("G", None),
+            ("1P", None),
+            ("-1K", None),
+        ];
+        for (text, number) in all {
+            assert_eq!(bytes(text), number, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_installed_for_libvirt_is_of_types_that_it_knows() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../qemu-configs/vhost-user");
+        let mut found = Vec::new();
+        for file in std::fs::read_dir(folder).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            let said: serde_json::Value = serde_json::from_str(&text).unwrap();
+            let said = |key: &str| said[key].as_str().unwrap().to_owned();
+            assert!(TYPES.contains(&said("type").as_str()), "{text}");
+            assert!(said("binary").starts_with('/') && !said("description").is_empty());
+            found.push(said("type"));
+        }
+        found.sort();
+        assert_eq!(found, ["block", "net"]);
+    }
+}

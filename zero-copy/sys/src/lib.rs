@@ -1,0 +1,13 @@
+//! System calls behind safe functions, without knowledge of virtual machines or devices.
+//!
+//! * [`chain`]: an error with its causes, in one line.
+//! * [`closing`]: descriptors of others, which may take for ever to close.
+//! * [`eventfd`]: event descriptors that somebody else has made.
+//! * [`log_limit`]: log lines that somebody else can cause.
+
+mod chain;
+pub mod closing;
+pub mod eventfd;
+pub mod log_limit;
+
+pub use chain::chain;
