@@ -59,8 +59,9 @@ impl CallRing {
             .is_ok_and(|word| word.load(Ordering::Acquire) != self.completed)
     }
 
-    /// Answers the calls that have been submitted, with `call(number, arguments, result)`: one, and the others until the time of a
-    /// `clock` that begins now is over. Who makes one at a time pays for none.
+    /// Answers the calls that have been submitted, with `call(number, arguments, result)`: one, and
+    /// the others until the time of a `clock` that begins now is over. Who makes one at a time pays
+    /// for none.
     ///
     /// # Errors
     /// See [`CallRingError`]; the ring must not be served again.

@@ -274,13 +274,15 @@ impl Context {
     ///
     /// # Errors
     /// `EEXIST` for an id in use, `EINVAL` for an id or length beyond its limit or memory that
-    /// cannot be one mapping, `ENOMEM` where it is more than the tenant's share of this process's mappings.
+    /// cannot be one mapping, `ENOMEM` where it is more than the tenant's share of this process's
+    /// mappings.
     pub fn attach_segment(&self, region: u32, memory: Region) -> Result<(), Errno> {
         Self::check_new(&self.regions(), region)?;
         if memory.len() > MAX_SEGMENT_BYTES {
             return Err(Errno::EINVAL);
         }
-        // Stitched, each of its extents is a mapping. What is kept besides may have a mapping and a file of its own.
+        // Stitched, each of its extents is a mapping. What is kept besides may have a mapping and a
+        // file of its own.
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let own = memory.node().map_or(0, |_| count(memory.own_files()));
         let mappings = count(memory.extents()).saturating_add(own);
@@ -296,7 +298,8 @@ impl Context {
                 _ => Errno::EINVAL,
             }
         })?;
-        // Not locked while it is mapped, which may take long: the worker wants to know its segments, and does not wait for that.
+        // Not locked while it is mapped, which may take long: the worker wants to know its
+        // segments, and does not wait for that.
         let mut regions = self.regions();
         Self::check_new(&regions, region)?;
         if self.header.get().is_none() {
@@ -465,7 +468,8 @@ impl Context {
         most.map(|(node, _)| node)
     }
 
-    /// The regions that the process has attached and that were [found](Region::locate) on a node when they were.
+    /// The regions that the process has attached and that were [found](Region::locate) on a node
+    /// when they were.
     #[must_use]
     pub fn attached(&self) -> Vec<Region> {
         let memory = |attached: &Attached| match attached {
@@ -485,7 +489,8 @@ impl Context {
         self.header.get()?.memory.word(OFF_BACKEND_STATE).ok()
     }
 
-    /// One turn: answers its calls, and gives queue pairs turns, of which there are so many left for those that are idle.
+    /// One turn: answers its calls, and gives queue pairs turns, of which there are so many left
+    /// for those that are idle.
     pub(crate) fn poll(self: &Arc<Self>, look: &Look, idle: &mut usize) -> Progress {
         let mut progress = Progress::default();
         let Some(header) = self.header.get() else {

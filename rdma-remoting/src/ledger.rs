@@ -1,15 +1,19 @@
-//! What the VMs and processes of a backend share, and none may take alone: mappings of the backend's process (`vm.max_map_count`),
-//! queue pairs of its engine, memory for keys, descriptors.
+//! What the VMs and processes of a backend share, and none may take alone: mappings of the
+//! backend's process (`vm.max_map_count`), queue pairs of its engine, memory for keys, descriptors.
 //!
-//! A tenant never has more than what is left for all others: alone it comes to one half, and the next one to one half of the rest
-//!  (a dynamic threshold, Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches",
-//! 1998). Nobody has to know how many tenants there will be, and what nobody else wants is not kept back for good.
+//! A tenant never has more than what is left for all others: alone it comes to one half, and the
+//! next one to one half of the rest
+//!  (a dynamic threshold, Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+//!  packet switches",
+//! 1998). Nobody has to know how many tenants there will be, and what nobody else wants is not kept
+//! back for good.
 
 use farlane_zero_copy::fault;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Mappings that a process may have where the system does not say (`Documentation/admin-guide/sysctl/vm.rst`).
+/// Mappings that a process may have where the system does not say
+/// (`Documentation/admin-guide/sysctl/vm.rst`).
 const DEFAULT_MAP_COUNT: u64 = 65530;
 /// Descriptors that a process may have where there is no limit (`fs.nr_open`).
 const DEFAULT_DESCRIPTORS: u64 = 1 << 20;
@@ -76,8 +80,9 @@ impl Ledger {
         })
     }
 
-    /// Three quarters of the mappings that this process may have, and can [guard](farlane_zero_copy::fault), and of the descriptors that
-    /// it may have now: the rest is the process's own. So many queue pairs, and the memory regions that there are.
+    /// Three quarters of the mappings that this process may have, and can
+    /// [guard](farlane_zero_copy::fault), and of the descriptors that it may have now: the rest is
+    /// the process's own. So many queue pairs, and the memory regions that there are.
     #[must_use]
     pub fn of_this_process(queue_pairs: u64) -> Arc<Self> {
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");

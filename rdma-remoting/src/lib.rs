@@ -9,8 +9,8 @@
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
 //! * [`context`], `verbs`: the objects of one process and the calls on them;
-//! * [`port`], [`server`]: the VMs and the threads that serve them; `round`: who has a turn, and how long; [`limbs`]: threads that belong
-//!   to NUMA nodes.
+//! * [`port`], [`server`]: the VMs and the threads that serve them; `round`: who has a turn, and
+//!   how long; [`limbs`]: threads that belong to NUMA nodes.
 
 pub mod call_ring;
 pub mod completion_queue;

@@ -1,8 +1,9 @@
 //! Workers that belong to NUMA nodes.
 //!
-//! Where a server is told of several nodes it has workers on each, and a context is served by one of the node on which most of
-//! its queues lie ([`Region::locate`](farlane_zero_copy::Region::locate) tells). What is moved is told by the node of the
-//! requester's memory and the node of the worker.
+//! Where a server is told of several nodes it has workers on each, and a context is served by one
+//! of the node on which most of its queues lie
+//! ([`Region::locate`](farlane_zero_copy::Region::locate) tells). What is moved is told by the node
+//! of the requester's memory and the node of the worker.
 
 use farlane_zero_copy::topology::Node;
 use std::cell::Cell;
@@ -27,7 +28,8 @@ impl std::fmt::Debug for Place {
 
 /// Is told of what workers have moved.
 pub trait Moved: std::fmt::Debug + Send + Sync {
-    /// A request of `bytes` of the requester's memory, which lies on node `data`, was carried out by a worker of node `limb`.
+    /// A request of `bytes` of the requester's memory, which lies on node `data`, was carried out
+    /// by a worker of node `limb`.
     fn moved(&self, data: Node, limb: Node, bytes: u64);
 }
 

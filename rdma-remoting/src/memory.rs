@@ -15,8 +15,9 @@ use thiserror::Error;
 pub struct Access(u32);
 
 impl Access {
-    /// Takes rights off the wire; `None` for rights that do not exist or are not supported. The right to atomic operations may be
-    /// given, as on any device: those themselves are refused where a device has none (`atomic_cap`).
+    /// Takes rights off the wire; `None` for rights that do not exist or are not supported. The
+    /// right to atomic operations may be given, as on any device: those themselves are refused
+    /// where a device has none (`atomic_cap`).
     #[must_use]
     pub fn from_wire(bits: u32) -> Option<Self> {
         let bits = bits & !ACCESS_OPTIONAL;
@@ -43,7 +44,8 @@ impl Access {
         self.0 & ACCESS_REMOTE_WRITE != 0
     }
 
-    /// Whether a right of the peer's to write goes without the owner's (IBTA 10.6.3.1): such rights make no sense.
+    /// Whether a right of the peer's to write goes without the owner's (IBTA 10.6.3.1): such rights
+    /// make no sense.
     #[must_use]
     pub fn lacks_local_write(self) -> bool {
         self.0 & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0 && !self.local_write()
@@ -108,9 +110,11 @@ pub struct MemoryRegion {
     pub length: u64,
     /// Rights.
     pub access: Access,
-    /// The memory. In a [`MemoryTable`] it is a region of its own, which ends when the memory region does.
+    /// The memory. In a [`MemoryTable`] it is a region of its own, which ends when the memory
+    /// region does.
     pub region: Region,
-    /// What is to last as long as it: what the memory comes from (a pool's buffer), what its owner uses for it.
+    /// What is to last as long as it: what the memory comes from (a pool's buffer), what its owner
+    /// uses for it.
     pub owner: Option<Arc<dyn std::any::Any + Send + Sync>>,
 }
 
@@ -165,7 +169,8 @@ impl MemoryTable {
         self.len() == 0
     }
 
-    /// Takes a memory region out. When this returns, no request touches its memory, also none that is in progress (IBTA, 10.6.6.2.6).
+    /// Takes a memory region out. When this returns, no request touches its memory, also none that
+    /// is in progress (IBTA, 10.6.6.2.6).
     pub fn remove(&self, key: u32) -> Option<Arc<MemoryRegion>> {
         let removed = {
             let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);

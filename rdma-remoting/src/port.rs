@@ -47,8 +47,8 @@ impl Port {
         self.address.gid
     }
 
-    /// Takes so much of what the ports share for somebody whom it serves, until the result is dropped; `None`: that is more than its
-    /// share.
+    /// Takes so much of what the ports share for somebody whom it serves, until the result is
+    /// dropped; `None`: that is more than its share.
     #[must_use]
     pub fn take(&self, of: Resource, amount: u64) -> Option<Share> {
         self.account.take(of, amount)
@@ -104,7 +104,8 @@ impl Port {
         self.contexts().keys().copied().collect()
     }
 
-    /// Has context `id` be served where most of its queues lie, after they were attached or have moved.
+    /// Has context `id` be served where most of its queues lie, after they were attached or have
+    /// moved.
     ///
     /// # Errors
     /// `ENOENT` where none is open.

@@ -21,7 +21,8 @@ const MAX_WORKERS: usize = 64;
 /// Unicast LIDs are 1 to this one (IBTA 4.1.3).
 const LAST_LID: u16 = 0xbfff;
 
-/// The LID of a port with this GID: the GID's last two bytes, where that is one and none that `is_taken`, else the next one.
+/// The LID of a port with this GID: the GID's last two bytes, where that is one and none that
+/// `is_taken`, else the next one.
 fn free_lid(gid: &RawGid, is_taken: impl Fn(u16) -> bool) -> Option<u16> {
     let first = u16::from_be_bytes([gid[14], gid[15]]);
     let first = if (1..=LAST_LID).contains(&first) {
@@ -91,8 +92,8 @@ impl Core {
         self.workers.iter().any(|worker| worker.node().is_some())
     }
 
-    /// Gives a context that is served to a worker of its node, if there is one and it is not served there already. Whoever
-    /// ends or pauses the context does not do it meanwhile.
+    /// Gives a context that is served to a worker of its node, if there is one and it is not served
+    /// there already. Whoever ends or pauses the context does not do it meanwhile.
     pub fn settle(&self, context: &Arc<Context>) {
         let Some(node) = context.node() else {
             return;
@@ -109,8 +110,8 @@ impl Core {
         }
     }
 
-    /// Takes contexts from their workers. When it returns, they get no turn any more: at the end of one turn of each worker, however
-    /// many there are.
+    /// Takes contexts from their workers. When it returns, they get no turn any more: at the end of
+    /// one turn of each worker, however many there are.
     pub fn discharge_all(&self, contexts: &[Arc<Context>]) {
         let all: HashSet<_> = contexts.iter().map(Arc::as_ptr).collect();
         let workers = self.workers.iter();
@@ -156,8 +157,8 @@ impl Server {
         Self::start(config, engine, &[None], Arc::default())
     }
 
-    /// A server with the embedded engine and as many workers as the configuration says at each of these places. Tells `moved` of
-    /// what they move.
+    /// A server with the embedded engine and as many workers as the configuration says at each of
+    /// these places. Tells `moved` of what they move.
     ///
     /// # Errors
     /// See [`ServerError`]; no places are no workers.

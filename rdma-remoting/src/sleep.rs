@@ -56,16 +56,17 @@ pub fn must_wake<W: Word>(word: &W) -> bool {
     word.get() != BACKEND_AWAKE
 }
 
-/// The third party's side: says that its thread cannot go on before something is posted to a context that another thread serves.
-/// After this it looks once more, and sleeps. A poster wakes that other thread only, and only if that sleeps: it has to pass the
-/// wake-up on, see [`must_pass_on`].
+/// The third party's side: says that its thread cannot go on before something is posted to a
+/// context that another thread serves. After this it looks once more, and sleeps. A poster wakes
+/// that other thread only, and only if that sleeps: it has to pass the wake-up on, see
+/// [`must_pass_on`].
 pub fn wait_for_other<W: Word>(word: &W) {
     word.put(AWAITED);
     fence(Ordering::SeqCst);
 }
 
-/// The other thread's side, when it finds what was posted, in a turn or after it has announced sleep: whether somebody waits for
-/// that, who is to be woken now. The word says so once.
+/// The other thread's side, when it finds what was posted, in a turn or after it has announced
+/// sleep: whether somebody waits for that, who is to be woken now. The word says so once.
 #[must_use]
 pub fn must_pass_on<W: Word>(word: &W) -> bool {
     let awaited = word.get() == AWAITED;
@@ -154,8 +155,8 @@ mod tests {
         });
     }
 
-    /// A program posts to a context of worker B, which is about to sleep; worker A waits for that. Whether B passes the wake-up on is
-    /// the parameter.
+    /// A program posts to a context of worker B, which is about to sleep; worker A waits for that.
+    /// Whether B passes the wake-up on is the parameter.
     fn run_two_workers(passes_on: bool) {
         struct Workers {
             posted: AtomicU32,

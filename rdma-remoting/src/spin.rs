@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 /// Time to poll without work while nobody else wants the CPU.
 const BOUND: Duration = Duration::from_micros(50);
-/// A `sched_yield` that took longer than this: somebody else had the CPU. It may be the very program
-/// that polls for the answer; a thread that sleeps is woken on a CPU of its own where there is one.
+/// A `sched_yield` that took longer than this: somebody else had the CPU. It may be the very
+/// program that polls for the answer; a thread that sleeps is woken on a CPU of its own where there
+/// is one.
 const YIELD_TAKEN: Duration = Duration::from_micros(4);
 /// A group of polls that took longer than this: likewise.
 const POLLS_TAKEN: Duration = Duration::from_micros(40);

@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 /// Time slice that a worker asks for: the shortest there is.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// The number of the next sweep of any worker: contexts go from one to another, and know which sweep was the last that has looked at them.
+/// The number of the next sweep of any worker: contexts go from one to another, and know which
+/// sweep was the last that has looked at them.
 static SWEEPS: AtomicU64 = AtomicU64::new(1);
 
 /// What a worker's thread and those who direct it share.
@@ -107,7 +108,8 @@ impl Worker {
         self.shared.list().iter().any(|c| Arc::ptr_eq(c, context))
     }
 
-    /// Takes these contexts from it. Returns what to [wait](Self::wait_seen) for, where it served one of them.
+    /// Takes these contexts from it. Returns what to [wait](Self::wait_seen) for, where it served
+    /// one of them.
     pub fn dismiss(&self, contexts: &HashSet<*const Context>) -> Option<u64> {
         self.shared.change(|list| {
             let before = list.len();
@@ -131,7 +133,8 @@ impl Worker {
         self.shared.watch(fd)
     }
 
-    /// Wakes its thread, for as long as there is one. The thread itself looks at all once more before it sleeps.
+    /// Wakes its thread, for as long as there is one. The thread itself looks at all once more
+    /// before it sleeps.
     pub fn waker(&self) -> Waker {
         let shared = Arc::downgrade(&self.shared);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,7 +256,8 @@ impl Shared {
             }
             match &mut rest {
                 None if spin.idle() => {
-                    // Who posts something from now on wakes it. What was posted before is found in a sweep.
+                    // Who posts something from now on wakes it. What was posted before is found in
+                    // a sweep.
                     sleep::announce(words(&contexts));
                     sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
                     rest = Some(Rest::default());

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// How long the other end, which is there already, may take to say so.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Windows of one link. Each shows a whole file of the VM's memory, of which a VM has a handful, and one for each DIMM that is
-/// plugged: QEMU has 256 slots at most.
+/// Windows of one link. Each shows a whole file of the VM's memory, of which a VM has a handful,
+/// and one for each DIMM that is plugged: QEMU has 256 slots at most.
 const WINDOWS: u32 = 256;
 /// Whole pages, and no more than processors address.
 const LIMITS: WindowLimits = WindowLimits {
@@ -24,7 +24,8 @@ pub(crate) fn shm(socket: OwnedFd) -> Result<Arc<dyn Ntb>, NtbError> {
     Ok(ShmNtb::new(socket, WINDOWS, LIMITS)?)
 }
 
-/// Waits until the other end is heard of, for a bounded time: before that nothing can be shown to it.
+/// Waits until the other end is heard of, for a bounded time: before that nothing can be shown to
+/// it.
 pub(crate) fn wait_up(ntb: &dyn Ntb) {
     let until = Instant::now() + PATIENCE;
     while ntb.clear_link_event() == LinkState::Down {

@@ -235,7 +235,8 @@ impl Snapshot {
 #[derive(Debug, Default)]
 pub struct AddressSpace {
     current: RwLock<Arc<Snapshot>>,
-    /// Held while the space is changed, but not while views are waited for: earlier states of which there may be some.
+    /// Held while the space is changed, but not while views are waited for: earlier states of which
+    /// there may be some.
     change: Mutex<Vec<Weak<Snapshot>>>,
     kind: RangeKind,
 }
@@ -301,8 +302,9 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Adds a range of guest-physical addresses behind which the bytes of a file lie: of a file of this host, such as a PCI function's BAR
-    /// in sysfs, or one that somebody has sent and that was [checked](crate::memory_file).
+    /// Adds a range of guest-physical addresses behind which the bytes of a file lie: of a file of
+    /// this host, such as a PCI function's BAR in sysfs, or one that somebody has sent and that was
+    /// [checked](crate::memory_file).
     ///
     /// # Errors
     /// It overlaps another, the file is too short, or what `mmap` says; nothing is changed then.
@@ -490,8 +492,8 @@ impl AddressSpace {
         Some((range.kind, node))
     }
 
-    /// Calls `each` for all memory, in order: for a range that is bound to a node at once, for others in parts of up to `granule`
-    /// bytes, each by the node of most of its sampled pages.
+    /// Calls `each` for all memory, in order: for a range that is bound to a node at once, for
+    /// others in parts of up to `granule` bytes, each by the node of most of its sampled pages.
     pub fn place(&self, topology: &Topology, granule: u64, mut each: impl FnMut(Placed)) {
         let mut at = Some(0);
         while let Some(from) = at {
@@ -499,7 +501,8 @@ impl AddressSpace {
         }
     }
 
-    /// As [`place`](Self::place) says of the part that an address is in, of which nothing before the address is looked at.
+    /// As [`place`](Self::place) says of the part that an address is in, of which nothing before
+    /// the address is looked at.
     #[must_use]
     pub fn place_at(&self, topology: &Topology, granule: u64, address: u64) -> Option<Placed> {
         let mut found = None;
@@ -509,8 +512,9 @@ impl AddressSpace {
         found
     }
 
-    /// As [`place`](Self::place), for some of the memory from an address on, in so many parts at most; returns where it goes on. So
-    /// whoever takes memory away does not wait for all of it to be looked at.
+    /// As [`place`](Self::place), for some of the memory from an address on, in so many parts at
+    /// most; returns where it goes on. So whoever takes memory away does not wait for all of it to
+    /// be looked at.
     fn place_some(
         &self,
         topology: &Topology,

@@ -1,7 +1,8 @@
 //! Buffers in host memory that a guest or a process maps (paper section IV-C).
 //!
-//! What is freed is cleared before anybody else gets it, or given back to the system. For much memory that takes long (256 MiB:
-//! 17 ms), and whoever frees may be a thread that serves others: it is done by one of the pool's own, which ends when it has no more to do.
+//! What is freed is cleared before anybody else gets it, or given back to the system. For much
+//! memory that takes long (256 MiB: 17 ms), and whoever frees may be a thread that serves others:
+//! it is done by one of the pool's own, which ends when it has no more to do.
 
 use crate::{Mapping, MappingError, punch_hole};
 use farlane_abi::PAGE_BYTES;

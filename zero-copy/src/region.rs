@@ -126,12 +126,14 @@ pub(crate) struct Inner {
     pub writable: bool,
 }
 
-/// What a region is of. Each has a gate: its readers are transfers under way, its writer is the one who revokes. A reader never waits
-/// (it takes a pending writer for a revocation), so no order between the gates of two regions is needed.
+/// What a region is of. Each has a gate: its readers are transfers under way, its writer is the one
+/// who revokes. A reader never waits (it takes a pending writer for a revocation), so no order
+/// between the gates of two regions is needed.
 #[derive(Debug)]
 enum Behind {
     Own(Own),
-    /// Another region's memory, with an end of its own. It does not keep the memory: the other region does, as long as it is open.
+    /// Another region's memory, with an end of its own. It does not keep the memory: the other
+    /// region does, as long as it is open.
     Shared {
         open: RwLock<bool>,
         of: Arc<Inner>,
@@ -178,7 +180,8 @@ impl Inner {
         }
     }
 
-    /// Ends all access. When it returns, no transfer touches the memory, and the region does not keep it any more.
+    /// Ends all access. When it returns, no transfer touches the memory, and the region does not
+    /// keep it any more.
     pub fn revoke(&self) {
         match &self.behind {
             Behind::Own(own) => {
@@ -233,8 +236,9 @@ impl Region {
         }
     }
 
-    /// A region of the same memory with an end of its own: to [revoke](Self::revoke) it leaves other handles to this one as they are, to
-    /// revoke those ends both. Where there is no other handle that is this one itself, which then lets its memory go when it ends.
+    /// A region of the same memory with an end of its own: to [revoke](Self::revoke) it leaves
+    /// other handles to this one as they are, to revoke those ends both. Where there is no other
+    /// handle that is this one itself, which then lets its memory go when it ends.
     #[must_use]
     pub fn share(self) -> Self {
         if Arc::strong_count(&self.inner) == 1 {
@@ -395,7 +399,8 @@ impl Region {
         }
     }
 
-    /// How many mappings and files it has that are nobody else's: none of the memory of a VM or of a process.
+    /// How many mappings and files it has that are nobody else's: none of the memory of a VM or of
+    /// a process.
     #[must_use]
     pub fn own_files(&self) -> usize {
         match self.inner.enter().as_ref().map(Gates::memory) {
@@ -404,8 +409,8 @@ impl Region {
         }
     }
 
-    /// Finds out on which node most of it lies: what is `given` is believed, other memory is asked about. All handles to it
-    /// know then.
+    /// Finds out on which node most of it lies: what is `given` is believed, other memory is asked
+    /// about. All handles to it know then.
     pub fn locate(&self, topology: &Topology, given: &[Given]) {
         let mut bytes: BTreeMap<Node, u64> = BTreeMap::new();
         let mut at = 0;
@@ -432,8 +437,8 @@ impl Region {
         self.inner.own().node.store(node, Ordering::Relaxed);
     }
 
-    /// The node on which most of it lies; none where nobody has [found out](Self::locate), or its memory is not known to lie on
-    /// one.
+    /// The node on which most of it lies; none where nobody has [found out](Self::locate), or its
+    /// memory is not known to lie on one.
     #[must_use]
     pub fn node(&self) -> Option<Node> {
         match self.inner.own().node.load(Ordering::Relaxed) {
@@ -442,8 +447,9 @@ impl Region {
         }
     }
 
-    /// Ends all access through this region. When it returns, no transfer touches the memory, none will, and what is left of the region
-    /// keeps nothing of it: neither its mappings nor the list of its extents.
+    /// Ends all access through this region. When it returns, no transfer touches the memory, none
+    /// will, and what is left of the region keeps nothing of it: neither its mappings nor the list
+    /// of its extents.
     pub fn revoke(&self) {
         self.inner.revoke();
     }

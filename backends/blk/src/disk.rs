@@ -25,8 +25,8 @@ const SEG_MAX: u32 = 126;
 /// Bytes of a physical block, as file systems and disks have them.
 const PHYSICAL_BLOCK: u32 = 4096;
 
-/// What reads and writes need not exceed to be fast. Linux reads ahead twice as much; where nothing is said, it takes a
-/// virtio disk for one that rotates and reads ahead 8 MiB.
+/// What reads and writes need not exceed to be fast. Linux reads ahead twice as much; where nothing
+/// is said, it takes a virtio disk for one that rotates and reads ahead 8 MiB.
 const OPTIMAL_BYTES: u32 = 256 << 10;
 
 /// Why there is no disk.
@@ -173,7 +173,8 @@ impl Disk {
         }))
     }
 
-    /// Starts its limbs, where there are several nodes and several paths to steer to, and looks after its paths from now on.
+    /// Starts its limbs, where there are several nodes and several paths to steer to, and looks
+    /// after its paths from now on.
     ///
     /// # Errors
     /// What the system says.
@@ -245,7 +246,8 @@ impl Disk {
         id
     }
 
-    /// Whether transfers are over when their system call is, see [`Storage`](farlane_block::storage::Storage).
+    /// Whether transfers are over when their system call is, see
+    /// [`Storage`](farlane_block::storage::Storage).
     #[must_use]
     pub fn in_memory(&self) -> bool {
         self.paths.in_memory()
@@ -289,9 +291,9 @@ impl Disk {
         self.cannot_zero.store(true, Ordering::Relaxed);
     }
 
-    /// Why what was written cannot be made durable, if a sync has failed before. The kernel tells of write-back that has failed
-    /// once, and the next `fdatasync` succeeds although the bytes are not there (fsync(2)): only who opens the disk again, and
-    /// reads it, knows what it has.
+    /// Why what was written cannot be made durable, if a sync has failed before. The kernel tells
+    /// of write-back that has failed once, and the next `fdatasync` succeeds although the bytes are
+    /// not there (fsync(2)): only who opens the disk again, and reads it, knows what it has.
     ///
     /// # Errors
     /// That of the first sync that has failed.

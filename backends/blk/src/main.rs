@@ -107,7 +107,8 @@ fn run() -> anyhow::Result<ExitCode> {
     // Their files go.
     drop((listeners, tunnel_socket, metrics_socket));
     if ending == Ending::Asked {
-        // Requests that were taken are answered; after a second signal they are for whoever comes next.
+        // Requests that were taken are answered; after a second signal they are for whoever comes
+        // next.
         let stopper = lifecycle.stopper();
         std::thread::Builder::new()
             .name("ending".to_owned())

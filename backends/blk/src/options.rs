@@ -14,8 +14,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Most queues of a disk where nothing else is said: VMMs take as many as the VM has processors, and
-/// refuse a disk that has fewer.
+/// Most queues of a disk where nothing else is said: VMMs take as many as the VM has processors,
+/// and refuse a disk that has fewer.
 const DEFAULT_QUEUES: u16 = 64;
 const MAX_QUEUES: u16 = 256;
 
@@ -24,9 +24,9 @@ const MAX_QUEUES: u16 = 256;
 #[command(name = "farlane-blk", version)]
 pub struct Options {
     /// A disk: where its VMM finds it (a vhost-user socket to make, or an inherited listening one),
-    /// and what holds it, a file or block device, unless --path says that. serial=S is what the guest sees
-    /// (otherwise made of the path); cache=direct|buffered, block=512|4096, queues=N at most; paths=auto finds
-    /// the other paths to a multi-ported NVMe namespace
+    /// and what holds it, a file or block device, unless --path says that. serial=S is what the
+    /// guest sees (otherwise made of the path); cache=direct|buffered, block=512|4096, queues=N at
+    /// most; paths=auto finds the other paths to a multi-ported NVMe namespace
     #[arg(
         long = "disk",
         value_name = "socket=PATH|fd=N,path=PATH[,KEY=VALUE]...",
@@ -38,9 +38,9 @@ pub struct Options {
     #[arg(long, value_name = "PATH")]
     pub blk_file: Option<PathBuf>,
 
-    /// The same; or, with dev=, one of several paths to a disk: the file or block device, the NUMA node that it is attached to
-    /// (asked of the kernel where it is not given), and a name for the counters. disk=SERIAL says whose path it is where there
-    /// are several disks
+    /// The same; or, with dev=, one of several paths to a disk: the file or block device, the NUMA
+    /// node that it is attached to (asked of the kernel where it is not given), and a name for the
+    /// counters. disk=SERIAL says whose path it is where there are several disks
     #[arg(
         long = "path",
         value_name = "PATH|dev=PATH[,node=N][,disk=SERIAL][,name=NAME]"
@@ -59,11 +59,13 @@ pub struct Options {
     #[arg(long)]
     pub read_only: bool,
 
-    /// Whether requests of disks with several paths are done on the node where their data lies; otherwise on that of the queue
+    /// Whether requests of disks with several paths are done on the node where their data lies;
+    /// otherwise on that of the queue
     #[arg(long, value_name = "on|off", value_parser = switch, default_value = "on", action = clap::ArgAction::Set)]
     pub steer: bool,
 
-    /// Split requests whose data lies on several nodes into parts of at least so many bytes; K, M, G or T may follow
+    /// Split requests whose data lies on several nodes into parts of at least so many bytes; K, M,
+    /// G or T may follow
     #[arg(long, value_name = "BYTES", value_parser = split, default_value_t = SPLIT)]
     pub split: u64,
 

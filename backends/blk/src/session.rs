@@ -97,7 +97,8 @@ impl DiskDevice {
                 Followed { placement, watch }
             }
         };
-        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its queue.
+        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its
+        // queue.
         if let Some(watch) = &followed.watch {
             watch.look();
         }
@@ -185,8 +186,8 @@ impl Device for DiskDevice {
         worker.stop()
     }
 
-    /// The note is the secret of the VM's tokens, zeroes without one, and a number for the VM's memory that no other disk of
-    /// another VM has.
+    /// The note is the secret of the VM's tokens, zeroes without one, and a number for the VM's
+    /// memory that no other disk of another VM has.
     fn note(&mut self, found: Option<Note>) -> io::Result<Option<Note>> {
         let [mut secret @ .., mut user] = found.unwrap_or_default();
         if user == 0 {

@@ -1,4 +1,5 @@
-//! A disk that fails, that cannot do something, or does a part of it. Needs root and `/dev/fuse`, and loop devices.
+//! A disk that fails, that cannot do something, or does a part of it. Needs root and `/dev/fuse`,
+//! and loop devices.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,5 @@
-//! Writes and flushes that fail: which of them say so, and which that follow. Needs root, `/dev/fuse` and loop devices.
+//! Writes and flushes that fail: which of them say so, and which that follow. Needs root,
+//! `/dev/fuse` and loop devices.
 
 #![allow(clippy::unwrap_used)]
 

@@ -101,8 +101,8 @@ fn memory(bytes: u64) -> OwnedFd {
     fd
 }
 
-/// A process of the VM with two phony pages at [`DATA`] and a page of device memory, and a disk of this program at
-/// `folder/socket` that opens its tokens.
+/// A process of the VM with two phony pages at [`DATA`] and a page of device memory, and a disk of
+/// this program at `folder/socket` that opens its tokens.
 struct Process {
     header: SharedMemory,
     device: Arc<AddressSpace>,

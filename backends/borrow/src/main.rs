@@ -60,7 +60,8 @@ fn run() -> anyhow::Result<ExitCode> {
         None => None,
     };
     let publish_socket = match &options.publish {
-        // Whoever connects can write the devices' memory: no group of VMMs, each of which has another VM.
+        // Whoever connects can write the devices' memory: no group of VMMs, each of which has
+        // another VM.
         Some(path) => Some(Listener::bind(path, Kind::SeqPacket, &Access::default())?),
         None => None,
     };

@@ -1,5 +1,5 @@
-//! The configuration file. A key that is not known where it stands is refused, with its line: a typing error in a list of
-//! borrowers would otherwise lend to everybody.
+//! The configuration file. A key that is not known where it stands is refused, with its line: a
+//! typing error in a list of borrowers would otherwise lend to everybody.
 
 use crate::config::{
     AddressText, Backing, BlockBytes, BridgeConfig, CacheMode, Config, DeviceConfig, DoorbellMode,

@@ -136,7 +136,8 @@ pub fn open(options: &Options) -> anyhow::Result<Setup> {
     })
 }
 
-/// What accepts connections at an address, and the address as it is then: the system has chosen the port where it was 0.
+/// What accepts connections at an address, and the address as it is then: the system has chosen the
+/// port where it was 0.
 fn listen(
     address: &Address,
     identity: Option<&TlsIdentity>,
@@ -182,7 +183,8 @@ fn source(device: &DeviceConfig, host: &Host) -> anyhow::Result<Box<dyn Source>>
     })
 }
 
-/// The serial number of a device that has been given none. Names too long for it have a digest of the whole name at its end.
+/// The serial number of a device that has been given none. Names too long for it have a digest of
+/// the whole name at its end.
 fn serial_of(name: &str) -> String {
     let serial = format!("farlane-{name}");
     if serial.len() <= SERIAL_BYTES {

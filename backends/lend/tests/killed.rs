@@ -36,7 +36,8 @@ fn ask((sender, receiver): &mut (Sender, Receiver), request: Request) -> Reply {
 /// How often the kernel is asked for a ring's files: it does not tell while the ring is in use.
 const ASKED: usize = 200;
 
-/// The files of its rings, one of which is `disk`, as the kernel tells of them. None where it does not, or tells no paths (before Linux 6.14).
+/// The files of its rings, one of which is `disk`, as the kernel tells of them. None where it does
+/// not, or tells no paths (before Linux 6.14).
 fn files_of_rings(pid: u32, disk: &Path) -> Option<String> {
     (0..ASKED).find_map(|_| {
         std::thread::sleep(Duration::from_millis(5));
@@ -61,9 +62,10 @@ fn told_of_rings(pid: u32) -> Option<String> {
     Some(told)
 }
 
-/// A transfer that is under way when a lender is killed goes on until the disk has done it, and writes into memory of the VM. No
-/// disk of a test takes long enough to be caught at that. What its ring holds the kernel keeps open for as long, which is where
-/// it closes what a process had that was killed; so the link is to be there.
+/// A transfer that is under way when a lender is killed goes on until the disk has done it, and
+/// writes into memory of the VM. No disk of a test takes long enough to be caught at that. What its
+/// ring holds the kernel keeps open for as long, which is where it closes what a process had that
+/// was killed; so the link is to be there.
 #[test]
 fn what_is_under_way_keeps_the_link_open() {
     let folder = tempfile::tempdir().unwrap();

@@ -25,7 +25,8 @@ pub struct Guest {
     /// Pairs whose receive queues are served, and those that it wants to be used; zero: all.
     served: AtomicU16,
     wanted: AtomicU16,
-    /// Held by whoever tells how many are in use: the front-end and the control queue change it at the same time.
+    /// Held by whoever tells how many are in use: the front-end and the control queue change it at
+    /// the same time.
     spreading: Mutex<()>,
     /// It is to announce itself.
     announces: AtomicBool,
@@ -204,7 +205,8 @@ impl Guest {
         self.control().filter().mac()
     }
 
-    /// The link is up again: others may not know where it is. Returns whether it can be asked to tell them.
+    /// The link is up again: others may not know where it is. Returns whether it can be asked to
+    /// tell them.
     pub fn announce(&self) -> bool {
         let wanted = feature::GUEST_ANNOUNCE | feature::CTRL_VQ;
         let can = self.features.load(Ordering::Acquire) & wanted == wanted;

@@ -1,4 +1,5 @@
-//! Headers of frames that a guest sends: what they ask for is checked before the host's kernel sees it.
+//! Headers of frames that a guest sends: what they ask for is checked before the host's kernel sees
+//! it.
 
 use crate::bits::{FrameHeader, gso, header_flag};
 use crate::port::Offloads;
@@ -6,8 +7,8 @@ use thiserror::Error;
 
 /// Bytes of the header of the Ethernet layer: the least that a frame has.
 pub const ETHERNET_BYTES: usize = 14;
-/// Most bytes of a frame, without the header of virtio: the largest IP packet that is to be cut, with an Ethernet header that
-/// has several VLAN tags.
+/// Most bytes of a frame, without the header of virtio: the largest IP packet that is to be cut,
+/// with an Ethernet header that has several VLAN tags.
 pub const MAX_FRAME: usize = 65_535 + 64;
 
 /// Why a frame is not sent.
@@ -46,8 +47,9 @@ pub enum HeaderError {
     },
 }
 
-/// Checks the header of a frame of `bytes` bytes (without the header) of a guest that may use `allowed` (virtio 1.2,
-/// 5.1.6.2). Returns it as it goes to a port: without what is not meant for one.
+/// Checks the header of a frame of `bytes` bytes (without the header) of a guest that may use
+/// `allowed` (virtio 1.2, 5.1.6.2). Returns it as it goes to a port: without what is not meant for
+/// one.
 ///
 /// # Errors
 /// See [`HeaderError`].
@@ -110,7 +112,8 @@ pub fn check_sent(
     Ok(checked)
 }
 
-/// The header of a received frame as a guest that takes `allowed` gets it, in `buffers` buffers (5.1.6.4).
+/// The header of a received frame as a guest that takes `allowed` gets it, in `buffers` buffers
+/// (5.1.6.4).
 #[must_use]
 pub fn received(mut header: FrameHeader, allowed: Offloads, buffers: u16) -> FrameHeader {
     if !allowed.checksum {

@@ -236,7 +236,8 @@ impl Interface {
     }
 }
 
-/// An address for an interface that was given none: the same whenever it is over the same port. Locally administered.
+/// An address for an interface that was given none: the same whenever it is over the same port.
+/// Locally administered.
 fn address_for(port: &dyn Port) -> [u8; 6] {
     // Not keyed: the same in each process.
     #[allow(deprecated)]

@@ -3,7 +3,8 @@
 //! * [`options`]: the command line.
 //! * [`port`]: where frames come from and go to on the host.
 //! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it; [`watch`]: links.
-//! * [`worker`]: the thread of a queue pair, which moves frames; [`header`]: what a guest's frames ask for.
+//! * [`worker`]: the thread of a queue pair, which moves frames; [`header`]: what a guest's frames
+//!   ask for.
 //! * [`guest`]: what a VM's driver has set.
 //! * [`flow`]: which received flow belongs to which queue.
 //! * [`control`]: the control queue.
@@ -39,7 +40,8 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
         features: &[],
     };
 
-/// What the kernel is asked for besides what every daemon asks: offloads and states of interfaces, and where flows go.
+/// What the kernel is asked for besides what every daemon asks: offloads and states of interfaces,
+/// and where flows go.
 pub const SYSTEM_CALLS: &[With] = &[
     With {
         call: libc::SYS_bpf,

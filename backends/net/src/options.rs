@@ -16,9 +16,9 @@ const MTU: std::ops::RangeInclusive<u16> = 68..=65_535;
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "farlane-net", version)]
 pub struct Options {
-    /// An interface: where its VMM finds it (a vhost-user socket to make, or an inherited listening one), and the tap or the
-    /// interface of the host that it is connected to. queues=N queue pairs, mac=M, mtu=N of a tap, mode=MODE of xdp, id=S for the
-    /// counters
+    /// An interface: where its VMM finds it (a vhost-user socket to make, or an inherited listening
+    /// one), and the tap or the interface of the host that it is connected to. queues=N queue
+    /// pairs, mac=M, mtu=N of a tap, mode=MODE of xdp, id=S for the counters
     #[arg(
         long = "net",
         value_name = "socket=PATH|fd=N,tap=NAME|xdp=NAME[,KEY=VALUE]...",
@@ -26,12 +26,13 @@ pub struct Options {
     )]
     pub nets: Vec<NetOptions>,
 
-    /// One interface by itself: the tap that it is connected to. One that is not there is made, and goes when this ends
+    /// One interface by itself: the tap that it is connected to. One that is not there is made, and
+    /// goes when this ends
     #[arg(long, value_name = "NAME", group = "host")]
     pub tap: Option<String>,
 
-    /// In place of a tap, queues of an interface of the host, over AF_XDP: all its frames are the guest's. MODE: native, generic,
-    /// copy or zerocopy; otherwise the best that its driver has
+    /// In place of a tap, queues of an interface of the host, over AF_XDP: all its frames are the
+    /// guest's. MODE: native, generic, copy or zerocopy; otherwise the best that its driver has
     #[arg(long, value_name = "NAME[,queues=N][,mode=MODE]", group = "host")]
     pub xdp: Option<XdpOptions>,
 
@@ -52,7 +53,8 @@ pub struct Options {
     #[arg(long, value_name = "N", requires = "host", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES)))]
     pub queues: u16,
 
-    /// Its address, for a VMM that does not choose one itself; made of the host's where it is not given
+    /// Its address, for a VMM that does not choose one itself; made of the host's where it is not
+    /// given
     #[arg(long, value_name = "M", requires = "host")]
     pub mac: Option<Mac>,
 

@@ -18,7 +18,8 @@ use std::time::Duration;
 use vhost::vhost_user::{Error, Result};
 use zerocopy::IntoBytes as _;
 
-/// Bytes of the header of a legacy device without mergeable buffers: `buffers` is not there (virtio 1.2, 5.1.6.1).
+/// Bytes of the header of a legacy device without mergeable buffers: `buffers` is not there (virtio
+/// 1.2, 5.1.6.1).
 const LEGACY_HEADER_BYTES: usize = HEADER_BYTES - 2;
 
 /// How often it is looked where the VM's memory lies.
@@ -105,7 +106,8 @@ impl NetDevice {
             .fetch_add(1, Ordering::Relaxed)
             > 0
         {
-            // What waits came for the VM before. What came for that of a backend that was killed is still there.
+            // What waits came for the VM before. What came for that of a backend that was killed is
+            // still there.
             discard(&interface);
         }
         let count = interface.pairs();
@@ -247,7 +249,8 @@ impl Device for NetDevice {
             self.placement = Some((placement, watch));
         }
         let (placement, watch) = self.placement.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its queue.
+        // A queue starts after memory has come. All of it is looked at aside: the VMM waits for its
+        // queue.
         if let Some(watch) = watch {
             watch.look();
         }
@@ -269,8 +272,8 @@ impl Device for NetDevice {
             }
         };
         if is_first && side == Side::Receive && queue.next_available == 0 {
-            // It begins anew, and has sent nothing yet: what waits came for another driver. One that was paused, or whose backend was
-            // killed, gets it.
+            // It begins anew, and has sent nothing yet: what waits came for another driver. One
+            // that was paused, or whose backend was killed, gets it.
             discard(&interface);
         }
         worker.begin(side, queue, terms);

@@ -1,4 +1,5 @@
-//! The control queue, and what a driver is told, where the backend has them (`vhost-user-test-device-pci` in QEMU).
+//! The control queue, and what a driver is told, where the backend has them
+//! (`vhost-user-test-device-pci` in QEMU).
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -15,8 +15,8 @@ use std::time::Instant;
 /// Somebody of whom no frame is waited for.
 const NOISE: End = End { port: 9, ..HOST };
 
-/// An interface with a flow whose process is on pair 0, from whose queue of the port it has come so far. That queue is never empty
-/// again.
+/// An interface with a flow whose process is on pair 0, from whose queue of the port it has come so
+/// far. That queue is never empty again.
 fn busy() -> (Feed, Nic) {
     let feed = Feed::start(2);
     let mut nic = feed.connect(feature::PLAIN);

@@ -230,7 +230,8 @@ fn a_flow_comes_to_where_the_guest_sends_it_from_in_order() {
     assert!(moves >= 30, "it has followed {moves} times of 40");
 }
 
-/// The guest sends on a queue until the tap itself gives the flow to that pair, and nothing is handed over any more.
+/// The guest sends on a queue until the tap itself gives the flow to that pair, and nothing is
+/// handed over any more.
 fn draw_to(queue: usize, backend: &Backend, socket: &UdpSocket, nic: &mut Nic) {
     let mut quiet = 0;
     for _ in 0..2000 {

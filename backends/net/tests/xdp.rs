@@ -1,5 +1,5 @@
-//! The backend over AF_XDP on one end of a pair of interfaces, with a driver at native speed; the other end is this machine's
-//! network stack.
+//! The backend over AF_XDP on one end of a pair of interfaces, with a driver at native speed; the
+//! other end is this machine's network stack.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -1,7 +1,8 @@
 //! The RDMA backend: virtual RDMA devices for VMs and for processes of this host.
 //!
 //! * [`options`]: the command line;
-//! * [`contexts`]: the contexts of a VM, behind the device that its guest sees (`farlane-guest-device`);
+//! * [`contexts`]: the contexts of a VM, behind the device that its guest sees
+//!   (`farlane-guest-device`);
 //! * [`host`]: the socket for processes of this host;
 //! * [`limbs`]: the workers of each NUMA node.
 //!

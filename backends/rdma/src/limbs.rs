@@ -34,8 +34,8 @@ impl Moved for Counters {
 }
 
 impl Limbs {
-    /// A server, with `workers` threads on each node of the machine, and what there is to know of its nodes; none where it has
-    /// one, and then the server is as if there were no nodes.
+    /// A server, with `workers` threads on each node of the machine, and what there is to know of
+    /// its nodes; none where it has one, and then the server is as if there were no nodes.
     ///
     /// # Errors
     /// See [`ServerError`].

@@ -449,7 +449,8 @@ fn a_process_that_dies_while_its_child_holds_the_connection_is_gone() {
     backend.assert_alive();
 }
 
-/// Opens contexts over `path` and binds events of theirs, until either is refused. Returns what must stay open.
+/// Opens contexts over `path` and binds events of theirs, until either is refused. Returns what
+/// must stay open.
 fn take_descriptors(path: &Path) -> Vec<OwnedFd> {
     let event = || eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let (wake, bell) = (event(), event());

@@ -15,7 +15,8 @@ use std::sync::Arc;
 
 const BYTES: u64 = 1 << 20;
 
-/// Two nodes that share this machine's processors; of each VM's memory the lower half is on node 0, the upper one on node 1.
+/// Two nodes that share this machine's processors; of each VM's memory the lower half is on node 0,
+/// the upper one on node 1.
 fn two_nodes(folder: &Path) -> Vec<String> {
     let root = folder.join("sys");
     let nodes = root.join("devices/system/node");

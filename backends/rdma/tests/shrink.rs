@@ -17,7 +17,8 @@ const SOCKET: &str = "FARLANE_SHRINK_SOCKET";
 const NAME: &str = "a_vmm_that_shrinks_its_memory_harms_itself_alone";
 const LENGTH: usize = 1 << 20;
 
-/// A VM in a process of its own, which does the next thing when it is told to and says when it is done.
+/// A VM in a process of its own, which does the next thing when it is told to and says when it is
+/// done.
 struct Vmm {
     child: Child,
     to: ChildStdin,

@@ -145,10 +145,12 @@ fn a_backend_of_many_idle_queue_pairs_sleeps_and_is_woken() {
     drop(idle);
 }
 
-/// Queue pairs of a peer that end at once: enough for a worker to fall asleep before the last of them is gone.
+/// Queue pairs of a peer that end at once: enough for a worker to fall asleep before the last of
+/// them is gone.
 const MANY: usize = 3000;
 
-/// A sender waits for a receive request of a peer whose VM is killed. Nothing is posted any more: it is the end that has to wake.
+/// A sender waits for a receive request of a peer whose VM is killed. Nothing is posted any more:
+/// it is the end that has to wake.
 #[test]
 fn a_sender_that_waits_for_a_receiver_is_told_of_its_end() {
     let backend = Backend::start();

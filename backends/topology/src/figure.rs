@@ -1,5 +1,5 @@
-//! Growth as a drawing: bytes a second of each limb over time, stacked, a panel a device, and below each the share that was
-//! served locally (ioctopus-asplos20, figure 14).
+//! Growth as a drawing: bytes a second of each limb over time, stacked, a panel a device, and below
+//! each the share that was served locally (ioctopus-asplos20, figure 14).
 
 use crate::live::human;
 use crate::series::{Series, rate, totals};

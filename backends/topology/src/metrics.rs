@@ -121,7 +121,8 @@ fn parse_line(line: &str) -> Option<(Key, Kind, u64)> {
     Some((key, kind, value.trim().parse().ok()?))
 }
 
-/// `a="b",c="d"`; in values a backslash stands before quotes and backslashes, and `\n` for a line's end.
+/// `a="b",c="d"`; in values a backslash stands before quotes and backslashes, and `\n` for a line's
+/// end.
 fn parse_labels(text: &str) -> Option<Vec<(String, String)>> {
     let mut labels = Vec::new();
     let mut rest = text;

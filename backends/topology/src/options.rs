@@ -24,7 +24,8 @@ pub struct Options {
 pub enum Command {
     /// Show the machine: nodes, processors, memory, distances, and the PCI functions that move data
     Show(ShowOptions),
-    /// Follow bytes per limb over time, and the share that is served locally, from backends' counters
+    /// Follow bytes per limb over time, and the share that is served locally, from backends'
+    /// counters
     Watch(WatchOptions),
 }
 

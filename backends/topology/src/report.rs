@@ -19,7 +19,8 @@ pub struct Device {
     pub seconds: Vec<f64>,
     /// Bytes a second of each limb since the look before.
     pub limb_bytes_per_second: BTreeMap<u32, Vec<f64>>,
-    /// The share that was served locally since the look before, in per cent; none where nothing was moved.
+    /// The share that was served locally since the look before, in per cent; none where nothing was
+    /// moved.
     pub local_percent: Vec<Option<f64>>,
     /// All that was moved.
     pub total: Total,

@@ -73,8 +73,8 @@ pub struct Series {
 }
 
 impl Series {
-    /// Takes counters that were read `at` seconds. Those that are missing have not grown; those that are lower than before have
-    /// begun anew, because their backend has.
+    /// Takes counters that were read `at` seconds. Those that are missing have not grown; those
+    /// that are lower than before have begun anew, because their backend has.
     pub fn take(&mut self, at: f64, now: Counters) -> Option<&Tick> {
         let Some((before, last)) = &mut self.last else {
             self.last = Some((at, now));

@@ -1,8 +1,10 @@
-//! Two processes and one file: one with video memory, by plain calls that another library may have replaced, the other with
-//! ordinary calls, through the page cache. Whatever one has written before the other begins to read, the other reads.
+//! Two processes and one file: one with video memory, by plain calls that another library may have
+//! replaced, the other with ordinary calls, through the page cache. Whatever one has written before
+//! the other begins to read, the other reads.
 //!
-//! `gpu_coherence FILE --rounds N`: prints how much was checked; fails at the first byte that is older than it may be. The
-//! second process is this program again, without the library that is loaded before it.
+//! `gpu_coherence FILE --rounds N`: prints how much was checked; fails at the first byte that is
+//! older than it may be. The second process is this program again, without the library that is
+//! loaded before it.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
@@ -231,8 +233,8 @@ impl Map {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: that many bytes are mapped while this lives. What other processes do to the file is
-        // ordered after and before by the orders and answers.
+        // SAFETY: that many bytes are mapped while this lives. What other processes do to the file
+        // is ordered after and before by the orders and answers.
         unsafe { std::slice::from_raw_parts_mut(self.0, FILE_BYTES) }
     }
 }

@@ -1,7 +1,8 @@
-//! Searches a file for patterns on a software GPU, as a program would that knows nothing of how files get there: it reads the
-//! file with plain `pread`, straight into video memory.
+//! Searches a file for patterns on a software GPU, as a program would that knows nothing of how
+//! files get there: it reads the file with plain `pread`, straight into video memory.
 //!
-//! `log_scan FILE PATTERN_FILE`: a pattern a line. Prints `OFFSET<tab>PATTERN` for each occurrence, and a summary on standard error.
+//! `log_scan FILE PATTERN_FILE`: a pattern a line. Prints `OFFSET<tab>PATTERN` for each occurrence,
+//! and a summary on standard error.
 
 #[cfg(test)]
 #[path = "../tests/common/mod.rs"]
@@ -31,7 +32,8 @@ struct Options {
     /// Bytes that are read at a time
     #[arg(long, default_value_t = 8 << 20, value_name = "BYTES")]
     chunk: usize,
-    /// PCI address of the device, such as 0000:01:00.0; the first that is free where it is not given
+    /// PCI address of the device, such as 0000:01:00.0; the first that is free where it is not
+    /// given
     #[arg(long, value_name = "ADDRESS")]
     device: Option<String>,
 }
@@ -124,7 +126,8 @@ impl Scan {
         Ok(())
     }
 
-    /// All occurrences in a range of the buffer, from its begin; halves it where there is no room for all of them.
+    /// All occurrences in a range of the buffer, from its begin; halves it where there is no room
+    /// for all of them.
     fn find(&mut self, range: Range<usize>, found: &mut Vec<Match>) -> Result<()> {
         let matches = self.search.run(&self.buffer, range.clone())?;
         if matches.total > u64::try_from(matches.found.len())? {

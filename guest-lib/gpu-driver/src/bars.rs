@@ -3,10 +3,12 @@
 /// The regions of a device.
 ///
 /// # Safety
-/// [`memory`](Self::memory) always returns the same range, which can be read and written as long as the value lives. Others, the device
-/// among them, may write it at any time; nobody else in this process does.
+/// [`memory`](Self::memory) always returns the same range, which can be read and written as long as
+/// the value lives. Others, the device among them, may write it at any time; nobody else in this
+/// process does.
 pub unsafe trait Bars: Send + Sync {
-    /// Reads the register at an offset in BAR 0, in bytes: a multiple of four. All ones where the device is gone.
+    /// Reads the register at an offset in BAR 0, in bytes: a multiple of four. All ones where the
+    /// device is gone.
     fn read32(&self, offset: u32) -> u32;
 
     /// Writes a register.

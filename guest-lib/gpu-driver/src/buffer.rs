@@ -6,8 +6,8 @@ use farlane_abi::gpu as abi;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Video memory, mapped. Commands that read it borrow it, those that write it borrow it exclusively, and both have ended when they
-/// return: so it can be lent out as a slice.
+/// Video memory, mapped. Commands that read it borrow it, those that write it borrow it
+/// exclusively, and both have ended when they return: so it can be lent out as a slice.
 pub struct Buffer {
     device: Arc<Device>,
     /// In video memory.
@@ -71,8 +71,8 @@ impl Buffer {
     /// Its bytes, through the mapping. Reading video memory so is slow on real devices.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the allocator gave this range of video memory to this buffer alone, and it is mapped
-        // (`Bars`) as long as `device` lives. No command that writes it is under way.
+        // SAFETY: the allocator gave this range of video memory to this buffer alone, and it is
+        // mapped (`Bars`) as long as `device` lives. No command that writes it is under way.
         unsafe { std::slice::from_raw_parts(self.pointer(), self.length) }
     }
 

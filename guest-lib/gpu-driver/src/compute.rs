@@ -29,7 +29,8 @@ pub struct Match {
 pub struct Matches {
     /// How many occurrences there are, also those that overlap.
     pub total: u64,
-    /// The first of them, in the order of their ends: all, unless there are more than there was room for.
+    /// The first of them, in the order of their ends: all, unless there are more than there was
+    /// room for.
     pub found: Vec<Match>,
 }
 
@@ -141,7 +142,8 @@ impl Search {
 }
 
 impl Buffer {
-    /// Copies a tile of another buffer, without the gaps between its rows, to byte `at` of this one, by the device.
+    /// Copies a tile of another buffer, without the gaps between its rows, to byte `at` of this
+    /// one, by the device.
     ///
     /// # Errors
     /// Not in range, rows that overlap, a buffer of another device, or the device fails.

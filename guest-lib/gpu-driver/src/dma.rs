@@ -1,7 +1,8 @@
 //! System memory that the copy engine reaches.
 //!
-//! A program in user space learns where its memory is from `/proc/self/pagemap`, and huge pages stay where they are: the way of DPDK
-//! where there is no IOMMU. It takes root. Behind an IOMMU those addresses mean nothing, and there is none of this.
+//! A program in user space learns where its memory is from `/proc/self/pagemap`, and huge pages
+//! stay where they are: the way of DPDK where there is no IOMMU. It takes root. Behind an IOMMU
+//! those addresses mean nothing, and there is none of this.
 
 use crate::GpuError;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -37,8 +38,8 @@ impl DmaBuffer {
     /// Memory for the device at a PCI address, if one is given.
     ///
     /// # Errors
-    /// There are no huge pages left (`/proc/sys/vm/nr_hugepages`), this user is not told where they are, or the device is behind an
-    /// IOMMU.
+    /// There are no huge pages left (`/proc/sys/vm/nr_hugepages`), this user is not told where they
+    /// are, or the device is behind an IOMMU.
     pub fn new(bytes: usize, device: Option<&str>) -> Result<Self, GpuError> {
         let refuse = |why: String| GpuError::Dma(why);
         if let Some(device) = device {
@@ -120,7 +121,8 @@ impl DmaBuffer {
     /// Its bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped until this is dropped; a command that writes it borrows it exclusively, and has ended when that ends.
+        // SAFETY: mapped until this is dropped; a command that writes it borrows it exclusively,
+        // and has ended when that ends.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
     }
 

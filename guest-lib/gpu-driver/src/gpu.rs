@@ -23,15 +23,16 @@ impl Device {
     }
 }
 
-/// A software GPU. Clones are the same one; it is given back when the last of them, and the last buffer, is dropped.
+/// A software GPU. Clones are the same one; it is given back when the last of them, and the last
+/// buffer, is dropped.
 #[derive(Clone)]
 pub struct Gpu {
     pub(crate) device: Arc<Device>,
 }
 
 impl Gpu {
-    /// Opens the device at a PCI address (`0000:01:00.0`), or the first one that this host has and that nobody uses, through sysfs: for
-    /// root, and without interrupts.
+    /// Opens the device at a PCI address (`0000:01:00.0`), or the first one that this host has and
+    /// that nobody uses, through sysfs: for root, and without interrupts.
     ///
     /// # Errors
     /// There is none, or it is in use, or this user may not.

@@ -1,5 +1,5 @@
-//! Drives a software GPU ([`farlane_abi::gpu`]) from user space: video memory that a program can read files into, and a device that
-//! searches it.
+//! Drives a software GPU ([`farlane_abi::gpu`]) from user space: video memory that a program can
+//! read files into, and a device that searches it.
 //!
 //! ```no_run
 //! use farlane_gpu_driver::Gpu;
@@ -19,9 +19,9 @@
 //! * [`Search`], [`Tile`]: what it computes.
 //! * [`DmaBuffer`]: system memory that the copy engine reaches.
 //!
-//! **Hook.** A process may contain `int farlane_io_register(void *, size_t, const char *provider)` and `int
-//! farlane_io_unregister(void *)`, as it does when `libfarlane_io.so` is loaded. Then each buffer is made known to them, with provider
-//! `soft`, and taken back before it is freed.
+//! **Hook.** A process may contain `int farlane_io_register(void *, size_t, const char *provider)`
+//! and `int farlane_io_unregister(void *)`, as it does when `libfarlane_io.so` is loaded. Then each
+//! buffer is made known to them, with provider `soft`, and taken back before it is freed.
 
 #[cfg(not(target_endian = "little"))]
 compile_error!("The queue is little-endian, and so has to be the processor");

@@ -60,7 +60,8 @@ impl Waiting {
 }
 
 impl Queue {
-    /// Takes the device, which somebody else may have left enabled, and gives it a queue at `offset` of video memory.
+    /// Takes the device, which somebody else may have left enabled, and gives it a queue at
+    /// `offset` of video memory.
     ///
     /// # Errors
     /// It is gone, or does not take the queue.

@@ -75,8 +75,9 @@ impl Drop for Resource {
     }
 }
 
-/// A function's regions by `/sys/bus/pci/devices/ADDRESS/resource0` and `resource2`, or `resource2_wc`, by which stores are
-/// combined. One process at a time: `resource0` is locked. The function needs no driver, and nobody hears its interrupts.
+/// A function's regions by `/sys/bus/pci/devices/ADDRESS/resource0` and `resource2`, or
+/// `resource2_wc`, by which stores are combined. One process at a time: `resource0` is locked. The
+/// function needs no driver, and nobody hears its interrupts.
 #[derive(Debug)]
 pub struct SysfsBars {
     registers: Resource,
@@ -184,8 +185,8 @@ pub fn find_devices(sysfs: &Path) -> Result<Vec<String>, GpuError> {
     Ok(found)
 }
 
-// SAFETY: the mapping lives as long as the value, and always is the same; its resource file is locked against other processes,
-// and this process maps it once.
+// SAFETY: the mapping lives as long as the value, and always is the same; its resource file is
+// locked against other processes, and this process maps it once.
 unsafe impl Bars for SysfsBars {
     fn read32(&self, offset: u32) -> u32 {
         let at = usize::try_from(offset).unwrap_or(usize::MAX);

@@ -1,4 +1,5 @@
-//! Memory that registers itself: mappings of PCI BARs and of P2PDMA memory, by the files that the kernel has for them.
+//! Memory that registers itself: mappings of PCI BARs and of P2PDMA memory, by the files that the
+//! kernel has for them.
 
 use crate::provider::Provider;
 use crate::{registry, sys};
@@ -77,8 +78,9 @@ pub fn mapped(address: usize, length: usize, fd: RawFd) {
     }
 }
 
-/// Is told that the program is about to unmap, or map over, `length` bytes at `address`. Returns when no I/O is under way in any
-/// registered memory there; what is left of it on either side stays registered.
+/// Is told that the program is about to unmap, or map over, `length` bytes at `address`. Returns
+/// when no I/O is under way in any registered memory there; what is left of it on either side stays
+/// registered.
 pub fn unmapping(address: usize, length: usize) {
     let length = length
         .checked_next_multiple_of(sys::page_bytes())
@@ -94,7 +96,8 @@ pub fn unmapping(address: usize, length: usize) {
     }
 }
 
-/// Registered memory that the program moves with `mremap`: it is unregistered until that has [ended](Self::ended).
+/// Registered memory that the program moves with `mremap`: it is unregistered until that has
+/// [ended](Self::ended).
 #[derive(Debug)]
 pub struct Moving {
     /// What moves, or is mapped once more.
@@ -105,8 +108,9 @@ pub struct Moving {
     taken: Vec<(usize, usize, Arc<dyn Provider>)>,
 }
 
-/// Is told that the program is about to move `old_length` bytes at `old`, which become `new_length`; of a length of zero they are
-/// mapped once more. Returns when no I/O is under way in any registered memory there.
+/// Is told that the program is about to move `old_length` bytes at `old`, which become
+/// `new_length`; of a length of zero they are mapped once more. Returns when no I/O is under way in
+/// any registered memory there.
 #[must_use]
 pub fn moving(old: usize, old_length: usize, new_length: usize) -> Moving {
     let again = old_length == 0;
@@ -125,8 +129,8 @@ pub fn moving(old: usize, old_length: usize, new_length: usize) -> Moving {
 }
 
 impl Moving {
-    /// It is at `new` now, or has not moved; whether it also `stays` where it was. What has not gone stays registered, and what has
-    /// moved is registered there.
+    /// It is at `new` now, or has not moved; whether it also `stays` where it was. What has not
+    /// gone stays registered, and what has moved is registered there.
     pub fn ended(self, new: Option<usize>, stays: bool) {
         for (start, bytes, provider) in &self.taken {
             for part in self.left(*start..start + bytes, new, stays) {

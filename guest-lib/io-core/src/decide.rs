@@ -40,7 +40,8 @@ pub(crate) fn reach<'a>(
         .as_ref()
         .filter(|pinned| pinned.serves(opened, direction))
     {
-        // What of the request lies in the part of the region that is pinned, and for a write in the file as it is.
+        // What of the request lies in the part of the region that is pinned, and for a write in the
+        // file as it is.
         let inside = pinned.part(buffer.address, buffer.length);
         let mut part = offset + inside.start as u64..request.end.min(offset + inside.end as u64);
         if direction == Direction::Write {
@@ -74,7 +75,8 @@ pub(crate) fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode:
     if offset >= end {
         return whole(Why::Small);
     }
-    // What is beyond the end goes the plain way, which finds out that there is nothing, or that there is by now.
+    // What is beyond the end goes the plain way, which finds out that there is nothing, or that
+    // there is by now.
     let request = offset..offset.saturating_add(length);
     let inside = offset..end;
     if mode == Mode::Cache {
@@ -119,7 +121,8 @@ fn model<'a>(opened: &'a Opened, region: &Region) -> Option<&'a CostModel> {
     disk.model(opened.file.id, region.provider.name())
 }
 
-/// What a read is to the sequences of its file; and if it goes by read-ahead, how it counts, and why.
+/// What a read is to the sequences of its file; and if it goes by read-ahead, how it counts, and
+/// why.
 pub(crate) fn sequence(
     opened: &Opened,
     region: &Region,

@@ -1,7 +1,9 @@
-//! Descriptors of ours for direct I/O with the program's files, and what the program does to its own.
+//! Descriptors of ours for direct I/O with the program's files, and what the program does to its
+//! own.
 //!
-//! Closing any descriptor of a file drops the process's POSIX locks on it. So a file that has some gets none of ours, and what there
-//! is of ours is closed before it gets some: see [`locks`]. Numbers that it does not know of it may close, too: see [`guard`].
+//! Closing any descriptor of a file drops the process's POSIX locks on it. So a file that has some
+//! gets none of ours, and what there is of ours is closed before it gets some: see [`locks`].
+//! Numbers that it does not know of it may close, too: see [`guard`].
 
 use crate::files::{self, FileId, Opened, borrow, id_of};
 use crate::fork::{self, Inside};
@@ -14,7 +16,8 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, AsRawFd as _, RawFd};
 use std::sync::Arc;
 
-/// Most descriptors of ours: further files go without direct I/O. The table has room for a few others.
+/// Most descriptors of ours: further files go without direct I/O. The table has room for a few
+/// others.
 const MOST: usize = 256;
 const _: () = assert!(MOST < guard::ROOM);
 
@@ -49,7 +52,8 @@ impl Opened {
     /// A descriptor of the same file for direct I/O, with the same rights.
     ///
     /// # Errors
-    /// When it cannot be had; `EBUSY` where the program has POSIX locks of the file, or may be about to get some.
+    /// When it cannot be had; `EBUSY` where the program has POSIX locks of the file, or may be
+    /// about to get some.
     pub fn direct(&self) -> Result<InUse<Arc<Guarded>>, Errno> {
         let keep = OFlags::RWMODE | OFlags::SYNC | OFlags::DSYNC | OFlags::NOATIME;
         let flags = (self.flags & keep) | OFlags::DIRECT | OFlags::CLOEXEC;
@@ -82,8 +86,8 @@ impl Opened {
         let is_right = is_direct(fd.as_raw_fd(), self.file.id);
         let fd = Arc::new(Guarded::new(fd, Kind::File));
         let entered = fd.enter_shared().filter(|_| is_right);
-        // Of another file it is where the program has replaced a number that it does not know: then that one's locks are not known
-        // either, and it must not be closed again.
+        // Of another file it is where the program has replaced a number that it does not know: then
+        // that one's locks are not known either, and it must not be closed again.
         own.push(Own { flags, fd });
         entered.ok_or(Errno::STALE)
     }
@@ -123,10 +127,12 @@ pub fn closing(fd: RawFd) -> Closing {
     Closing::Program
 }
 
-/// Is told that the program puts another file at number `new`, a duplicate of `old`. What is ours there gets another number.
+/// Is told that the program puts another file at number `new`, a duplicate of `old`. What is ours
+/// there gets another number.
 ///
 /// # Errors
-/// What the call is to say: `old` is ours and none of the program's, or a thread that cannot go on before this one does uses `new`.
+/// What the call is to say: `old` is ours and none of the program's, or a thread that cannot go on
+/// before this one does uses `new`.
 pub fn replacing(old: RawFd, new: RawFd) -> Result<(), Errno> {
     if guard::is_ours(old) {
         return Err(Errno::BADF);
@@ -139,8 +145,8 @@ pub fn replacing(old: RawFd, new: RawFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Calls `close(first, last)` for the ranges of numbers in `first..=last` that have none of ours, in which the program closes
-/// whatever there is.
+/// Calls `close(first, last)` for the ranges of numbers in `first..=last` that have none of ours,
+/// in which the program closes whatever there is.
 pub fn closing_range(first: u32, last: u32, mut close: impl FnMut(u32, u32)) {
     if first > last || guard::count() == 0 {
         close(first, last);

@@ -1,4 +1,5 @@
-//! Direct I/O with the addresses of device memory themselves: PCI P2PDMA, and mappings of files on a host.
+//! Direct I/O with the addresses of device memory themselves: PCI P2PDMA, and mappings of files on
+//! a host.
 
 use crate::files::Opened;
 use crate::region::Region;
@@ -10,8 +11,9 @@ pub(crate) fn is_refusal(error: Errno) -> bool {
     is_of_memory(error) || is_of_file(error)
 }
 
-/// Whether an error says that this disk does not reach this memory, whatever is asked for: the kernel has no pages for it
-/// (`EFAULT`), or peer-to-peer has no path (`EREMOTEIO`: mm/gup.c, drivers/pci/p2pdma.c).
+/// Whether an error says that this disk does not reach this memory, whatever is asked for: the
+/// kernel has no pages for it (`EFAULT`), or peer-to-peer has no path (`EREMOTEIO`: mm/gup.c,
+/// drivers/pci/p2pdma.c).
 fn is_of_memory(error: Errno) -> bool {
     matches!(error, Errno::FAULT | Errno::REMOTEIO)
 }
@@ -40,8 +42,9 @@ pub fn read(
     })
 }
 
-/// Writes as much as it can of `length` bytes to `offset`, all aligned. Where the file system goes through the page cache after
-/// all, it copies from the device memory: what is written is right in any case.
+/// Writes as much as it can of `length` bytes to `offset`, all aligned. Where the file system goes
+/// through the page cache after all, it copies from the device memory: what is written is right in
+/// any case.
 ///
 /// # Errors
 /// When nothing was written: the caller goes another way.

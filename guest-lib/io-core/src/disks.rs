@@ -1,8 +1,9 @@
 //! What lies beneath a file system: the disks, and every layer between.
 //!
-//! Layers change under a file system in use: a volume becomes a mirror while it is moved, an array gets another level. The kernel
-//! tells of most changes of devices (`/sys/kernel/uevent_seqnum` counts them), but not of an array's level, and of a volume that lies
-//! on other devices only after requests have gone there: what a volume is to lie on are its slaves from before that
+//! Layers change under a file system in use: a volume becomes a mirror while it is moved, an array
+//! gets another level. The kernel tells of most changes of devices (`/sys/kernel/uevent_seqnum`
+//! counts them), but not of an array's level, and of a volume that lies on other devices only after
+//! requests have gone there: what a volume is to lie on are its slaves from before that
 //! (drivers/md/dm-ioctl.c: `table_load`, `do_resume`).
 
 use crate::lock::Lock;
@@ -15,15 +16,15 @@ use std::sync::atomic::AtomicBool;
 
 /// Layers upon layers that are followed: deeper ones are not known.
 const MAX_DEPTH: usize = 8;
-/// Length of the UUID that LVM gives a logical volume's device: volume group and volume, 32 characters each. What is longer names a
-/// part of a volume, such as the data of a thin pool.
+/// Length of the UUID that LVM gives a logical volume's device: volume group and volume, 32
+/// characters each. What is longer names a part of a volume, such as the data of a thin pool.
 const LVM_UUID: usize = 64;
 
 /// What lies beneath a file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stack {
-    /// Serial numbers of the virtio disks that sectors of the file system go to, unchanged. None where some layer may change them,
-    /// read them, or keep copies, or is not known.
+    /// Serial numbers of the virtio disks that sectors of the file system go to, unchanged. None
+    /// where some layer may change them, read them, or keep copies, or is not known.
     pub serials: Option<Vec<String>>,
     /// The system's read-ahead window for it in bytes; zero where there is none.
     pub window_bytes: u64,

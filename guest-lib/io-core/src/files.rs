@@ -16,11 +16,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Direct I/O with a file that was refused as often as this in a row is not tried any more while it is open.
+/// Direct I/O with a file that was refused as often as this in a row is not tried any more while it
+/// is open.
 const MOST_REFUSALS: u32 = 8;
 
-/// After as many requests to a locked file it is asked whether it still is, and then each time after twice as many: what that costs
-/// (a look at every descriptor of the process) is little beside the requests.
+/// After as many requests to a locked file it is asked whether it still is, and then each time
+/// after twice as many: what that costs (a look at every descriptor of the process) is little
+/// beside the requests.
 const PLAIN_REQUESTS: u32 = 16;
 
 /// `FS_XFLAG_REALTIME` (linux/fs.h).
@@ -48,22 +50,25 @@ struct Attributes {
 }
 
 impl Attributes {
-    /// `STATX_ATTR_COMPRESSED`, `STATX_ATTR_ENCRYPTED`, `STATX_ATTR_VERITY` and `STATX_ATTR_DAX` (linux/stat.h).
+    /// `STATX_ATTR_COMPRESSED`, `STATX_ATTR_ENCRYPTED`, `STATX_ATTR_VERITY` and `STATX_ATTR_DAX`
+    /// (linux/stat.h).
     const COMPRESSED: u64 = 0x4;
     const ENCRYPTED: u64 = 0x800;
     const VERITY: u64 = 0x0010_0000;
     const DAX: u64 = 0x0020_0000;
 
-    /// Whether the file lies in persistent memory that the processor reads and writes: then no request goes to a disk, and there is
-    /// nothing to be gained by direct I/O.
+    /// Whether the file lies in persistent memory that the processor reads and writes: then no
+    /// request goes to a disk, and there is nothing to be gained by direct I/O.
     fn is_dax(self) -> bool {
         self.set & Self::DAX != 0
     }
 
-    /// Whether direct I/O hands the pages of a request to the disk as they are, and the disk's bytes to them: on ext4 and xfs, of
-    /// which it is known. Others may keep checksums or copies, or lie on more devices than the one that `stat` names (btrfs, f2fs,
-    /// bcachefs). Encryption works on the pages of a request, in place where the disk does not do it (block/blk-crypto-fallback.c);
-    /// the other attributes do not use the disk alone. An ext4 that does not tell of encryption may have it; xfs has none.
+    /// Whether direct I/O hands the pages of a request to the disk as they are, and the disk's
+    /// bytes to them: on ext4 and xfs, of which it is known. Others may keep checksums or copies,
+    /// or lie on more devices than the one that `stat` names (btrfs, f2fs, bcachefs). Encryption
+    /// works on the pages of a request, in place where the disk does not do it
+    /// (block/blk-crypto-fallback.c); the other attributes do not use the disk alone. An ext4 that
+    /// does not tell of encryption may have it; xfs has none.
     fn pass_pages(self, magic: libc::c_long) -> bool {
         let changing = Self::COMPRESSED | Self::ENCRYPTED | Self::VERITY | Self::DAX;
         let tells = match magic {
@@ -75,8 +80,8 @@ impl Attributes {
     }
 }
 
-/// Whether a file of xfs lies on its realtime device, which is another one than that of the file system's number; statx does not
-/// tell of it.
+/// Whether a file of xfs lies on its realtime device, which is another one than that of the file
+/// system's number; statx does not tell of it.
 fn is_elsewhere(fd: BorrowedFd<'_>, magic: libc::c_long) -> bool {
     magic == libc::XFS_SUPER_MAGIC
         && sys::extended_flags(fd.as_raw_fd()).is_none_or(|flags| flags & XFLAG_REALTIME != 0)
@@ -96,22 +101,25 @@ pub struct DiskFacts {
 pub struct File {
     /// Which one.
     pub id: FileId,
-    /// To what file offsets and lengths of direct I/O are aligned; none where there is no direct I/O.
+    /// To what file offsets and lengths of direct I/O are aligned; none where there is no direct
+    /// I/O.
     pub offset_align: Option<u64>,
     /// To what its buffers are aligned.
     pub memory_align: usize,
     /// The disk.
     pub disk: Arc<DiskFacts>,
-    /// No tunnels: pages of the file are not what is on the disk, or direct I/O through one went another way.
+    /// No tunnels: pages of the file are not what is on the disk, or direct I/O through one went
+    /// another way.
     pub tunnel_off: AtomicBool,
-    /// How often direct I/O with device memory was refused for another reason than the memory, since it has worked last.
+    /// How often direct I/O with device memory was refused for another reason than the memory,
+    /// since it has worked last.
     refusals: AtomicU32,
     /// Pattern of reads.
     pub stream: Lock<Stream>,
     /// Descriptors of ours. Nothing is opened or closed without the lock.
     pub(crate) own: Lock<Vec<Own>>,
-    /// The program has POSIX locks of the file, as far as is known: nothing that could end them has happened since they were seen. It
-    /// changes with the lock of `own`.
+    /// The program has POSIX locks of the file, as far as is known: nothing that could end them has
+    /// happened since they were seen. It changes with the lock of `own`.
     is_locked: AtomicBool,
     /// Requests that have gone the plain way since then.
     plain: AtomicU32,
@@ -262,7 +270,8 @@ impl DiskFacts {
 }
 
 impl File {
-    /// Whether direct I/O with device memory has been refused so often that it is not tried any more.
+    /// Whether direct I/O with device memory has been refused so often that it is not tried any
+    /// more.
     pub(crate) fn is_direct_off(&self) -> bool {
         self.refusals.load(Ordering::Relaxed) >= MOST_REFUSALS
     }
@@ -279,13 +288,15 @@ impl File {
         }
     }
 
-    /// Whether the program has POSIX locks of the file, as far as is known: then there is no direct I/O.
+    /// Whether the program has POSIX locks of the file, as far as is known: then there is no direct
+    /// I/O.
     pub(crate) fn is_locked(&self) -> bool {
         self.is_locked.load(Ordering::Relaxed)
     }
 
-    /// Whether a request goes the plain way because of them. Now and then one does not, and the kernel is asked again: who reads while
-    /// another thread closes the file finds locks that end with that, after it was told of the close.
+    /// Whether a request goes the plain way because of them. Now and then one does not, and the
+    /// kernel is asked again: who reads while another thread closes the file finds locks that end
+    /// with that, after it was told of the close.
     pub(crate) fn goes_plain(&self) -> bool {
         if !self.is_locked() {
             return false;
@@ -304,13 +315,15 @@ impl File {
         self.is_locked.store(is_locked, Ordering::Relaxed);
     }
 
-    /// The program's locks have changed, or do so now: it is asked when that is of interest. To be called with the lock of `own`.
+    /// The program's locks have changed, or do so now: it is asked when that is of interest. To be
+    /// called with the lock of `own`.
     fn has_other_locks(&self) {
         self.set_locked(false);
         self.plain.store(0, Ordering::Relaxed);
     }
 
-    /// The program is about to close a descriptor, which ends its locks: ours go before it, as far as none of them is in use.
+    /// The program is about to close a descriptor, which ends its locks: ours go before it, as far
+    /// as none of them is in use.
     fn let_go(&self) {
         let mut own = self.own.lock();
         own.retain(Own::is_used);
@@ -319,7 +332,8 @@ impl File {
         self.mapping.lock().unmap();
     }
 
-    /// The program is about to lock the file: ours are closed. If it `waits`, those that others use, too, when they do so no more.
+    /// The program is about to lock the file: ours are closed. If it `waits`, those that others
+    /// use, too, when they do so no more.
     fn shut(&self, waits: bool) {
         loop {
             let in_use = {
@@ -329,7 +343,8 @@ impl File {
                 if own.iter().all(Own::is_shut) {
                     return;
                 }
-                // Locks that were taken around the C library would go now, and stay until `execve` otherwise.
+                // Locks that were taken around the C library would go now, and stay until `execve`
+                // otherwise.
                 if locks::are_held(self.id) == Ok(true) {
                     return;
                 }
@@ -346,7 +361,8 @@ impl File {
         }
     }
 
-    /// Asks which pages of `length` bytes at `offset` (a multiple of the page size) are in memory: a byte a page, bit 0.
+    /// Asks which pages of `length` bytes at `offset` (a multiple of the page size) are in memory:
+    /// a byte a page, bit 0.
     ///
     /// # Errors
     /// What the kernel says.
@@ -376,7 +392,8 @@ impl Mapping {
     fn of(fd: RawFd, length: usize) -> Result<Self, Errno> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
         let fd = borrow(fd).ok_or(Errno::BADF)?;
-        // SAFETY: the kernel chooses addresses that nothing else uses; nothing is ever accessed there.
+        // SAFETY: the kernel chooses addresses that nothing else uses; nothing is ever accessed
+        // there.
         let base = unsafe {
             let flags = MapFlags::SHARED | MapFlags::NORESERVE;
             mmap(
@@ -413,8 +430,9 @@ pub fn is_any_known() -> bool {
 }
 
 impl Files {
-    /// Has a file's descriptors of ours go, and forgets it if no call of another thread is at it: that would open one again, and close
-    /// it some time later, with the locks that the program has by then.
+    /// Has a file's descriptors of ours go, and forgets it if no call of another thread is at it:
+    /// that would open one again, and close it some time later, with the locks that the program has
+    /// by then.
     fn forget(&mut self, id: FileId) -> Option<Arc<File>> {
         let file = self.files.get(&id)?;
         file.let_go();
@@ -426,8 +444,8 @@ impl Files {
         self.files.remove(&id)
     }
 
-    /// What is known of a file. Of one that was to be forgotten, and has no descriptor of ours that would keep its number, that is nothing: by
-    /// now the number may be another file's.
+    /// What is known of a file. Of one that was to be forgotten, and has no descriptor of ours that
+    /// would keep its number, that is nothing: by now the number may be another file's.
     fn known(&mut self, id: FileId) -> Option<Arc<File>> {
         let file = self.files.get(&id)?;
         let is_unused = Arc::strong_count(file) == 1 && file.own.lock().iter().all(Own::is_shut);
@@ -457,7 +475,8 @@ pub(crate) fn locking(id: FileId) {
     }
 }
 
-/// The program's locks of a file have changed: whether it has any is asked when that is of interest.
+/// The program's locks of a file have changed: whether it has any is asked when that is of
+/// interest.
 pub(crate) fn locks_changed(id: FileId) {
     let inside = Inside::enter();
     let waits = inside.is_some();
@@ -504,7 +523,8 @@ pub(crate) unsafe fn release() {
     unsafe { FILES.give() };
 }
 
-/// In a child, which does not have our descriptors: what other threads were in the middle of changing is left alone.
+/// In a child, which does not have our descriptors: what other threads were in the middle of
+/// changing is left alone.
 ///
 /// # Safety
 /// As [`release`].

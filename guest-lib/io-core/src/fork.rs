@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// Forks of this thread that are under way and for which it has all locks: the first one took them, and the others are made by
-    /// handlers, of forks and of signals, that run meanwhile.
+    /// Forks of this thread that are under way and for which it has all locks: the first one took
+    /// them, and the others are made by handlers, of forks and of signals, that run meanwhile.
     static FORKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Says that this thread is in the library. A signal handler of the thread that does I/O meanwhile gets the plain call: what the
-/// thread was interrupted in may hold a lock.
+/// Says that this thread is in the library. A signal handler of the thread that does I/O meanwhile
+/// gets the plain call: what the thread was interrupted in may hold a lock.
 #[derive(Debug)]
 pub(crate) struct Inside(());
 
@@ -48,7 +48,8 @@ fn process() -> i32 {
     rustix::process::getpid().as_raw_pid()
 }
 
-/// Whether this process owns the tables: a child of `vfork` shares its parent's memory, but not its descriptors.
+/// Whether this process owns the tables: a child of `vfork` shares its parent's memory, but not its
+/// descriptors.
 pub(crate) fn is_owner() -> bool {
     PROCESS.load(Ordering::Relaxed) == process()
 }
@@ -58,12 +59,14 @@ pub(crate) fn is_foreign() -> bool {
     PROCESS.load(Ordering::Relaxed) != 0 && !is_owner()
 }
 
-/// No handler of a signal forks while locks are being taken or given: either all of them are held for [`FORKS`], or none is.
+/// No handler of a signal forks while locks are being taken or given: either all of them are held
+/// for [`FORKS`], or none is.
 unsafe extern "C" fn prepare() {
     with_signals_blocked(|| {
         let forks = FORKS.get();
-        // A handler that forks while its thread is inside cannot wait for what the thread holds. Until the fork is over this one is
-        // inside: handlers of the program, of forks and of signals, that close or lock a file meanwhile do not wait for it.
+        // A handler that forks while its thread is inside cannot wait for what the thread holds.
+        // Until the fork is over this one is inside: handlers of the program, of forks and of
+        // signals, that close or lock a file meanwhile do not wait for it.
         if forks > 0 {
             FORKS.set(forks + 1);
         } else if !INSIDE.replace(true) {
@@ -82,8 +85,8 @@ unsafe extern "C" fn parent() {
     with_signals_blocked(|| unsafe { over() });
 }
 
-/// A child of a fork inside another one goes on with the other one: it forgets what is its parent's, and keeps the locks until that
-/// one is over, too.
+/// A child of a fork inside another one goes on with the other one: it forgets what is its
+/// parent's, and keeps the locks until that one is over, too.
 unsafe extern "C" fn child() {
     with_signals_blocked(|| {
         PROCESS.store(process(), Ordering::Relaxed);
@@ -197,7 +200,8 @@ mod tests {
         })
     }
 
-    /// In a process of its own. A signal comes while a thread waits for the third lock. Afterwards all of them are free.
+    /// In a process of its own. A signal comes while a thread waits for the third lock. Afterwards
+    /// all of them are free.
     fn interrupted() -> bool {
         static FIRST: AtomicI32 = AtomicI32::new(0);
         static SECOND: AtomicI32 = AtomicI32::new(0);

@@ -1,17 +1,22 @@
-//! POSIX locks of the program (`fcntl(F_SETLK)`, `lockf`). They belong to the process and the file: closing any descriptor of the
-//! file drops them, ours too, and `execve` closes ours. So a file has either a lock or a descriptor of ours, never both.
+//! POSIX locks of the program (`fcntl(F_SETLK)`, `lockf`). They belong to the process and the file:
+//! closing any descriptor of the file drops them, ours too, and `execve` closes ours. So a file has
+//! either a lock or a descriptor of ours, never both.
 //!
-//! **Why never both.** A call that may lock a file [`begins`] before the kernel knows of it: it counts itself in `UNDER_WAY`, then
-//! looks for the file among the known ones, and closes what there is of ours under the file's lock `own`. Who opens one
-//! ([`Opened::direct`](files::Opened::direct)) does so under that lock, after it has found no such call counted and no lock in the kernel's list.
-//! * The file was known when the call looked: whoever opened before the call had `own` is closed by it, and waited for while others
-//!   use it; who has `own` after it finds the call counted.
-//! * The file was not known: it becomes so under the lock of all files, after the call had that one; whoever opens does so later, and
-//!   finds the call counted.
-//! * When the call has [`ended`], the kernel's list has the lock. It had it before the call was no more counted.
+//! **Why never both.** A call that may lock a file [`begins`] before the kernel knows of it: it
+//! counts itself in `UNDER_WAY`, then looks for the file among the known ones, and closes what
+//! there is of ours under the file's lock `own`. Who opens one
+//! ([`Opened::direct`](files::Opened::direct)) does so under that lock, after it has found no such
+//! call counted and no lock in the kernel's list.
+//! * The file was known when the call looked: whoever opened before the call had `own` is closed by
+//!   it, and waited for while others use it; who has `own` after it finds the call counted.
+//! * The file was not known: it becomes so under the lock of all files, after the call had that
+//!   one; whoever opens does so later, and finds the call counted.
+//! * When the call has [`ended`], the kernel's list has the lock. It had it before the call was no
+//!   more counted.
 //!
-//! Locks that are taken by system calls around the C library are seen in the kernel's list, where a descriptor is to be opened. Where
-//! there is one already, it stays: to close it would drop them at once.
+//! Locks that are taken by system calls around the C library are seen in the kernel's list, where a
+//! descriptor is to be opened. Where there is one already, it stays: to close it would drop them at
+//! once.
 
 use crate::files::{self, FileId, borrow, id_of};
 use crate::{fork, sys};
@@ -23,18 +28,20 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many counters there are: files that share one with a file on which a lock is waited for go the plain way meanwhile.
+/// How many counters there are: files that share one with a file on which a lock is waited for go
+/// the plain way meanwhile.
 const COUNTERS: usize = 256;
 
-/// Calls under way that may lock a file, by its number. A call that never returns, because its thread is cancelled or its signal
-/// handler jumps away, stays counted.
+/// Calls under way that may lock a file, by its number. A call that never returns, because its
+/// thread is cancelled or its signal handler jumps away, stays counted.
 static UNDER_WAY: [AtomicU32; COUNTERS] = [const { AtomicU32::new(0) }; COUNTERS];
 
-/// How often this process and those before it have forked: a child has none of its parent's calls under way.
+/// How often this process and those before it have forked: a child has none of its parent's calls
+/// under way.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A call that may lock a file, from before it to after it. It does not end by itself: a thread that waits for a lock may be cancelled,
-/// and nothing of ours must be in the way of that.
+/// A call that may lock a file, from before it to after it. It does not end by itself: a thread
+/// that waits for a lock may be cancelled, and nothing of ours must be in the way of that.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[must_use]
@@ -60,8 +67,9 @@ fn counter(file: FileId) -> &'static AtomicU32 {
     &UNDER_WAY[usize::from(mixed.to_le_bytes()[0])]
 }
 
-/// Is told that the program is about to make a call that may lock the file. Takes no memory and gives none back: signal handlers
-/// call it. One that has interrupted the library waits for nobody, and leaves a descriptor that is in use.
+/// Is told that the program is about to make a call that may lock the file. Takes no memory and
+/// gives none back: signal handlers call it. One that has interrupted the library waits for nobody,
+/// and leaves a descriptor that is in use.
 pub fn begins(fd: RawFd) -> Locking {
     let stat = borrow(fd).and_then(|fd| rustix::fs::fstat(fd).ok());
     let stat = stat.filter(|stat| {
@@ -106,10 +114,12 @@ pub(crate) fn forget() {
     }
 }
 
-/// Where a lock is told of in `/proc/self/fdinfo` (fs/locks.c: `lock_get_status`); those of open files are `OFDLCK` and `FLOCK`.
+/// Where a lock is told of in `/proc/self/fdinfo` (fs/locks.c: `lock_get_status`); those of open
+/// files are `OFDLCK` and `FLOCK`.
 const POSIX: &[u8] = b": POSIX ";
 
-/// The file that a descriptor is of, as a path. To close a descriptor of a path drops no locks (fs/open.c: `filp_flush`).
+/// The file that a descriptor is of, as a path. To close a descriptor of a path drops no locks
+/// (fs/open.c: `filp_flush`).
 pub(crate) fn path_of(fd: RawFd) -> Result<Unseen, Errno> {
     open_own("fd", fd, OFlags::PATH)
 }
@@ -123,9 +133,9 @@ fn open_own(folder: &str, fd: RawFd, flags: OFlags) -> Result<Unseen, Errno> {
         .map(|fd| Unseen(ManuallyDrop::new(fd)))
 }
 
-/// Whether the process has POSIX locks of a file. The kernel tells of each by the open file that it was taken by (fs/locks.c:
-/// `__show_fd_locks`), and not of those that others have taken by the same one. That one is still open: closing it would have
-/// dropped the lock.
+/// Whether the process has POSIX locks of a file. The kernel tells of each by the open file that it
+/// was taken by (fs/locks.c: `__show_fd_locks`), and not of those that others have taken by the
+/// same one. That one is still open: closing it would have dropped the lock.
 ///
 /// # Errors
 /// When that cannot be found out.
@@ -179,7 +189,8 @@ fn are_held_by(fd: RawFd) -> Result<bool, Errno> {
     }
 }
 
-/// A descriptor of a moment, which is closed past the C library's function: that is ours, and looks at what the program closes.
+/// A descriptor of a moment, which is closed past the C library's function: that is ours, and looks
+/// at what the program closes.
 #[derive(Debug)]
 pub(crate) struct Unseen(ManuallyDrop<OwnedFd>);
 

@@ -1,4 +1,5 @@
-//! Through the page cache: the kernel copies to and from the mapping, or to and from a buffer where there is no mapping.
+//! Through the page cache: the kernel copies to and from the mapping, or to and from a buffer where
+//! there is no mapping.
 
 use crate::direct;
 use crate::files::Opened;
@@ -31,7 +32,8 @@ impl Bounce {
     }
 }
 
-/// Reads `length` bytes at `offset` of the file to `address` in `region`; less at the end of the file.
+/// Reads `length` bytes at `offset` of the file to `address` in `region`; less at the end of the
+/// file.
 ///
 /// # Errors
 /// What `pread` says, when nothing was read.
@@ -102,15 +104,17 @@ pub fn write(
     })
 }
 
-/// Whether the kernel could not use the memory itself: where the program's own descriptor is for direct I/O, and the memory has no
-/// pages or is not reached by the disk. What it would refuse with any memory stays refused.
+/// Whether the kernel could not use the memory itself: where the program's own descriptor is for
+/// direct I/O, and the memory has no pages or is not reached by the disk. What it would refuse with
+/// any memory stays refused.
 fn wants_bounce(opened: &Opened, address: usize, result: Result<usize, Errno>) -> bool {
     let aligned = address.is_multiple_of(opened.file.memory_align);
     let is_direct = opened.flags.contains(OFlags::DIRECT);
     is_direct && aligned && result.is_err_and(direct::is_refusal)
 }
 
-/// A mapping may have been taken away under a registration: a copy by the processor must not be the one to find out.
+/// A mapping may have been taken away under a registration: a copy by the processor must not be the
+/// one to find out.
 pub(crate) fn check(region: &Region, address: usize, length: usize) -> Result<(), Errno> {
     if !region.provider.is_mapped() {
         return Ok(());
@@ -125,7 +129,8 @@ pub(crate) fn check(region: &Region, address: usize, length: usize) -> Result<()
     }
 }
 
-/// Calls `part` with what is done until all is, or it says that it was short. An error counts only when nothing is done.
+/// Calls `part` with what is done until all is, or it says that it was short. An error counts only
+/// when nothing is done.
 fn in_parts(
     length: usize,
     mut part: impl FnMut(usize) -> Result<(usize, bool), Errno>,

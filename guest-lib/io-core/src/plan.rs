@@ -85,7 +85,8 @@ pub struct Read<'a> {
 }
 
 impl Read<'_> {
-    /// Decides about a read that is not short and sequential, from what `look` says of the body's residency.
+    /// Decides about a read that is not short and sequential, from what `look` says of the body's
+    /// residency.
     #[must_use]
     pub fn plan(&self, look: impl FnOnce(&Range<u64>) -> Residency) -> Plan {
         let bytes = self.body.end - self.body.start;

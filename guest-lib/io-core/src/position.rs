@@ -1,8 +1,9 @@
 //! Calls that use the file position, and calls that append: each is one call of the kernel.
 //!
-//! The position belongs to all who have the open file, other processes among them. Linux moves it together with the bytes, under a
-//! lock that nobody else can hold; and where a file ends only the kernel knows when it adds bytes. So these calls go the way that
-//! the kernel takes by itself, and P2P is for those that name an offset.
+//! The position belongs to all who have the open file, other processes among them. Linux moves it
+//! together with the bytes, under a lock that nobody else can hold; and where a file ends only the
+//! kernel knows when it adds bytes. So these calls go the way that the kernel takes by itself, and
+//! P2P is for those that name an offset.
 
 use crate::config::Mode;
 use crate::direct;
@@ -75,7 +76,8 @@ impl Whole<'_> {
         lengths.fold(0, usize::saturating_add).min(sys::MAX_BYTES)
     }
 
-    /// Where it begins, for those who follow sequences: the position may be another one when the call is made.
+    /// Where it begins, for those who follow sequences: the position may be another one when the
+    /// call is made.
     fn offset(&self) -> Option<u64> {
         let follows = self.direction == Direction::Read && self.mode == Mode::Auto;
         match self.position {

@@ -1,9 +1,9 @@
-//! P-readahead (spin-atc17, section 4.3.2): sequences of short reads go through the page cache, where the system's read-ahead serves
-//! them, and what that leaves there is bounded.
+//! P-readahead (spin-atc17, section 4.3.2): sequences of short reads go through the page cache,
+//! where the system's read-ahead serves them, and what that leaves there is bounded.
 //!
-//! Before the system's read-ahead gets there, the pages ahead of a sequence are asked about: those that are not cached will be
-//! because of us. They are the private set. When it grows beyond its size, its oldest pages are dropped. What was cached
-//! before is others' and stays.
+//! Before the system's read-ahead gets there, the pages ahead of a sequence are asked about: those
+//! that are not cached will be because of us. They are the private set. When it grows beyond its
+//! size, its oldest pages are dropped. What was cached before is others' and stays.
 
 use crate::config;
 use crate::files::{File, FileId, Opened};
@@ -18,8 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// Sequences of one file that are followed at a time.
 const TAILS: usize = 8;
-/// How far the system's read-ahead can be ahead of a sequence that has just begun, and by how many times what the sequence has
-/// read, as its window grows; when it has grown it is ahead by two windows.
+/// How far the system's read-ahead can be ahead of a sequence that has just begun, and by how many
+/// times what the sequence has read, as its window grows; when it has grown it is ahead by two
+/// windows.
 const FIRST_AHEAD: u64 = 512 << 10;
 const GROWTH: u64 = 16;
 
@@ -76,8 +77,8 @@ pub enum Pattern {
 }
 
 impl Stream {
-    /// Notes a read of `length` bytes at `offset`. The system's window is `window` bytes; from `direct_from` bytes on P2P is known
-    /// to be faster than read-ahead, whatever the window.
+    /// Notes a read of `length` bytes at `offset`. The system's window is `window` bytes; from
+    /// `direct_from` bytes on P2P is known to be faster than read-ahead, whatever the window.
     pub fn observe(
         &mut self,
         offset: u64,
@@ -212,8 +213,8 @@ pub struct Prepared {
     pub until: u64,
 }
 
-/// Before a short read of a sequence at `offset` of `length`: asks about the pages ahead, where that is due, and drops pages that
-/// have been read where there are too many.
+/// Before a short read of a sequence at `offset` of `length`: asks about the pages ahead, where
+/// that is due, and drops pages that have been read where there are too many.
 pub fn prepare(opened: &Opened, offset: u64, length: u64) -> Prepared {
     let end = offset.saturating_add(length);
     let page = sys::page_bytes() as u64;
@@ -364,7 +365,8 @@ impl Private {
     }
 }
 
-/// The file is about to be closed: what is cached because of us is dropped while there is a descriptor.
+/// The file is about to be closed: what is cached because of us is dropped while there is a
+/// descriptor.
 pub(crate) fn drop_file(file: &File, fd: RawFd) {
     let mut gone: Vec<Range<u64>> = {
         let mut stream = file.stream.lock();
@@ -458,7 +460,8 @@ fn credit_of(fd: RawFd) -> Option<&'static Credit> {
     CREDIT.get(usize::try_from(fd).ok()?)
 }
 
-/// Lets reads of `fd` go on from `next` up to `until` by the plain call; `way` is what they count as.
+/// Lets reads of `fd` go on from `next` up to `until` by the plain call; `way` is what they count
+/// as.
 pub(crate) fn grant(fd: RawFd, next: u64, until: u64, way: Way) {
     if let Some(credit) = credit_of(fd) {
         credit.from.store(next, Ordering::Relaxed);
@@ -468,8 +471,9 @@ pub(crate) fn grant(fd: RawFd, next: u64, until: u64, way: Way) {
     }
 }
 
-/// If a read of `length` bytes is in the credit of `fd`, takes it from there and says what it counts as. A wrong answer, for a descriptor that has
-/// become another file's, costs time and nothing else. Without an offset it is the file position, wherever that is.
+/// If a read of `length` bytes is in the credit of `fd`, takes it from there and says what it
+/// counts as. A wrong answer, for a descriptor that has become another file's, costs time and
+/// nothing else. Without an offset it is the file position, wherever that is.
 #[inline]
 pub(crate) fn spend(fd: RawFd, offset: Option<u64>, length: u64) -> Option<Way> {
     let credit = credit_of(fd)?;
@@ -493,7 +497,8 @@ pub(crate) fn stands_alone(fd: RawFd, offset: u64) -> bool {
     })
 }
 
-/// A read that stands alone has ended at `next`: one that begins there would continue it. Credit that is left stays.
+/// A read that stands alone has ended at `next`: one that begins there would continue it. Credit
+/// that is left stays.
 pub(crate) fn expect(fd: RawFd, next: u64) {
     let idle = credit_of(fd).filter(|credit| {
         credit.next.load(Ordering::Relaxed) >= credit.until.load(Ordering::Relaxed)
@@ -524,7 +529,8 @@ impl Advice {
     }
 }
 
-/// Is told what the program says of how it will read a descriptor. Nothing is looked at: many programs say so of every file.
+/// Is told what the program says of how it will read a descriptor. Nothing is looked at: many
+/// programs say so of every file.
 pub fn advise(fd: RawFd, advice: Advice) {
     let word = usize::try_from(fd).ok().and_then(|fd| ADVICE.get(fd));
     if let Some(word) = word {

@@ -8,7 +8,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// Pairs of a region and a disk that have been found not to reach each other, remembered per region.
+/// Pairs of a region and a disk that have been found not to reach each other, remembered per
+/// region.
 const REFUSED: usize = 16;
 
 /// Device memory at an address of this process.
@@ -41,7 +42,8 @@ impl Region {
         }
     }
 
-    /// Whether direct I/O between this memory and the file system with device number `device` has been refused before.
+    /// Whether direct I/O between this memory and the file system with device number `device` has
+    /// been refused before.
     pub(crate) fn is_refused(&self, device: u64) -> bool {
         let known = device.wrapping_add(1);
         let mut refused = self.refused.iter();

@@ -116,8 +116,9 @@ pub fn register_with(
     put(address, length, &provider, false)
 }
 
-/// Registers an allocation that nobody has registered, and that was found to be device memory. Nobody tells when it is gone: what was
-/// adopted before at some of its addresses is gone by now, unless it is all of it, by another thread.
+/// Registers an allocation that nobody has registered, and that was found to be device memory.
+/// Nobody tells when it is gone: what was adopted before at some of its addresses is gone by now,
+/// unless it is all of it, by another thread.
 ///
 /// # Errors
 /// As [`register`].
@@ -215,7 +216,8 @@ pub fn unregister(address: usize) -> Result<(), RegisterError> {
     take_away(address, None)
 }
 
-/// As [`unregister`]. With `only`, the name of what was looked at: another thread may have put something else in its place.
+/// As [`unregister`]. With `only`, the name of what was looked at: another thread may have put
+/// something else in its place.
 fn take_away(address: usize, only: Option<u64>) -> Result<(), RegisterError> {
     let quiet = Quiet::new();
     let name = {
@@ -234,8 +236,8 @@ fn take_away(address: usize, only: Option<u64>) -> Result<(), RegisterError> {
     Ok(())
 }
 
-/// Unregisters every range that overlaps `address..address + length`; returns what was taken away: first byte, length,
-/// provider.
+/// Unregisters every range that overlaps `address..address + length`; returns what was taken away:
+/// first byte, length, provider.
 pub fn unregister_overlapping(
     address: usize,
     length: usize,
@@ -258,7 +260,8 @@ pub fn unregister_overlapping(
     taken
 }
 
-/// Whether any registered memory is near `address`: false for nearly all buffers, at the price of two loads.
+/// Whether any registered memory is near `address`: false for nearly all buffers, at the price of
+/// two loads.
 #[inline]
 #[must_use]
 pub fn may_hold(address: usize) -> bool {
@@ -285,8 +288,9 @@ pub fn find(address: usize, length: usize) -> Option<Held<'static>> {
     SLOTS.enter(RANGES.find(address, length)?)
 }
 
-/// A region that was found for `length` bytes at `address`, if they are its memory still. Nobody tells when an allocation is gone that
-/// was adopted, and the addresses may be something else by now: then it is taken away.
+/// A region that was found for `length` bytes at `address`, if they are its memory still. Nobody
+/// tells when an allocation is gone that was adopted, and the addresses may be something else by
+/// now: then it is taken away.
 pub(crate) fn still_there(region: Held<'_>, address: usize, length: usize) -> Option<Held<'_>> {
     if region.provider.holds(address, length) {
         return Some(region);

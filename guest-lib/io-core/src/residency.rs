@@ -39,8 +39,9 @@ fn cached(runs: &[Run]) -> u64 {
     cached.map(|run| run.bytes).sum()
 }
 
-/// Looks at `length` bytes at `offset`, both multiples of the page size, the length not zero and at most [`MOST_PAGES`]: one
-/// `cachestat`, and only where that says "some", one `mincore`, each page by itself.
+/// Looks at `length` bytes at `offset`, both multiples of the page size, the length not zero and at
+/// most [`MOST_PAGES`]: one `cachestat`, and only where that says "some", one `mincore`, each page
+/// by itself.
 #[must_use]
 pub fn look(opened: &Opened, offset: u64, length: u64) -> Residency {
     let page = sys::page_bytes() as u64;
@@ -49,7 +50,8 @@ pub fn look(opened: &Opened, offset: u64, length: u64) -> Residency {
         Ok(stat) if stat.cached == 0 => Residency::Nothing,
         Ok(stat) if stat.cached >= pages => Residency::All,
         Ok(_) => each_page(opened, offset, length),
-        // Linux before 6.5. There mincore must be asked by somebody who may write the file, or it says that all is there.
+        // Linux before 6.5. There mincore must be asked by somebody who may write the file, or it
+        // says that all is there.
         Err(Errno::NOSYS) if may_write(opened) => each_page(opened, offset, length),
         Err(_) => Residency::Unknown,
     }

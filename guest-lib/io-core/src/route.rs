@@ -1,6 +1,7 @@
 //! A request from its call to its bytes.
 //!
-//! Every function here answers `None` for a call that is not ours: the caller gives it to the C library as it is.
+//! Every function here answers `None` for a call that is not ours: the caller gives it to the C
+//! library as it is.
 
 use crate::config::{self, Mode};
 use crate::decide::{Reach, plan_read, plan_write, reach};
@@ -149,7 +150,8 @@ fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
     }))
 }
 
-/// Whether the descriptor is one that the router serves in this direction: the C library says what is wrong with others.
+/// Whether the descriptor is one that the router serves in this direction: the C library says what
+/// is wrong with others.
 pub(crate) fn may(opened: &Opened, direction: Direction) -> bool {
     let mode = opened.flags & OFlags::RWMODE;
     let needed = match direction {
@@ -194,7 +196,8 @@ fn on_credit(call: &Call, region: &Region, mode: Mode) -> Option<Result<usize, E
     }
 }
 
-/// Up to this size a request is in the page cache or is not, and what is asked of the kernel before it is felt.
+/// Up to this size a request is in the page cache or is not, and what is asked of the kernel before
+/// it is felt.
 const SMALL_BYTES: u64 = 16 << 10;
 
 /// A small read that continues nothing, of what is cached: one question and the plain call.
@@ -407,8 +410,8 @@ impl Work<'_> {
     }
 }
 
-/// After a plain call has failed with `EFAULT`: whether the buffer is memory of a CUDA device that the program has not registered.
-/// Then it is from now on, and the call is to be made again.
+/// After a plain call has failed with `EFAULT`: whether the buffer is memory of a CUDA device that
+/// the program has not registered. Then it is from now on, and the call is to be made again.
 pub fn adopt(address: usize, length: usize) -> bool {
     let Some(_inside) = Inside::enter() else {
         return false;

@@ -1,4 +1,5 @@
-//! System calls that the program's own names must not be used for: `pread` and its like are what this library stands in front of.
+//! System calls that the program's own names must not be used for: `pread` and its like are what
+//! this library stands in front of.
 //!
 //! Everything here goes to the kernel directly and leaves `errno` as it was.
 
@@ -131,7 +132,8 @@ pub unsafe fn pwrite_with(
 }
 
 /// # Safety
-/// The kernel may read or write what the vectors name, as call `number` does; it checks that it is mapped.
+/// The kernel may read or write what the vectors name, as call `number` does; it checks that it is
+/// mapped.
 unsafe fn vectored(
     number: c_long,
     fd: RawFd,
@@ -219,8 +221,9 @@ pub fn write_back(fd: RawFd, offset: u64, length: u64) -> Result<(), Errno> {
     unsafe { call(libc::SYS_sync_file_range, arguments) }.map(drop)
 }
 
-/// Does to a file what a write at `offset` does before it moves anything: sets its modification time, takes rights away that files
-/// lose when they are written, and finds out that it has none. The block there is one that a write would allocate.
+/// Does to a file what a write at `offset` does before it moves anything: sets its modification
+/// time, takes rights away that files lose when they are written, and finds out that it has none.
+/// The block there is one that a write would allocate.
 pub fn modify(fd: RawFd, offset: u64) {
     let mode = word(libc::FALLOC_FL_KEEP_SIZE);
     let arguments = [word(fd), mode, to_usize(offset), 1, 0, 0];
@@ -252,7 +255,8 @@ pub fn close(fd: RawFd) {
     let _ = unsafe { call(libc::SYS_close, [word(fd), 0, 0, 0, 0, 0]) };
 }
 
-/// `FS_IOC_FSGETXATTR` and `struct fsxattr` (linux/fs.h): its words, of which the first are the flags.
+/// `FS_IOC_FSGETXATTR` and `struct fsxattr` (linux/fs.h): its words, of which the first are the
+/// flags.
 const IOC_FSGETXATTR: usize = 0x801c_581f;
 const FSXATTR_WORDS: usize = 7;
 

@@ -1,5 +1,5 @@
-//! Reads and writes between a file on this machine's disk and device memory as a host has it. The modes and the totals belong to
-//! the process: one test at a time.
+//! Reads and writes between a file on this machine's disk and device memory as a host has it. The
+//! modes and the totals belong to the process: one test at a time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -142,7 +142,8 @@ fn a_mixed_request_takes_cached_pages_from_the_cache_and_the_rest_by_p2p() {
             after.cache + after.p2p - before.cache - before.p2p,
             16 << 20
         );
-        // Without a calibration of this disk a mixed request is one transfer; with one it is what the model says.
+        // Without a calibration of this disk a mixed request is one transfer; with one it is what
+        // the model says.
         assert!(after.p2p - before.p2p >= 8 << 20);
         found.push((cached, disk.cached_pages()));
         if found.last() == Some(&(2048, 2048)) {

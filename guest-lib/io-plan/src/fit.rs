@@ -131,7 +131,8 @@ impl Bent {
         self.constant + self.slope * (bytes - self.knee).max(0.0)
     }
 
-    /// Least squares of the relative errors for a given knee, so that 4 KiB counts as much as 16 MiB.
+    /// Least squares of the relative errors for a given knee, so that 4 KiB counts as much as 16
+    /// MiB.
     fn through(points: &[(f64, f64)], knee: f64) -> Self {
         let (mut sw, mut sx, mut sy, mut sxx, mut sxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
         for (bytes, time) in points {
@@ -167,8 +168,9 @@ impl Bent {
     }
 }
 
-/// Fits equation 1 of SPIN to direct transfers and a straight line to copies from the page cache, over
-/// the first quartile of each size. Refuses what is too little, too scattered or of another shape.
+/// Fits equation 1 of SPIN to direct transfers and a straight line to copies from the page cache,
+/// over the first quartile of each size. Refuses what is too little, too scattered or of another
+/// shape.
 pub fn fit(p2p: &[Sample], cache: &[Sample]) -> Result<Fit, FitError> {
     const P2P: &str = "P2P";
     const CACHE: &str = "Page cache";
@@ -200,8 +202,8 @@ fn points(quartiles: &[(u64, f64)]) -> Vec<(f64, f64)> {
     quartiles.iter().map(|(b, t)| (float(*b), *t)).collect()
 }
 
-/// The time of each size that has enough, by size: the first quartile, as another load of the machine only
-/// ever adds to a time.
+/// The time of each size that has enough, by size: the first quartile, as another load of the
+/// machine only ever adds to a time.
 fn quartiles(way: &'static str, samples: &[Sample]) -> Result<Vec<(u64, f64)>, FitError> {
     let mut sizes = BTreeMap::<u64, Vec<f64>>::new();
     for sample in samples {
@@ -244,8 +246,8 @@ fn quartiles(way: &'static str, samples: &[Sample]) -> Result<Vec<(u64, f64)>, F
     Ok(quartiles)
 }
 
-/// The best line with one bend: every knee between the smallest size and the third largest is tried,
-/// so that at least two points are on the slope.
+/// The best line with one bend: every knee between the smallest size and the third largest is
+/// tried, so that at least two points are on the slope.
 fn bent(points: &[(f64, f64)]) -> Bent {
     let smallest = points.first().map_or(1.0, |p| p.0);
     let largest = points.iter().rev().nth(2).map_or(smallest, |p| p.0);
@@ -268,8 +270,8 @@ fn bent(points: &[(f64, f64)]) -> Bent {
     }
 }
 
-/// R^2 of a line that is good enough: of the logarithms of the times, as the line has the least relative
-/// errors. Of the times themselves it would be decided by the largest sizes.
+/// R^2 of a line that is good enough: of the logarithms of the times, as the line has the least
+/// relative errors. Of the times themselves it would be decided by the largest sizes.
 fn judge(way: &'static str, points: &[(f64, f64)], line: &Bent) -> Result<f64, FitError> {
     if !(line.slope.is_finite() && line.slope > 0.0) {
         return Err(FitError::NoBandwidth {

@@ -6,8 +6,8 @@ use crate::model::{CostModel, Run, Way};
 /// |a| + |b| < S_cutoff, or if T_p2p(|a| + |b| + |c|) < T_p2p(|a|) + T_pc(|b|) + T_p2p(|c|). A range
 /// that was merged is part of the next a.
 ///
-/// Its view of one range is short: it merges a range because of the next one and never looks whether
-/// a later cached range makes that worthless.
+/// Its view of one range is short: it merges a range because of the next one and never looks
+/// whether a later cached range makes that worthless.
 pub fn greedy(model: &CostModel, runs: &[Run]) -> Vec<Way> {
     let mut ways = Vec::with_capacity(runs.len());
     let wholly_cached = runs.iter().all(|run| run.cached);

@@ -79,8 +79,8 @@ pub enum ModelError {
         /// Nanoseconds.
         value: f64,
     },
-    /// Below the cutoff the device would be faster than its bandwidth, and many short transfers faster
-    /// than a long one.
+    /// Below the cutoff the device would be faster than its bandwidth, and many short transfers
+    /// faster than a long one.
     #[error(
         "Cutoff of {cutoff_bytes} bytes in {p2p_overhead_ns} ns is faster than {p2p_bandwidth} bytes/s"
     )]
@@ -94,8 +94,8 @@ pub enum ModelError {
     },
 }
 
-/// Times of transfers: equation 1 of SPIN, and beside its T_pc(s) = s / BW_pc what a call for cached
-/// bytes costs, which user space cannot leave out.
+/// Times of transfers: equation 1 of SPIN, and beside its T_pc(s) = s / BW_pc what a call for
+/// cached bytes costs, which user space cannot leave out.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Parameters", into = "Parameters")]
 pub struct CostModel {
@@ -159,10 +159,10 @@ impl CostModel {
         })
     }
 
-    /// From how many bytes on a direct transfer is faster than one of a sequence that read-ahead keeps
-    /// filling: where T_p2p(s) = T_call + s / BW_ra. The paper takes the system's read-ahead window
-    /// (section 4.3.2), which says nothing of the device. `u64::MAX` if it never is; `None` if that was
-    /// not measured.
+    /// From how many bytes on a direct transfer is faster than one of a sequence that read-ahead
+    /// keeps filling: where T_p2p(s) = T_call + s / BW_ra. The paper takes the system's read-ahead
+    /// window (section 4.3.2), which says nothing of the device. `u64::MAX` if it never is; `None`
+    /// if that was not measured.
     pub fn direct_from(&self) -> Option<u64> {
         self.direct_from
     }
@@ -188,8 +188,8 @@ impl CostModel {
         self.cache_overhead + float(bytes) * self.cache_byte
     }
 
-    /// Nanoseconds that `runs` take by `ways`: a copy for each run from the cache, a transfer for each
-    /// stretch of neighbours that go by P2P. Runs without a way are not counted.
+    /// Nanoseconds that `runs` take by `ways`: a copy for each run from the cache, a transfer for
+    /// each stretch of neighbours that go by P2P. Runs without a way are not counted.
     pub fn cost_ns(&self, runs: &[Run], ways: &[Way]) -> f64 {
         let (mut total, mut open) = (0.0, 0_u64);
         for (run, way) in runs.iter().zip(ways) {

@@ -7,9 +7,9 @@ use crate::model::{CostModel, Parameters, Run, Way};
 pub const REQUEST: u64 = 8 << 20;
 const PAGE: u64 = 4096;
 
-/// What SPIN found for an Intel P3700: S_cutoff 512 KB and C_p2p 584 us (section 4.3.1), 2.65 GB/s by
-/// P2P and 10.13 GB/s from the page cache (table 3). Section 4.3.1 also has 584 us for 249 cached
-/// pages, which is 1.75 GB/s: then no cached byte of a request would be worth a copy.
+/// What SPIN found for an Intel P3700: S_cutoff 512 KB and C_p2p 584 us (section 4.3.1), 2.65 GB/s
+/// by P2P and 10.13 GB/s from the page cache (table 3). Section 4.3.1 also has 584 us for 249
+/// cached pages, which is 1.75 GB/s: then no cached byte of a request would be worth a copy.
 pub fn p3700() -> CostModel {
     let parameters = Parameters {
         cutoff_bytes: 512 << 10,
@@ -97,8 +97,8 @@ impl Random {
     }
 }
 
-/// A request of `bytes` with a random residency: the share that is cached and the mean length of its
-/// runs are random too, the latter from `shortest` pages on and as likely within any factor.
+/// A request of `bytes` with a random residency: the share that is cached and the mean length of
+/// its runs are random too, the latter from `shortest` pages on and as likely within any factor.
 pub fn request(random: &mut Random, bytes: u64, shortest: f64) -> Vec<Run> {
     let mut left = bytes / PAGE;
     let span = (left as f64 / shortest).max(1.0);

@@ -44,19 +44,20 @@ impl Scheduler {
     /// The schedule of least time under `model`, exactly, in linear time.
     ///
     /// SPIN calls the exact solution too slow and takes a greedy one ([`crate::greedy`]), which is
-    /// close on average but loses an eighth on single requests. The shape of equation 1 allows a linear pass: let
-    /// L(i) be the least time for the runs before boundary i, B(i) their bytes. The last transfer
-    /// before i is a copy of run i - 1, or a direct transfer from some boundary j:
-    /// L(i) = min over j of L(j) + C_p2p + max(0, B(i) - B(j) - S_cutoff) / BW_p2p.
+    /// close on average but loses an eighth on single requests. The shape of equation 1 allows a
+    /// linear pass: let L(i) be the least time for the runs before boundary i, B(i) their bytes.
+    /// The last transfer before i is a copy of run i - 1, or a direct transfer from some boundary
+    /// j: L(i) = min over j of L(j) + C_p2p + max(0, B(i) - B(j) - S_cutoff) / BW_p2p.
     /// * Where B(i) - B(j) <= S_cutoff the best j is the first such: L does not fall with i, as a
     ///   schedule cut short costs no more.
-    /// * Elsewhere it is the j with the least L(j) - B(j) / BW_p2p, for every later i the same or one
-    ///   that has left the first kind since.
+    /// * Elsewhere it is the j with the least L(j) - B(j) / BW_p2p, for every later i the same or
+    ///   one that has left the first kind since.
     ///
-    /// Cutting a direct transfer in two never pays, as a model's C_p2p is at least S_cutoff / BW_p2p.
+    /// Cutting a direct transfer in two never pays, as a model's C_p2p is at least S_cutoff /
+    /// BW_p2p.
     ///
-    /// Without a model, a request that is wholly cached is copied and any other is one direct transfer:
-    /// nothing is assumed of the device, and nothing is slower than P2P alone.
+    /// Without a model, a request that is wholly cached is copied and any other is one direct
+    /// transfer: nothing is assumed of the device, and nothing is slower than P2P alone.
     pub fn schedule(&mut self, model: Option<&CostModel>, runs: &[Run]) -> &[Way] {
         self.ways.clear();
         let cached = runs.iter().filter(|run| run.cached).count();
@@ -101,8 +102,8 @@ impl Scheduler {
         }
     }
 
-    /// The least time before a boundary with `bytes` before it when the last transfer is direct, and
-    /// where that begins.
+    /// The least time before a boundary with `bytes` before it when the last transfer is direct,
+    /// and where that begins.
     fn direct(&self, model: &CostModel, bytes: f64, starts: &mut Starts) -> (f64, usize) {
         let mut near = None;
         for (before, least) in self

@@ -1,8 +1,8 @@
 //! The models of this machine's devices, in a TOML file.
 //!
 //! Read from `$FARLANE_IO_CONFIG` if set; otherwise from `$XDG_CONFIG_HOME/farlane/io.toml` (or
-//! `~/.config/farlane/io.toml`) and then `/var/lib/farlane/io.toml`. Written to `$FARLANE_IO_CONFIG`,
-//! by root to `/var/lib/farlane/io.toml`, by others to the file of the user.
+//! `~/.config/farlane/io.toml`) and then `/var/lib/farlane/io.toml`. Written to
+//! `$FARLANE_IO_CONFIG`, by root to `/var/lib/farlane/io.toml`, by others to the file of the user.
 
 use crate::model::CostModel;
 use serde::{Deserialize, Serialize};
@@ -146,8 +146,8 @@ impl Store {
     }
 }
 
-/// The model of device `major`:`minor` (a file's `st_dev`) for a provider's memory, as the shim asks for
-/// it once a device. `None` if the device has not been calibrated.
+/// The model of device `major`:`minor` (a file's `st_dev`) for a provider's memory, as the shim
+/// asks for it once a device. `None` if the device has not been calibrated.
 pub fn find(major: u32, minor: u32, provider: &str) -> Result<Option<CostModel>, StoreError> {
     let device = crate::device::name_in(Path::new("/sys"), major, minor);
     let store = Store::load()?;

@@ -127,8 +127,8 @@ impl Decision {
         pieces.fold(0, |sum, piece| sum.saturating_add(piece.bytes))
     }
 
-    /// As a line, with its end: written by one `write` to a file opened for appending, lines of threads
-    /// and processes do not mix.
+    /// As a line, with its end: written by one `write` to a file opened for appending, lines of
+    /// threads and processes do not mix.
     pub fn line(&self) -> Result<String, serde_json::Error> {
         let mut line = serde_json::to_string(self)?;
         line.push('\n');
@@ -136,8 +136,8 @@ impl Decision {
     }
 }
 
-/// Reads a trace line by line. A line that was cut off at the end of the file is left out: its writer
-/// was killed or is still at it.
+/// Reads a trace line by line. A line that was cut off at the end of the file is left out: its
+/// writer was killed or is still at it.
 pub fn read(mut from: impl BufRead) -> impl Iterator<Item = Result<Decision, TraceError>> {
     let mut line = 0;
     std::iter::from_fn(move || {

@@ -9,8 +9,8 @@ fn sizes() -> impl Iterator<Item = u64> {
     (12..=24).map(|bits| 1 << bits)
 }
 
-/// Times of a device, `noise` being the share by which a time may be off either way; one in ten takes
-/// ten times as long.
+/// Times of a device, `noise` being the share by which a time may be off either way; one in ten
+/// takes ten times as long.
 fn measure(model: &CostModel, noise: f64) -> (Vec<Sample>, Vec<Sample>) {
     let mut random = Random::new(7);
     let mut sample = |bytes, nanoseconds: f64| {

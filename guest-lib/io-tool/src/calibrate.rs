@@ -89,8 +89,9 @@ fn measure(target: &Target, memory: &mut Memory) -> Result<(Vec<Sample>, Vec<Sam
     Ok((p2p, cache))
 }
 
-/// Bytes per second of a sequence of reads of a file that is not cached, of which, as the library does it, no
-/// more than a little stays cached: the median of some. None if the file is too short for one.
+/// Bytes per second of a sequence of reads of a file that is not cached, of which, as the library
+/// does it, no more than a little stays cached: the median of some. None if the file is too short
+/// for one.
 fn readahead(target: &Target, memory: &mut Memory) -> Result<Option<f64>> {
     let mut rates = Vec::new();
     for round in 0..=SEQUENCES {

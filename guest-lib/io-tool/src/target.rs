@@ -35,8 +35,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Opens a block device or a file for reading, or makes a file in a folder that is gone when this
-    /// is dropped.
+    /// Opens a block device or a file for reading, or makes a file in a folder that is gone when
+    /// this is dropped.
     pub fn open(path: &Path) -> Result<Self> {
         let shown = path.display();
         let context = || format!("Cannot open {shown}");
@@ -72,8 +72,8 @@ impl Target {
         Ok(target)
     }
 
-    /// The sizes that are measured: each twice the one before, up to `largest` and to an eighth of the
-    /// file.
+    /// The sizes that are measured: each twice the one before, up to `largest` and to an eighth of
+    /// the file.
     pub fn sizes(&self, largest: u64) -> Vec<u64> {
         let largest = largest.min(self.bytes / 8);
         std::iter::successors(Some(USUAL_ALIGNMENT.max(self.alignment)), |size| {

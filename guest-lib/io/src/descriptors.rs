@@ -256,7 +256,8 @@ pub unsafe extern "C" fn mremap(
     if flags & libc::MREMAP_FIXED != 0 {
         unmapping(new, new_length);
     }
-    // Of a shared mapping that is mapped once more (a length of zero) all that is mapped again is looked at.
+    // Of a shared mapping that is mapped once more (a length of zero) all that is mapped again is
+    // looked at.
     if !may_overlap(old.addr(), old_length.max(new_length)) {
         // SAFETY: as promised by the caller.
         return unsafe { next::mremap(old, old_length, new_length, flags, new) };

@@ -1,7 +1,8 @@
 //! `libfarlane_io.so`: plain read and write calls with device memory.
 //!
-//! Preloaded, it stands in front of the C library's functions of the same names. A call whose buffer is not registered device
-//! memory goes on to them after two comparisons. Everything else is in [`farlane_io_core`].
+//! Preloaded, it stands in front of the C library's functions of the same names. A call whose
+//! buffer is not registered device memory goes on to them after two comparisons. Everything else is
+//! in [`farlane_io_core`].
 
 mod descriptors;
 mod locks;

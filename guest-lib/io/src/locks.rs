@@ -1,7 +1,8 @@
 //! Calls that take POSIX locks: before them the library's own descriptors of the file are closed.
 //!
-//! A thread may be cancelled while it waits for a lock. What is called before and after is `extern "C"`, and nothing here is to be
-//! dropped: then there is nothing to be done in these functions when the C library unwinds them.
+//! A thread may be cancelled while it waits for a lock. What is called before and after is `extern
+//! "C"`, and nothing here is to be dropped: then there is nothing to be done in these functions
+//! when the C library unwinds them.
 
 use crate::next;
 use farlane_io_core::locks::{self, Locking};
@@ -21,7 +22,8 @@ extern "C" fn ended(locking: Locking) {
     locks::ended(locking);
 }
 
-/// `fcntl`. C declares it with any arguments; the kernel knows at most three, and where there are two the third is in no use.
+/// `fcntl`. C declares it with any arguments; the kernel knows at most three, and where there are
+/// two the third is in no use.
 ///
 /// # Safety
 /// As the C library's function of this name.

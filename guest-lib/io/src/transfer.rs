@@ -177,7 +177,8 @@ unsafe fn write_at(
     }
 }
 
-/// Flags change what a call means: those with any are the kernel's. An offset of -1 is the file position.
+/// Flags change what a call means: those with any are the kernel's. An offset of -1 is the file
+/// position.
 fn position_with(offset: off_t, flags: c_int) -> Option<Position> {
     match (offset, flags) {
         (-1, 0) => Some(Position::Current),

@@ -1,5 +1,5 @@
-//! Buffers in host memory: that there are as many as the window holds, that memory comes back, zeroed, and that it can
-//! be registered.
+//! Buffers in host memory: that there are as many as the window holds, that memory comes back,
+//! zeroed, and that it can be registered.
 //!
 //! ```text
 //! buffers cycle COUNT BYTES         allocates and frees COUNT buffers, one at a time
@@ -202,8 +202,8 @@ fn connect(qp: &Qp, peer: u32, gid: [u8; 16]) -> Result<()> {
     Ok(qp.modify(&attributes, mask)?)
 }
 
-/// Registers the middle of one buffer and all of another, lets go of the buffers, and has one written to the other:
-/// a registration keeps its memory.
+/// Registers the middle of one buffer and all of another, lets go of the buffers, and has one
+/// written to the other: a registration keeps its memory.
 fn register(context: &Arc<Context>, bytes: usize) -> Result<()> {
     let pd = Pd::allocate(context)?;
     let cq = Cq::create(context, 4, None)?;

@@ -162,8 +162,9 @@ impl Cq {
         Ok(count as usize)
     }
 
-    /// Takes out what a queue pair has completed that is gone, or was reset, at the backend: nobody is told of its requests any more,
-    /// and a number that is given again names another one. What others have completed moves together, towards the newest.
+    /// Takes out what a queue pair has completed that is gone, or was reset, at the backend: nobody
+    /// is told of its requests any more, and a number that is given again names another one. What
+    /// others have completed moves together, towards the newest.
     pub(crate) fn forget(&self, qp_number: u32) {
         // The memory of a child's parent.
         if !self.header.is_here() {
@@ -183,7 +184,8 @@ impl Cq {
         let mut kept = produced;
         for back in 1..=ready {
             let index = produced.wrapping_sub(back);
-            // SAFETY: as in `poll_each`: the backend leaves the entries between the two words alone.
+            // SAFETY: as in `poll_each`: the backend leaves the entries between the two words
+            // alone.
             let completion: Completion = unsafe { self.segment.read(at(index)) };
             if completion.qp_num.get() == qp_number {
                 continue;

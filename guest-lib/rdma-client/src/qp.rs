@@ -183,8 +183,8 @@ impl Qp {
         self.cookie.store(cookie, Ordering::Release);
     }
 
-    /// Changes the attributes that `mask` names (`QP_*` of [`farlane_abi::rdma`]). With a reset completions that nobody has taken are
-    /// none any more.
+    /// Changes the attributes that `mask` names (`QP_*` of [`farlane_abi::rdma`]). With a reset
+    /// completions that nobody has taken are none any more.
     ///
     /// # Errors
     /// What the backend says.
@@ -264,7 +264,8 @@ impl Qp {
         self.recv_queue()?.push(request)
     }
 
-    /// Destroys it at the backend. Outstanding requests do not complete, and completions that nobody has taken are none any more.
+    /// Destroys it at the backend. Outstanding requests do not complete, and completions that
+    /// nobody has taken are none any more.
     ///
     /// # Errors
     /// What the backend says.

@@ -27,8 +27,8 @@ pub struct DeviceInfo {
     pub address: Address,
 }
 
-/// Every device with objects to call: `/dev/farlaneN` by number, then the socket that [`SOCKET_VARIABLE`] names. A device that
-/// cannot be opened is listed, for opening it says why.
+/// Every device with objects to call: `/dev/farlaneN` by number, then the socket that
+/// [`SOCKET_VARIABLE`] names. A device that cannot be opened is listed, for opening it says why.
 #[must_use]
 pub fn devices() -> Vec<DeviceInfo> {
     let socket = std::env::var_os(SOCKET_VARIABLE).map(PathBuf::from);

@@ -1,8 +1,9 @@
 //! Descriptors of ours among the program's.
 //!
-//! A program may close any number, or put something else there, also one that it does not know of: daemons do, and shells. Then a
-//! library that goes on with its number works on the program's file. Who stands in front of the C library's functions asks here
-//! first whether a number is [ours](is_ours), and has it [make way](make_way) for the program.
+//! A program may close any number, or put something else there, also one that it does not know of:
+//! daemons do, and shells. Then a library that goes on with its number works on the program's file.
+//! Who stands in front of the C library's functions asks here first whether a number is
+//! [ours](is_ours), and has it [make way](make_way) for the program.
 
 use crate::{Origin, with_signals_blocked};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fstat};
@@ -15,14 +16,15 @@ use std::sync::{Arc, Once};
 
 /// Most descriptors that are guarded.
 pub const ROOM: usize = 272;
-/// Descriptors that may have any number begin here: below are those that programs get by themselves, and expect to get.
+/// Descriptors that may have any number begin here: below are those that programs get by
+/// themselves, and expect to get.
 const HIGH: RawFd = 512;
 
 /// What a descriptor is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A file of the program's, which keeps its number: to close any descriptor of a file ends the process's POSIX locks of it.
-    /// Children do not have it.
+    /// A file of the program's, which keeps its number: to close any descriptor of a file ends the
+    /// process's POSIX locks of it. Children do not have it.
     File,
     /// A device. Children do not have it.
     Device,
@@ -42,7 +44,8 @@ struct Entry {
     number: AtomicI32,
     /// Calls that use it.
     users: AtomicU32,
-    /// Which file it is: a number that the program has closed around the C library may be another one's by now.
+    /// Which file it is: a number that the program has closed around the C library may be another
+    /// one's by now.
     device: AtomicU64,
     inode: AtomicU64,
     /// Whether it is for direct I/O: a number of the same file that is not is the program's.
@@ -164,8 +167,8 @@ impl Guarded {
         })
     }
 
-    /// Closes it for good, when no call uses it any more. If that must not be waited for, one in use is refused. Neither takes memory
-    /// nor gives any back: signal handlers may ask for it.
+    /// Closes it for good, when no call uses it any more. If that must not be waited for, one in
+    /// use is refused. Neither takes memory nor gives any back: signal handlers may ask for it.
     ///
     /// # Errors
     /// `EBUSY` where it is in use, or has no entry.
@@ -197,8 +200,8 @@ impl Drop for Guarded {
             && self.origin.is_here()
             && !self.is_shut()
         {
-            // Nobody uses it any more, but a call may be giving it another number: that waits for nobody. While this one is at it no
-            // handler of its thread waits for it.
+            // Nobody uses it any more, but a call may be giving it another number: that waits for
+            // nobody. While this one is at it no handler of its thread waits for it.
             let _ = with_signals_blocked(|| entry.while_unused(true, || entry.close()));
         }
     }
@@ -294,8 +297,9 @@ impl Entry {
         }
     }
 
-    /// Closes the file, if the number is still its, and gives the entry back. To be called while nobody uses the number: who gives the
-    /// file another one meanwhile would do so to the next file that has the entry.
+    /// Closes the file, if the number is still its, and gives the entry back. To be called while
+    /// nobody uses the number: who gives the file another one meanwhile would do so to the next
+    /// file that has the entry.
     fn close(&self) {
         let number = self.number.swap(RESERVED, Ordering::AcqRel) - 1;
         if self.is_at(number) {
@@ -304,8 +308,8 @@ impl Entry {
         self.number.store(FREE, Ordering::Release);
     }
 
-    /// Does something while nobody uses the number: who comes meanwhile waits until it is done. If it must not be waited for those
-    /// who are there, it is refused.
+    /// Does something while nobody uses the number: who comes meanwhile waits until it is done. If
+    /// it must not be waited for those who are there, it is refused.
     fn while_unused<T>(&self, waits: bool, work: impl FnOnce() -> T) -> Result<T, Errno> {
         let wait = |users| {
             let _ = futex::wait(&self.users, futex::Flags::PRIVATE, users, None);
@@ -358,8 +362,8 @@ impl Entry {
                     vacate(number);
                     Ok(())
                 }
-                // This is a child, made by a handler that has interrupted this: nothing of ours is there any more, and the duplicate
-                // goes.
+                // This is a child, made by a handler that has interrupted this: nothing of ours is
+                // there any more, and the duplicate goes.
                 Ok(_) => Ok(()),
                 Err(_) if self.number.load(Ordering::Acquire) != number + 1 => Ok(()),
                 Err(error) => Err(error),
@@ -378,8 +382,9 @@ fn is_direct(fd: BorrowedFd<'_>) -> bool {
     fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::DIRECT))
 }
 
-/// Puts what is no file at a number of ours, until the program's call replaces it: that would end POSIX locks which another thread has
-/// got since. To close a descriptor of a path ends none, and before it has made way a file has none.
+/// Puts what is no file at a number of ours, until the program's call replaces it: that would end
+/// POSIX locks which another thread has got since. To close a descriptor of a path ends none, and
+/// before it has made way a file has none.
 fn vacate(number: RawFd) {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     if let Ok(root) = rustix::fs::open("/", flags, Mode::empty()) {
@@ -392,7 +397,8 @@ fn vacate(number: RawFd) {
     }
 }
 
-/// Closes a number of ours that nobody uses, past the C library's function: somebody may stand in front of it who asks here.
+/// Closes a number of ours that nobody uses, past the C library's function: somebody may stand in
+/// front of it who asks here.
 fn close(number: RawFd) {
     // SAFETY: nobody uses it any more.
     unsafe { rustix::io::close(number) };
@@ -423,8 +429,9 @@ pub fn count() -> usize {
     used().iter().filter(taken).count()
 }
 
-/// The program is going to put something else at `number`: what is ours there gets another number, when no call uses it any more. If
-/// it must not be waited for that, a number in use is refused. Until the program does so, the number is that of a path.
+/// The program is going to put something else at `number`: what is ours there gets another number,
+/// when no call uses it any more. If it must not be waited for that, a number in use is refused.
+/// Until the program does so, the number is that of a path.
 ///
 /// # Errors
 /// `EBUSY` where it is in use, and what the system says.

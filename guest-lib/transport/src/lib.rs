@@ -78,23 +78,25 @@ pub trait Link: Send + Sync + std::fmt::Debug {
         writable: bool,
     ) -> Result<u32, LinkError>;
 
-    /// Makes `length` bytes at `address`, both multiples of the page size, known as memory whose pages carry the envelopes of
-    /// [`farlane_abi::tunnel`], and returns the region's id.
+    /// Makes `length` bytes at `address`, both multiples of the page size, known as memory whose
+    /// pages carry the envelopes of [`farlane_abi::tunnel`], and returns the region's id.
     ///
     /// # Errors
     /// The backend's or the kernel's refusal, or a dead device.
     ///
     /// # Safety
-    /// Until the region is detached the memory stays mapped, and the caller expects disks to change it.
+    /// Until the region is detached the memory stays mapped, and the caller expects disks to change
+    /// it.
     unsafe fn attach_phony(&self, _address: usize, _length: usize) -> Result<u32, LinkError> {
         Err(refused("Pinning phony memory"))
     }
 
-    /// Makes `length` bytes at `address`, both multiples of the page size, known as memory of a device that this process has
-    /// mapped, and returns the region's id.
+    /// Makes `length` bytes at `address`, both multiples of the page size, known as memory of a
+    /// device that this process has mapped, and returns the region's id.
     ///
     /// # Errors
-    /// The backend's or the kernel's refusal (when nothing of a device is mapped there), or a dead device.
+    /// The backend's or the kernel's refusal (when nothing of a device is mapped there), or a dead
+    /// device.
     ///
     /// # Safety
     /// If `writable`, the caller expects the backend to change it.

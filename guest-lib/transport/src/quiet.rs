@@ -19,7 +19,8 @@ pub fn spawn_quiet(
     })
 }
 
-/// Runs `body` with every signal blocked: a thread made by it starts that way, and no handler interrupts it.
+/// Runs `body` with every signal blocked: a thread made by it starts that way, and no handler
+/// interrupts it.
 pub fn with_signals_blocked<T>(body: impl FnOnce() -> T) -> T {
     let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();

@@ -97,8 +97,9 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// `EOPNOTSUPP` for a kind that the engine does not have, `ENOMEM` when there are too many.
     fn create_qp(&self, spec: QpSpec) -> Result<Arc<dyn EngineQp>, Errno>;
-    /// How whatever happens to one queue pair has the threads that give turns look at those that may wait for it. Called by them, and
-    /// by those who end and pause queue pairs. To be called once, before queue pairs are made.
+    /// How whatever happens to one queue pair has the threads that give turns look at those that
+    /// may wait for it. Called by them, and by those who end and pause queue pairs. To be called
+    /// once, before queue pairs are made.
     fn set_waker(&self, waker: Waker);
 }
 
@@ -109,7 +110,8 @@ pub trait EngineQp: Send + Sync {
     /// Changes attributes and state; `mask` is `enum ibv_qp_attr_mask`.
     ///
     /// # Errors
-    /// `EINVAL` for a transition or attribute that the present state does not allow (IBTA 11.2.5.2).
+    /// `EINVAL` for a transition or attribute that the present state does not allow (IBTA
+    /// 11.2.5.2).
     fn modify(&self, mask: u32, attr: &QpAttr) -> Result<(), Errno>;
     /// Attributes and state.
     fn query(&self) -> QpAttr;

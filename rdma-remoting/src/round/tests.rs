@@ -137,7 +137,8 @@ fn a_tenant_has_one_round_in_a_turn_whatever_it_has_open() {
         tenants.turn(&look, || || true, poll);
         had
     };
-    // A busy one of each: the one who has 99 idle ones beside it has as many turns as the one that is alone.
+    // A busy one of each: the one who has 99 idle ones beside it has as many turns as the one that
+    // is alone.
     let many: Vec<usize> = (100..200).chain([200]).collect();
     set(&mut tenants, &many);
     let busy = |one| one == 142 || one == 200;

@@ -129,8 +129,8 @@ fn memory_revoked_in_flight_is_an_error_and_is_not_touched_again() {
     assert_eq!(p.a.next(), Some((1, WC_STATUS_REM_ACCESS_ERR)));
 }
 
-/// What a request in progress has opened is not what its owner has since given back, and somebody else may have: the window of a pool
-/// stays mapped.
+/// What a request in progress has opened is not what its owner has since given back, and somebody
+/// else may have: the window of a pool stays mapped.
 #[test]
 fn a_key_that_is_gone_ends_what_uses_it() {
     // A sender that waits for a receive request.
@@ -187,7 +187,8 @@ fn mapped(name: &str) -> usize {
     maps.lines().filter(|line| line.ends_with(&file)).count()
 }
 
-/// A request that waits has opened memory. It does not keep it: its owner may have gone long since, and come back with more.
+/// A request that waits has opened memory. It does not keep it: its owner may have gone long since,
+/// and come back with more.
 #[test]
 fn a_request_that_waits_keeps_no_memory_that_was_taken_back() {
     let pin = || {

@@ -43,7 +43,8 @@ fn a_receiver_that_changes_its_timer_again_and_again_is_given_up_all_the_same() 
     p.a.sends
         .post(p.a.request(Opcode::Send, 1, &[p.a.element(0, 4)]));
     p.run();
-    // 0.64 and 0.96 ms, and always before the timer has passed: two of them are over after 2 ms at most.
+    // 0.64 and 0.96 ms, and always before the timer has passed: two of them are over after 2 ms at
+    // most.
     for min_rnr_timer in [13, 12].into_iter().cycle().take(5) {
         let attr = QpAttr {
             min_rnr_timer,
@@ -157,7 +158,8 @@ fn a_sequence_that_never_matches_lets_the_worker_sleep() {
     assert!(!p.a.qp.is_ready());
 }
 
-/// Where two threads give the two ends their turns: whoever finds what the other end waits for has it woken, once.
+/// Where two threads give the two ends their turns: whoever finds what the other end waits for has
+/// it woken, once.
 #[test]
 fn who_waits_for_what_another_thread_finds_is_woken() {
     let wakes = Arc::new(AtomicUsize::new(0));

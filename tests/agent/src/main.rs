@@ -1,5 +1,5 @@
-//! The agent in a test guest: runs shell commands side by side, passes their output on, sends them signals, and reads
-//! and writes files, for the VM kit at the other end of a virtio-serial port.
+//! The agent in a test guest: runs shell commands side by side, passes their output on, sends them
+//! signals, and reads and writes files, for the VM kit at the other end of a virtio-serial port.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -19,8 +19,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 /// The end of the port that all threads write their replies to, a frame at a time.
 type Replies = Arc<Mutex<File>>;
 
-/// The process group of every job that is not reaped yet. Held while a job is reaped or signalled, so that a signal
-/// never reaches a stranger that got the number of a dead job.
+/// The process group of every job that is not reaped yet. Held while a job is reaped or signalled,
+/// so that a signal never reaches a stranger that got the number of a dead job.
 type Jobs = Arc<Mutex<HashMap<u32, Pid>>>;
 
 fn main() -> Result<()> {

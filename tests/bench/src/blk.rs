@@ -1,5 +1,6 @@
-//! `cargo xtask bench blk`: farlane-blk and qemu-storage-daemon over the same file, driven by the same driver (the
-//! `virtio-driver` crate) over vhost-user, without a VM, in turns in one run on one machine.
+//! `cargo xtask bench blk`: farlane-blk and qemu-storage-daemon over the same file, driven by the
+//! same driver (the `virtio-driver` crate) over vhost-user, without a VM, in turns in one run on
+//! one machine.
 
 #[path = "blk/backend.rs"]
 mod backend;
@@ -75,8 +76,8 @@ fn measure(options: &Options, place: &str, folder: &Path, report: &mut Report) -
         written.write_all(&part)?;
     }
     written.sync_all()?;
-    // The reference has two ways to do asynchronous I/O: both are to be beaten. All three run all the time; those whose turn it
-    // is not sleep.
+    // The reference has two ways to do asynchronous I/O: both are to be beaten. All three run all
+    // the time; those whose turn it is not sleep.
     let kinds = [Kind::Farlane, Kind::Qemu("io_uring"), Kind::Qemu("native")];
     let mut backends = Vec::new();
     for kind in kinds {

@@ -79,8 +79,8 @@ pub fn run(backend: &Path, out: &Path) -> Result<Report> {
 impl Run<'_> {
     /// Call round trip awake and asleep; spin against notify (fig. 9).
     fn calls(&mut self, cache_line: &Times, eventfd: &Times) -> Result<()> {
-        // The host socket: in the VM that the harness plays, one more thread of its own would have to
-        // wake up for an event.
+        // The host socket: in the VM that the harness plays, one more thread of its own would have
+        // to wake up for an event.
         let context = &self.hosts[0].context;
         let call = || context.verbs().nop(&()).map_err(anyhow::Error::from);
         let awake = Times::take(20_000, call)?;

@@ -50,7 +50,8 @@ impl Drop for Idle {
     }
 }
 
-/// A message there and back, alone and beside idle processes, as far as the backend has mappings for their queue pairs.
+/// A message there and back, alone and beside idle processes, as far as the backend has mappings
+/// for their queue pairs.
 pub fn measure(report: &mut Report, ends: &[End; 2], socket: &Path) -> Result<()> {
     let there_and_back = || {
         ends[0].write(&ends[1], MESSAGE)?;

@@ -1,5 +1,5 @@
-//! `cargo xtask bench octo`: what locality costs and gives, at native speed: steering decisions, network frames, disk requests
-//! (ioctopus-asplos20, sections 5.1 to 5.4).
+//! `cargo xtask bench octo`: what locality costs and gives, at native speed: steering decisions,
+//! network frames, disk requests (ioctopus-asplos20, sections 5.1 to 5.4).
 
 #[path = "octo/blk.rs"]
 mod blk;

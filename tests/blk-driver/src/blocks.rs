@@ -49,7 +49,8 @@ impl Blocks {
         }
     }
 
-    /// Fills a buffer with what the next version of the blocks from `at` on contains, and counts it as written.
+    /// Fills a buffer with what the next version of the blocks from `at` on contains, and counts it
+    /// as written.
     pub fn fill(&mut self, at: usize, buffer: &mut [u8]) {
         for ((block, version), number) in buffer
             .chunks_exact_mut(BLOCK)

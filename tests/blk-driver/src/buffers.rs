@@ -1,4 +1,5 @@
-//! A job's buffers: each request's lies in one piece on one node, or in pieces on one node after the other.
+//! A job's buffers: each request's lies in one piece on one node, or in pieces on one node after
+//! the other.
 
 use crate::blocks::BLOCK;
 use crate::memory::Memory;
@@ -76,7 +77,8 @@ impl Buffers {
         &self.memories
     }
 
-    /// Blocks of which the length of a request must be a multiple: half a piece where there are several.
+    /// Blocks of which the length of a request must be a multiple: half a piece where there are
+    /// several.
     pub fn unit(&self) -> usize {
         match self.placement {
             Placement::On(_) => 1,
@@ -84,7 +86,8 @@ impl Buffers {
         }
     }
 
-    /// The pieces of a buffer of `count` blocks in a slot; `choice` chooses among those that there are.
+    /// The pieces of a buffer of `count` blocks in a slot; `choice` chooses among those that there
+    /// are.
     pub fn pieces(&self, slot: usize, count: usize, choice: usize) -> Result<Vec<Piece>> {
         let most = match self.placement {
             Placement::On(_) => MOST_BLOCKS,

@@ -102,8 +102,8 @@ pub struct Worker {
     done: Done,
 }
 
-// SAFETY: queue and notifier are one thread's at a time; what they point to is shared memory and file descriptors, which
-// belong to the process.
+// SAFETY: queue and notifier are one thread's at a time; what they point to is shared memory and
+// file descriptors, which belong to the process.
 unsafe impl Send for Worker {}
 
 impl Worker {
@@ -232,7 +232,8 @@ impl Worker {
             slot,
             pieces,
         };
-        // SAFETY: the buffers are in shared memory that stays, and are left alone until the request is done.
+        // SAFETY: the buffers are in shared memory that stays, and are left alone until the request
+        // is done.
         unsafe {
             match kind {
                 Kind::Read => self

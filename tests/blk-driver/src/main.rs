@@ -1,6 +1,6 @@
-//! Plays a VM for a vhost-user disk, with memory on NUMA nodes of choice: writes and reads at random, checks every byte, and
-//! says how many bytes lay on which node. Any request that fails, and any byte that is not the one last written, ends it with
-//! an error.
+//! Plays a VM for a vhost-user disk, with memory on NUMA nodes of choice: writes and reads at
+//! random, checks every byte, and says how many bytes lay on which node. Any request that fails,
+//! and any byte that is not the one last written, ends it with an error.
 //!
 //! ```text
 //! farlane-blk-driver --socket S --bytes 67108864 --requests 1000 --job cpu=0,memory=1 --job cpu=1,memory=striped

@@ -93,7 +93,8 @@ impl Memory {
             .map(|page| self.base.wrapping_add(page * PAGE))
             .collect();
         let mut found = vec![-1_i32; pages.len()];
-        // SAFETY: without target nodes nothing is moved; as many addresses are read, and as many words written.
+        // SAFETY: without target nodes nothing is moved; as many addresses are read, and as many
+        // words written.
         let rc = unsafe {
             libc::syscall(
                 libc::SYS_move_pages,

@@ -89,7 +89,8 @@ impl Bars {
         &self.rows
     }
 
-    /// How the machine was in all comparisons together: the median wake-up of them, the worst one, the largest shares.
+    /// How the machine was in all comparisons together: the median wake-up of them, the worst one,
+    /// the largest shares.
     #[must_use]
     pub fn conditions(&self) -> Option<Conditions> {
         let all: Vec<Conditions> = self
@@ -163,8 +164,8 @@ impl Bars {
         self.enforce_where(|row| !row.met)
     }
 
-    /// Fails only when a bar is shown to be missed: for small forms, whose bars are far from what is usual, on machines that are
-    /// shared.
+    /// Fails only when a bar is shown to be missed: for small forms, whose bars are far from what
+    /// is usual, on machines that are shared.
     ///
     /// # Errors
     /// When a bar is missed.

@@ -55,13 +55,14 @@ pub struct Plan {
     pub step: usize,
     /// Rounds at which the comparison ends in any case.
     pub most: usize,
-    /// The time after which it ends, too, once it has [`Plan::least`] rounds: on a busy machine all takes longer.
+    /// The time after which it ends, too, once it has [`Plan::least`] rounds: on a busy machine all
+    /// takes longer.
     pub patience: Duration,
-    /// The probability with which the interval of a look that may find the bar met holds the true median. It is also the
-    /// interval that is told.
+    /// The probability with which the interval of a look that may find the bar met holds the true
+    /// median. It is also the interval that is told.
     pub confidence: f64,
-    /// The same for a look that may find it missed, but for the last one: higher, as there are several looks, and noise must not be
-    /// called a miss.
+    /// The same for a look that may find it missed, but for the last one: higher, as there are
+    /// several looks, and noise must not be called a miss.
     pub confidence_of_miss: f64,
 }
 
@@ -98,13 +99,15 @@ impl Plan {
 /// What a comparison says of its bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// The whole interval of [`Plan::confidence`] is on the bar's good side; or the bar is still inside of it at the end (after
-    /// [`Plan::most`] rounds, or [`Plan::patience`]), and the median is on the good side.
+    /// The whole interval of [`Plan::confidence`] is on the bar's good side; or the bar is still
+    /// inside of it at the end (after [`Plan::most`] rounds, or [`Plan::patience`]), and the median
+    /// is on the good side.
     Met,
-    /// The whole interval of [`Plan::confidence_of_miss`] is on the bad side; at the end that of [`Plan::confidence`].
+    /// The whole interval of [`Plan::confidence_of_miss`] is on the bad side; at the end that of
+    /// [`Plan::confidence`].
     Missed,
-    /// The bar is still inside of the interval at the end, and the median is on the bad side: not shown to be
-    /// missed, and not shown to be met.
+    /// The bar is still inside of the interval at the end, and the median is on the bad side: not
+    /// shown to be missed, and not shown to be met.
     Undecided,
 }
 
@@ -189,8 +192,9 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Judges rounds that were measured otherwise, for example all figures of several comparisons in each round. Sides without a
-    /// reference are judged by themselves. There will be no more rounds.
+    /// Judges rounds that were measured otherwise, for example all figures of several comparisons
+    /// in each round. Sides without a reference are judged by themselves. There will be no more
+    /// rounds.
     #[must_use]
     pub fn of_rounds(
         ours: Vec<f64>,
@@ -233,12 +237,12 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// Has a measurement and its references made in rounds until each comparison with one of `bars` is judged, at most
-/// [`Plan::most`] rounds. There is a bar for each reference.
+/// Has a measurement and its references made in rounds until each comparison with one of `bars` is
+/// judged, at most [`Plan::most`] rounds. There is a bar for each reference.
 ///
-/// `measure` makes the rounds with these numbers, each with all sides, and returns one [`Round`] for each. It takes care that the
-/// sides take turns in being first ([`alternating`] does); where starting a program costs more than measuring, it may make several
-/// rounds at once.
+/// `measure` makes the rounds with these numbers, each with all sides, and returns one [`Round`]
+/// for each. It takes care that the sides take turns in being first ([`alternating`] does); where
+/// starting a program costs more than measuring, it may make several rounds at once.
 ///
 /// # Errors
 /// When a measurement fails, or gives what is no positive number.
@@ -296,7 +300,8 @@ pub fn compare(
     Ok(judged.collect())
 }
 
-/// The same for a figure that stands alone, or contains its reference already: rounds until it is judged.
+/// The same for a figure that stands alone, or contains its reference already: rounds until it is
+/// judged.
 ///
 /// # Errors
 /// When a measurement fails, or gives what is no number.
@@ -338,7 +343,8 @@ fn check(figure: f64) -> Result<()> {
     Ok(())
 }
 
-/// Makes rounds out of a measurement of one side: whoever comes first in one round comes last in the next.
+/// Makes rounds out of a measurement of one side: whoever comes first in one round comes last in
+/// the next.
 pub fn alternating(
     references: usize,
     mut measure: impl FnMut(Side) -> Result<f64>,

@@ -14,15 +14,16 @@ impl Random {
         f64::from(u32::try_from(bits).unwrap()) / f64::from(1 << 24)
     }
 
-    /// Around 1 with a standard deviation, as the sum of twelve uniform numbers is nearly normal; never below 0.05.
+    /// Around 1 with a standard deviation, as the sum of twelve uniform numbers is nearly normal;
+    /// never below 0.05.
     fn noisy(&mut self, deviation: f64) -> f64 {
         let sum: f64 = (0..12).map(|_| self.uniform()).sum();
         (1.0 + deviation * (sum - 6.0)).max(0.05)
     }
 }
 
-/// Verdicts and rounds of many comparisons of a true ratio, both sides with noise; a load makes each tenth round of one side take
-/// three times as long.
+/// Verdicts and rounds of many comparisons of a true ratio, both sides with noise; a load makes
+/// each tenth round of one side take three times as long.
 fn verdicts(truth: f64, noise: f64, bar: Bar, plan: &Plan) -> Vec<(Verdict, usize)> {
     (0..500_u64)
         .map(|seed| {

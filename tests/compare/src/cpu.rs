@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// CPU time that the threads of a process have used so far, in nanoseconds' resolution. Threads that have ended are not in it.
+/// CPU time that the threads of a process have used so far, in nanoseconds' resolution. Threads
+/// that have ended are not in it.
 ///
 /// # Errors
 /// When the process is gone.
@@ -30,7 +31,8 @@ pub fn of_own_threads(name: &str) -> Result<Duration> {
     of_threads("/proc/self", USED, |comm| comm == name)
 }
 
-/// Where `schedstat` has a thread's CPU time, and its time on a run queue, in nanoseconds (Documentation/scheduler/sched-stats.rst).
+/// Where `schedstat` has a thread's CPU time, and its time on a run queue, in nanoseconds
+/// (Documentation/scheduler/sched-stats.rst).
 const USED: usize = 0;
 const WAITED: usize = 1;
 
@@ -53,8 +55,8 @@ fn of_threads(process: &str, field: usize, is_wanted: impl Fn(&str) -> bool) -> 
     Ok(total)
 }
 
-/// CPU time of this process, of its descendants, and of those of them that have ended and were waited for, in clock ticks
-/// (`utime`, `stime`, `cutime` and `cstime` of proc_pid_stat(5)).
+/// CPU time of this process, of its descendants, and of those of them that have ended and were
+/// waited for, in clock ticks (`utime`, `stime`, `cutime` and `cstime` of proc_pid_stat(5)).
 pub(crate) fn own_tree_ticks() -> u64 {
     let mut all = BTreeMap::new();
     let Ok(folder) = fs::read_dir("/proc") else {

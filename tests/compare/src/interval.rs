@@ -1,8 +1,9 @@
 //! The median of a few figures, and its confidence interval by order statistics.
 //!
-//! The interval assumes nothing of the figures' distribution but that they are independent: each lies below the true median with
-//! probability 1/2, so the number that do is binomial. With the figures sorted as `x[1] <= ... <= x[n]`, the interval
-//! `x[k]..=x[n+1-k]` holds the true median with probability `1 - 2 P(Bin(n, 1/2) < k)` (H. A. David, Order Statistics, 2.5).
+//! The interval assumes nothing of the figures' distribution but that they are independent: each
+//! lies below the true median with probability 1/2, so the number that do is binomial. With the
+//! figures sorted as `x[1] <= ... <= x[n]`, the interval `x[k]..=x[n+1-k]` holds the true median
+//! with probability `1 - 2 P(Bin(n, 1/2) < k)` (H. A. David, Order Statistics, 2.5).
 
 /// The middle figure, or the mean of the two in the middle. Not a number where there are none.
 #[must_use]
@@ -16,8 +17,9 @@ pub fn median(figures: &[f64]) -> f64 {
     }
 }
 
-/// The narrowest interval of order statistics that holds the true median with at least this probability. None where even the
-/// smallest and the largest figure together do not: 95 % needs six figures.
+/// The narrowest interval of order statistics that holds the true median with at least this
+/// probability. None where even the smallest and the largest figure together do not: 95 % needs six
+/// figures.
 #[must_use]
 pub fn of_median(figures: &[f64], confidence: f64) -> Option<(f64, f64)> {
     let sorted = sorted(figures);

@@ -16,8 +16,8 @@ const TRIPS: usize = 16;
 /// How the machine was while something was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conditions {
-    /// Median round trip of two eventfds between two threads on two cores, in microseconds: two wake-ups. On a machine with one
-    /// core, between two threads on it.
+    /// Median round trip of two eventfds between two threads on two cores, in microseconds: two
+    /// wake-ups. On a machine with one core, between two threads on it.
     pub wake_up_us: f64,
     /// The slowest of the medians of single rounds.
     pub worst_wake_up_us: f64,
@@ -103,7 +103,8 @@ impl Usage {
         Self::parse(&std::fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// The first line: user, nice, system, idle, iowait, irq, softirq, steal, and two that `user` and `nice` contain.
+    /// The first line: user, nice, system, idle, iowait, irq, softirq, steal, and two that `user`
+    /// and `nice` contain.
     fn parse(text: &str) -> Option<Self> {
         let words = text.lines().next()?.strip_prefix("cpu ")?;
         let ticks: Option<Vec<u64>> = words
@@ -121,7 +122,8 @@ impl Usage {
         })
     }
 
-    /// The shares of others and of other machines since then, with what this process and its descendants had meanwhile.
+    /// The shares of others and of other machines since then, with what this process and its
+    /// descendants had meanwhile.
     fn shares_since(self, begin: Self, own: u64) -> (f64, f64) {
         let all = self.all.saturating_sub(begin.all).max(1);
         let others = self.busy.saturating_sub(begin.busy).saturating_sub(own);
@@ -134,7 +136,8 @@ impl Usage {
     }
 }
 
-/// The median round trip of two eventfds between two threads that sleep, each on a core of its own, in microseconds.
+/// The median round trip of two eventfds between two threads that sleep, each on a core of its own,
+/// in microseconds.
 ///
 /// # Errors
 /// When there are no eventfds.

@@ -1,5 +1,5 @@
-//! What is true of every daemon, for the tests of each: who may connect to its sockets, what its counters are labelled with, which
-//! signals end it, and what it leaves.
+//! What is true of every daemon, for the tests of each: who may connect to its sockets, what its
+//! counters are labelled with, which signals end it, and what it leaves.
 
 #![allow(clippy::unwrap_used)]
 
@@ -105,7 +105,8 @@ impl Daemon<'_> {
             .spawn()
             .unwrap();
         let mut daemon = Running(child);
-        // Who connects to a socket connects to one that is as it is to be; that of the counters is made after the others.
+        // Who connects to a socket connects to one that is as it is to be; that of the counters is
+        // made after the others.
         let counters = daemon.counters(&metrics);
         let sockets = self.sockets.iter().copied().chain(["metrics"]);
         let sockets: Vec<_> = sockets.map(|name| self.folder.join(name)).collect();

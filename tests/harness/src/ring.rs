@@ -117,7 +117,8 @@ impl Ring {
         u16::try_from(word.load(Ordering::Acquire) >> 16).unwrap_or(0)
     }
 
-    /// The next chain that was used: its head and the bytes written. When there is none, the next one interrupts.
+    /// The next chain that was used: its head and the bytes written. When there is none, the next
+    /// one interrupts.
     pub fn take_used(&mut self) -> Option<(u16, u32)> {
         if self.used_index() == self.seen {
             // Looked at by devices with VIRTIO_F_EVENT_IDX (virtio 1.2, section 2.7.10).

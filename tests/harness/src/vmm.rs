@@ -30,10 +30,12 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 /// Which VMM is played.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
-    /// QEMU: says where a queue was when it stopped, and has shared-memory regions or not. Its guest loses the device with the backend.
+    /// QEMU: says where a queue was when it stopped, and has shared-memory regions or not. Its
+    /// guest loses the device with the backend.
     Qemu { shmem: bool },
-    /// Cloud Hypervisor (v53, generic vhost-user): always names the available index, has no shared-memory regions, and connects again
-    /// when the backend is gone, of which its guest learns nothing.
+    /// Cloud Hypervisor (v53, generic vhost-user): always names the available index, has no
+    /// shared-memory regions, and connects again when the backend is gone, of which its guest
+    /// learns nothing.
     CloudHypervisor,
 }
 
@@ -115,7 +117,8 @@ impl Vm {
         Self::connect_as(socket, memory_bytes, Manner::Qemu { shmem: false })
     }
 
-    /// As [`connect`](Self::connect), under Cloud Hypervisor, which [connects again](Self::reconnect).
+    /// As [`connect`](Self::connect), under Cloud Hypervisor, which [connects
+    /// again](Self::reconnect).
     ///
     /// # Errors
     /// When the backend does not play along.
@@ -296,7 +299,8 @@ impl Vm {
         enable_queues(frontend, true)
     }
 
-    /// Connects to the next backend at `socket`, as Cloud Hypervisor does (`reinitialize_vhost_user`): the guest goes on.
+    /// Connects to the next backend at `socket`, as Cloud Hypervisor does
+    /// (`reinitialize_vhost_user`): the guest goes on.
     ///
     /// # Errors
     /// When the backend does not play along.
@@ -342,8 +346,9 @@ impl Vm {
             .collect()
     }
 
-    /// Pauses the VM, as a VMM does that is told to stop: the queues stop (QEMU) or are disabled (Cloud Hypervisor), and the device
-    /// is not reset. Returns what [`resume`](Self::resume) needs.
+    /// Pauses the VM, as a VMM does that is told to stop: the queues stop (QEMU) or are disabled
+    /// (Cloud Hypervisor), and the device is not reset. Returns what [`resume`](Self::resume)
+    /// needs.
     ///
     /// # Errors
     /// When the backend does not play along.

@@ -51,7 +51,8 @@ fn handles(session: &Session, witness: &Known, table: &mut Table) -> Result<(), 
     forged.extend(theirs.map(|handle| (format!("the witness's {handle:#x}"), handle)));
     for (name, handle) in &forged {
         let handle = (*handle).into();
-        // This context has a protection domain and nothing else: its handle names nothing of another type.
+        // This context has a protection domain and nothing else: its handle names nothing of
+        // another type.
         let mut outcomes = vec![
             verbs.dereg_mr(&handle),
             verbs.destroy_cq(&handle),

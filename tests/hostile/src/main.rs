@@ -1,5 +1,5 @@
-//! A process that breaks every rule of the guest driver, of the host socket and of the shared memory, and says what it
-//! got; and a witness beside it, whose memory must stay as it is.
+//! A process that breaks every rule of the guest driver, of the host socket and of the shared
+//! memory, and says what it got; and a witness beside it, whose memory must stay as it is.
 //!
 //! ```text
 //! farlane-hostile witness FILE      writes to FILE what it has, and watches it until FILE is gone
@@ -7,8 +7,8 @@
 //! farlane-hostile stranger FD       tries what somebody else's device file is good for
 //! ```
 //!
-//! The device is `/dev/farlane0`, or the host socket that `FARLANE_SOCKET` names. Exit status 0 means that every
-//! attempt got an error that was foreseen.
+//! The device is `/dev/farlane0`, or the host socket that `FARLANE_SOCKET` names. Exit status 0
+//! means that every attempt got an error that was foreseen.
 
 mod calls;
 mod maps;

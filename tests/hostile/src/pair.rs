@@ -1,4 +1,5 @@
-//! Queue pairs by hand: two that are connected, with memory, and requests that no library would let through.
+//! Queue pairs by hand: two that are connected, with memory, and requests that no library would let
+//! through.
 
 use crate::Failure;
 use crate::session::{Queue, Session};

@@ -100,8 +100,8 @@ impl Device {
     /// # Errors
     /// What the kernel says.
     pub fn ioctl_at(&self, number: u64, argument: usize) -> Result<(), Errno> {
-        // SAFETY: the kernel checks the address. What it writes is a structure of this crate's, or nothing, as
-        // arguments that are none of ours are not mapped or not writable.
+        // SAFETY: the kernel checks the address. What it writes is a structure of this crate's, or
+        // nothing, as arguments that are none of ours are not mapped or not writable.
         let result = unsafe { libc::ioctl(self.number(), number, argument) };
         if result < 0 { Err(last()) } else { Ok(()) }
     }

@@ -1,4 +1,5 @@
-//! Indices in shared memory that make no sense. Each ends its context or its queue, and nothing else.
+//! Indices in shared memory that make no sense. Each ends its context or its queue, and nothing
+//! else.
 
 use crate::Failure;
 use crate::pair::{Pair, write};

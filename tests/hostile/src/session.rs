@@ -85,7 +85,8 @@ impl Session {
         Ok(())
     }
 
-    /// A call with `args`, of which the slot says that they are `length` bytes. Returns the result's bytes.
+    /// A call with `args`, of which the slot says that they are `length` bytes. Returns the
+    /// result's bytes.
     ///
     /// # Errors
     /// The backend's answer; `ETIMEDOUT` without one, `ENODEV` when cut off.
@@ -146,8 +147,9 @@ impl Session {
     /// What the link says.
     pub fn pin(&self, memory: &Map, writable: bool) -> Result<u32, Failure> {
         let address = memory.base().addr().get();
-        // SAFETY: only as many transfers go there as this program starts, and it ends them before the mapping; where
-        // an attack fails at that, whatever the kernel has put there since is this program's own.
+        // SAFETY: only as many transfers go there as this program starts, and it ends them before
+        // the mapping; where an attack fails at that, whatever the kernel has put there since is
+        // this program's own.
         Ok(unsafe { self.link.attach_pin(address, memory.len(), writable)? })
     }
 

@@ -2,7 +2,8 @@
 
 use farlane_abi::Errno;
 
-/// The attempts so far. Each is a line of output: `group: what -> outcome`, with `BAD` in front of what must not be.
+/// The attempts so far. Each is a line of output: `group: what -> outcome`, with `BAD` in front of
+/// what must not be.
 #[derive(Debug, Default)]
 pub struct Table {
     attempts: u64,

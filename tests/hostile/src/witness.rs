@@ -1,5 +1,5 @@
-//! The victim in the same VM: memory with a known pattern, everything registered with every right, and traffic of its
-//! own. It tells the attacker all that it has.
+//! The victim in the same VM: memory with a known pattern, everything registered with every right,
+//! and traffic of its own. It tells the attacker all that it has.
 
 use crate::Failure;
 use crate::pair::{ALL, Pair, own_gid};

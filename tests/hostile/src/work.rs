@@ -184,8 +184,8 @@ fn keys(session: &Session, pair: &Pair, witness: &Known, table: &mut Table) -> R
     Ok(())
 }
 
-/// Memory whose registration ends while a request uses it: as its owner may give it back then, nothing of it is read or written any
-/// more.
+/// Memory whose registration ends while a request uses it: as its owner may give it back then,
+/// nothing of it is read or written any more.
 fn in_progress(session: &Session, pair: &Pair, table: &mut Table) -> Result<(), Failure> {
     const FOR_EVER: u8 = 7;
     let gid = own_gid(session)?;
@@ -269,7 +269,8 @@ fn random_requests(session: &Session, pair: &Pair, table: &mut Table) -> Result<
         for _ in 0..8 {
             let mut bytes = random.bytes(pair.a.layout.send_stride);
             if round % 2 == 0 {
-                // Something that gets further: an opcode that exists, one element, a key that is nearly right.
+                // Something that gets further: an opcode that exists, one element, a key that is
+                // nearly right.
                 bytes[8] = u8::try_from(random.below(5))?;
                 bytes[9] = u8::try_from(random.below(8))?;
                 bytes[10..12].copy_from_slice(&[u8::try_from(random.below(3))?, 0]);

@@ -185,7 +185,8 @@ impl Agent {
             .is_none_or(|state| state.end.is_some())
     }
 
-    /// Waits until a command's output holds for `wanted`, or it has ended; `false` when `timeout` is over.
+    /// Waits until a command's output holds for `wanted`, or it has ended; `false` when `timeout`
+    /// is over.
     pub(crate) fn wait_output(
         &self,
         job: u32,
@@ -212,7 +213,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Kills a command that nobody waits for any more. Does not wait for an answer: the guest may hang.
+    /// Kills a command that nobody waits for any more. Does not wait for an answer: the guest may
+    /// hang.
     pub(crate) fn abandon(&self, job: u32) {
         self.inbox.lock().jobs.remove(&job);
         if let Err(error) = self.send(&Request::Signal {

@@ -85,7 +85,8 @@ impl Backend {
         self.process.is_running()
     }
 
-    /// Lets the daemon run no further (SIGSTOP), which leaves whatever it was doing half done. It can be killed then.
+    /// Lets the daemon run no further (SIGSTOP), which leaves whatever it was doing half done. It
+    /// can be killed then.
     ///
     /// # Errors
     /// When it has ended.

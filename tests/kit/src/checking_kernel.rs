@@ -1,5 +1,6 @@
-//! A kernel that checks itself: built from the distribution's source with KASAN (use of memory that is not there), lockdep (locks
-//! taken in orders that can block) and kmemleak (memory that nothing points to).
+//! A kernel that checks itself: built from the distribution's source with KASAN (use of memory that
+//! is not there), lockdep (locks taken in orders that can block) and kmemleak (memory that nothing
+//! points to).
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,9 +1,10 @@
 //! The VM kit: makes what test guests need, boots them, works in them, and leaves nothing running.
 //!
-//! A scenario boots [`guest::Guest`]s from a [`qemu::VmConfig`], runs commands in them with [`guest::Guest::run`] and
-//! [`guest::Guest::spawn`], starts daemons and host programs as [`backend::Backend`] and [`process::Process`], and
-//! puts its figures into a [`report::Report`]. Everything is ended when its value is dropped, when the process is
-//! told to end, and when it dies.
+//! A scenario boots [`guest::Guest`]s from a [`qemu::VmConfig`], runs commands in them with
+//! [`guest::Guest::run`] and [`guest::Guest::spawn`], starts daemons and host programs as
+//! [`backend::Backend`] and [`process::Process`], and puts its figures into a [`report::Report`].
+//! Everything is ended when its value is dropped, when the process is told to end, and when it
+//! dies.
 
 mod agent;
 pub mod attachments;

@@ -1,5 +1,5 @@
-//! An attacker of lenders: frames that are no messages, messages that are none of a borrower's, leases
-//! that are somebody else's. The attacker of borrowers is that of vfio-user servers.
+//! An attacker of lenders: frames that are no messages, messages that are none of a borrower's,
+//! leases that are somebody else's. The attacker of borrowers is that of vfio-user servers.
 
 mod messages;
 mod peer;
@@ -46,8 +46,8 @@ struct Link {
 
 /// Sends `count` frames to the lender at `path`, about its device `target` and none else.
 ///
-/// After each, the lender has to answer a question that is right, or to have ended the link; it has to
-/// take the next link then. What [`Verdict`] says must become of a frame does.
+/// After each, the lender has to answer a question that is right, or to have ended the link; it has
+/// to take the next link then. What [`Verdict`] says must become of a frame does.
 ///
 /// # Errors
 /// It does not.

@@ -5,8 +5,9 @@
 //! farlane-lend-hostile lender SOCKET COUNT SEED DEVICE      lending messages, about that device
 //! ```
 //!
-//! One seed always makes the same messages. Exit status 0 means that each message got an answer, or ended the connection, that
-//! each which is invalid by the protocol was refused, and that the next was served. What has happened is written to standard output as `NAME=COUNT` words.
+//! One seed always makes the same messages. Exit status 0 means that each message got an answer, or
+//! ended the connection, that each which is invalid by the protocol was refused, and that the next
+//! was served. What has happened is written to standard output as `NAME=COUNT` words.
 
 use anyhow::{Result, bail};
 use farlane_lend_hostile::{attack_borrower, attack_lender};

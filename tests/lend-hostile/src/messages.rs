@@ -107,8 +107,8 @@ impl Messages {
         self.random.below(limit)
     }
 
-    /// The next frame for a link that was greeted or not. Each kind has its turn. `fence` is that of a lease which is held, or
-    /// none.
+    /// The next frame for a link that was greeted or not. Each kind has its turn. `fence` is that
+    /// of a lease which is held, or none.
     ///
     /// # Errors
     /// None is known: a message can be encoded.
@@ -140,8 +140,8 @@ impl Messages {
         }
     }
 
-    /// Whether a request names a lease that this link does not hold, a device that there is not, or memory and registers that
-    /// cannot be.
+    /// Whether a request names a lease that this link does not hold, a device that there is not, or
+    /// memory and registers that cannot be.
     fn is_wrong(&self, request: &Request, held: Option<Fence>) -> bool {
         let fence = match request {
             Request::List { .. } | Request::Take => return false,

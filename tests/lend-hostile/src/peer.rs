@@ -136,8 +136,8 @@ impl Peer {
         self.ask_after(request, &mut Vec::new())
     }
 
-    /// Asks something that is right, and waits for the answer. Answers to other requests that come before it are appended to
-    /// `before`, with their numbers.
+    /// Asks something that is right, and waits for the answer. Answers to other requests that come
+    /// before it are appended to `before`, with their numbers.
     ///
     /// # Errors
     /// There is no answer.

@@ -37,8 +37,8 @@ impl ControlQueue {
             .map(|answer| answer.first().copied().unwrap_or(u8::MAX))
     }
 
-    /// Puts any bytes into the queue, class and command in a descriptor of their own, and takes what the device writes, at most
-    /// `answer_bytes`.
+    /// Puts any bytes into the queue, class and command in a descriptor of their own, and takes
+    /// what the device writes, at most `answer_bytes`.
     ///
     /// # Errors
     /// It says nothing, or breaks the rules.

@@ -123,8 +123,8 @@ pub fn tcp(from: &End, to: &End, tcp: Tcp, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// TCP segments that the device cuts, each with at most `mss` bytes, and completes the checksums of; `payload` has up to 65,495
-/// bytes.
+/// TCP segments that the device cuts, each with at most `mss` bytes, and completes the checksums
+/// of; `payload` has up to 65,495 bytes.
 #[must_use]
 pub fn tcp_large(from: &End, to: &End, tcp: Tcp, payload: &[u8], mss: u16) -> (Header, Vec<u8>) {
     let mut frame = tcp_uncut(from, to, tcp, payload);

@@ -1,8 +1,9 @@
-//! Plays a VM with a network interface for a vhost-user-net backend: its VMM at the other end of the socket, and its driver on
-//! the virtqueues, at native speed and without a VM.
+//! Plays a VM with a network interface for a vhost-user-net backend: its VMM at the other end of
+//! the socket, and its driver on the virtqueues, at native speed and without a VM.
 //!
-//! The VM has two ranges of memory of the same size, the lower at address 0 and the upper at 4 GiB, so that they can be on two
-//! nodes ([`Nic::memory_ranges`] says where they are). Rings and buffers of queue pair `i` are in range `i % 2`.
+//! The VM has two ranges of memory of the same size, the lower at address 0 and the upper at 4 GiB,
+//! so that they can be on two nodes ([`Nic::memory_ranges`] says where they are). Rings and buffers
+//! of queue pair `i` are in range `i % 2`.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), farlane_net_driver::Error> {
@@ -17,7 +18,8 @@
 //! # }
 //! ```
 //!
-//! Each [`Tx`] and [`Rx`] may be used by a thread of its own ([`Nic::pairs`]); [`Vmm`] stops, starts and connects again meanwhile.
+//! Each [`Tx`] and [`Rx`] may be used by a thread of its own ([`Nic::pairs`]); [`Vmm`] stops,
+//! starts and connects again meanwhile.
 
 mod control;
 pub mod frame;

@@ -46,7 +46,8 @@ pub fn bind(start: usize, bytes: usize, node: u32) -> io::Result<()> {
     let mut mask = [0_u64; 16];
     let word = mask.get_mut(to_usize(node / 64));
     *word.ok_or(io::Error::from(io::ErrorKind::InvalidInput))? = 1 << (node % 64);
-    // SAFETY: what the memory holds stays as it is, wherever it is; the mask has as many bits as are said.
+    // SAFETY: what the memory holds stays as it is, wherever it is; the mask has as many bits as
+    // are said.
     let rc = unsafe {
         libc::syscall(
             libc::SYS_mbind,

@@ -23,8 +23,8 @@ pub struct Options {
     pub pairs: u16,
     /// Descriptors of each queue, a power of two.
     pub queue_size: u16,
-    /// Features that are accepted where they are offered, besides [`feature::NEEDED`]. There is a control queue if
-    /// [`feature::CTRL_VQ`] is among them.
+    /// Features that are accepted where they are offered, besides [`feature::NEEDED`]. There is a
+    /// control queue if [`feature::CTRL_VQ`] is among them.
     pub features: u64,
     /// Bytes of a receive buffer; what fits the features if it is not said.
     pub receive_buffer_bytes: Option<u32>,
@@ -136,7 +136,8 @@ impl Nic {
         ranges(&self.memory)
     }
 
-    /// Whether these bytes are anywhere in the VM's memory: buffers that the device was given and has not used, too.
+    /// Whether these bytes are anywhere in the VM's memory: buffers that the device was given and
+    /// has not used, too.
     #[must_use]
     pub fn has_in_memory(&self, bytes: &[u8]) -> bool {
         let map = self.memory.map();
@@ -146,7 +147,8 @@ impl Nic {
         all.windows(bytes.len()).any(|part| part == bytes)
     }
 
-    /// Where the two ranges are of a VM with so much memory, before there is one: for `--memory-node`.
+    /// Where the two ranges are of a VM with so much memory, before there is one: for
+    /// `--memory-node`.
     ///
     /// # Errors
     /// What the system says.
@@ -175,7 +177,8 @@ impl Nic {
         pair.ok_or_else(|| std::io::Error::from(std::io::ErrorKind::InvalidInput).into())
     }
 
-    /// The next frame, and the queue pair on which it came; `None` if none comes for so long. Queues have their turns.
+    /// The next frame, and the queue pair on which it came; `None` if none comes for so long.
+    /// Queues have their turns.
     ///
     /// # Errors
     /// The device breaks the rules.
@@ -240,8 +243,8 @@ impl Nic {
         self.vmm.start_new()
     }
 
-    /// Connects to another backend, after the first has gone, as a VMM does that reconnects: memory and queues are the same, and
-    /// go on.
+    /// Connects to another backend, after the first has gone, as a VMM does that reconnects: memory
+    /// and queues are the same, and go on.
     ///
     /// # Errors
     /// The backend does not play along, or lacks what was accepted before.

@@ -86,7 +86,8 @@ impl Place {
     }
 
     fn write(&self, at: u64, bytes: &[u8]) {
-        // SAFETY: descriptors and available ring are the driver's to write; only its `Ring` does, by one thread.
+        // SAFETY: descriptors and available ring are the driver's to write; only its `Ring` does,
+        // by one thread.
         unsafe { self.memory.map().write_bytes(to_usize(at), bytes) };
     }
 
@@ -115,7 +116,8 @@ fn low(word: u32) -> u16 {
     u16::try_from(word & 0xffff).unwrap_or(0)
 }
 
-/// Whether somebody who wants to be told at `event` is to be told of the step from `old` to `new` (virtio 1.2, 2.7.7.1).
+/// Whether somebody who wants to be told at `event` is to be told of the step from `old` to `new`
+/// (virtio 1.2, 2.7.7.1).
 fn crosses(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
@@ -206,7 +208,8 @@ impl Ring {
         self.free.len()
     }
 
-    /// Puts a chain into the available ring, without telling the device; returns its head, or `None` if there is no room.
+    /// Puts a chain into the available ring, without telling the device; returns its head, or
+    /// `None` if there is no room.
     pub fn post(&mut self, parts: &[Part]) -> Option<u16> {
         if parts.is_empty() || !self.has_room(parts.len()) {
             return None;

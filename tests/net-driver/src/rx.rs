@@ -164,8 +164,8 @@ impl Rx {
         Ok(Some(Received { header, bytes }))
     }
 
-    /// Takes up to `most` frames, says header and length of each, and gives the buffers back; returns how many. The bytes are not
-    /// looked at.
+    /// Takes up to `most` frames, says header and length of each, and gives the buffers back;
+    /// returns how many. The bytes are not looked at.
     ///
     /// # Errors
     /// The device breaks the rules.

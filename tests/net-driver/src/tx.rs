@@ -79,7 +79,8 @@ impl Tx {
         self.gathered(header, &[(self.range, bytes)])
     }
 
-    /// A frame whose pieces are in the ranges that are named, 0 or 1. The header is before the first.
+    /// A frame whose pieces are in the ranges that are named, 0 or 1. The header is before the
+    /// first.
     ///
     /// # Errors
     /// When there is no memory left.
@@ -106,8 +107,8 @@ impl Tx {
         Ok(Frame { memory, parts })
     }
 
-    /// Puts a frame into the queue, without telling the device. `false`: there is no room. The frame must not go before the
-    /// device has taken it, or its memory is used for something else.
+    /// Puts a frame into the queue, without telling the device. `false`: there is no room. The
+    /// frame must not go before the device has taken it, or its memory is used for something else.
     pub fn post(&mut self, frame: &Frame) -> bool {
         self.ring.post(&frame.parts).is_some()
     }

@@ -212,7 +212,8 @@ impl Vmm {
         self.start(&vec![0; self.queues.len()])
     }
 
-    /// Starts every queue where a backend that is gone has left it: what it has taken and not used is taken again.
+    /// Starts every queue where a backend that is gone has left it: what it has taken and not used
+    /// is taken again.
     ///
     /// # Errors
     /// The backend does not play along.

@@ -1,5 +1,5 @@
-//! The driver against a device that others wrote the rings of: `vhost-user-backend` and `virtio-queue`. Each frame that is
-//! transmitted comes back on the same queue pair.
+//! The driver against a device that others wrote the rings of: `vhost-user-backend` and
+//! `virtio-queue`. Each frame that is transmitted comes back on the same queue pair.
 
 #![allow(clippy::unwrap_used)]
 
@@ -216,7 +216,8 @@ fn end(last: u8) -> End {
 /// Sends a frame and takes it back.
 fn round(nic: &mut Nic, queue: usize, header: &Header, bytes: &[u8]) {
     nic.send_as(queue, header, bytes).unwrap();
-    // The device is done with all of the frame's buffers then: those of this device are not used in one step.
+    // The device is done with all of the frame's buffers then: those of this device are not used in
+    // one step.
     nic.drain().unwrap();
     let (from, received) = nic.receive(LONG).unwrap().unwrap();
     assert_eq!((from, received.bytes), (queue, bytes.to_vec()));

@@ -324,8 +324,8 @@ impl<T: Transport> Driver<T> {
         Ok(queue)
     }
 
-    /// Creates a pair of queues in any memory that the controller reaches: where the commands are, and where the completions.
-    /// The latter has not been used before.
+    /// Creates a pair of queues in any memory that the controller reaches: where the commands are,
+    /// and where the completions. The latter has not been used before.
     ///
     /// # Errors
     /// See [`DriverError`].

@@ -1,5 +1,5 @@
-//! `farlane-recorder SOCKET FEATURES`: a backend of a Farlane device that only writes down what the guest driver tells it, see
-//! [`farlane_kit::recorder`].
+//! `farlane-recorder SOCKET FEATURES`: a backend of a Farlane device that only writes down what the
+//! guest driver tells it, see [`farlane_kit::recorder`].
 
 use std::any::Any;
 use std::collections::BTreeSet;

@@ -88,7 +88,8 @@ impl Attacker {
         Ok(())
     }
 
-    /// Whatever stands in phony page 0 now, reading into it and writing from it are errors, and nothing changes.
+    /// Whatever stands in phony page 0 now, reading into it and writing from it are errors, and
+    /// nothing changes.
     pub fn refused(&self, what: &str) -> Result<()> {
         self.bar.write(0, &[UNTOUCHED; 2 * PAGE])?;
         for (way, result) in [
@@ -278,8 +279,8 @@ impl Attacker {
         Ok(())
     }
 
-    /// Requests while their target is unmapped; `at` is called at each step. Each request succeeds or fails, and none lands after the unmapping.
-    /// Returns how many pages landed before.
+    /// Requests while their target is unmapped; `at` is called at each step. Each request succeeds
+    /// or fails, and none lands after the unmapping. Returns how many pages landed before.
     pub fn unmapped_in_flight(
         &mut self,
         resource: &str,
@@ -349,8 +350,9 @@ impl Attacker {
         Ok(whole)
     }
 
-    /// Writes what the disk has, from device memory, until the device is gone, as an honest process does: it is told nothing before. Each
-    /// write arrives, with its receipt, or is an error. `first` is called after the first one. Returns how many have arrived, and how many have not.
+    /// Writes what the disk has, from device memory, until the device is gone, as an honest process
+    /// does: it is told nothing before. Each write arrives, with its receipt, or is an error.
+    /// `first` is called after the first one. Returns how many have arrived, and how many have not.
     pub fn written_to_the_end(&mut self, first: impl Fn()) -> Result<[usize; 2]> {
         let [mut arrived, mut refused] = [0; 2];
         while !self.process.is_dead()? {

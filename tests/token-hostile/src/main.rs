@@ -1,5 +1,6 @@
-//! A process in a guest that does to its tokens, and to those of others, whatever it can. Everything that must fail has to
-//! fail with `EIO`, nothing but what is its own may change, and honest requests must go on in between.
+//! A process in a guest that does to its tokens, and to those of others, whatever it can.
+//! Everything that must fail has to fail with `EIO`, nothing but what is its own may change, and
+//! honest requests must go on in between.
 
 mod attacks;
 mod disk;
@@ -37,7 +38,8 @@ enum Task {
         #[arg(long, default_value_t = 200)]
         rounds: u32,
     },
-    /// Reads into memory when there is a file, and unmaps the memory when there is another: that has to wait for the read
+    /// Reads into memory when there is a file, and unmaps the memory when there is another: that
+    /// has to wait for the read
     Unmap {
         /// The file that begins the read
         read: PathBuf,

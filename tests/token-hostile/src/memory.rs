@@ -12,7 +12,8 @@ pub struct Memory {
     length: usize,
 }
 
-// SAFETY: the mapping is not bound to a thread; its bytes are accessed by volatile or atomic operations only.
+// SAFETY: the mapping is not bound to a thread; its bytes are accessed by volatile or atomic
+// operations only.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -38,7 +39,8 @@ impl Memory {
         Ok(Self { base, length })
     }
 
-    /// The last `length` bytes of the file at `path`: where honest programs that use the same device come last.
+    /// The last `length` bytes of the file at `path`: where honest programs that use the same
+    /// device come last.
     pub fn open(path: &str, length: usize) -> Result<Self> {
         let file = File::options().read(true).write(true).open(path);
         let file = file.with_context(|| format!("Cannot open {path}"))?;

@@ -1,4 +1,5 @@
-//! A process as the tunnel knows it, by hand: the device file, the header, a phony buffer and a BAR.
+//! A process as the tunnel knows it, by hand: the device file, the header, a phony buffer and a
+//! BAR.
 
 use crate::memory::Memory;
 use anyhow::{Context as _, Result, bail, ensure};

@@ -48,15 +48,16 @@ pub struct Outcome {
     pub ended: u64,
     /// Connections made.
     pub connections: u64,
-    /// Invalid by the protocol, and to be answered: all of them were refused, or ended their connection.
+    /// Invalid by the protocol, and to be answered: all of them were refused, or ended their
+    /// connection.
     pub invalid: u64,
 }
 
 /// Sends `count` messages to the server at `path`.
 ///
-/// After each that leaves the stream in step, the server has to answer a question that is right, and
-/// before it, the message; or it has to have ended the connection. It must take the next connection
-/// then. What [`is_invalid`] must not be carried out.
+/// After each that leaves the stream in step, the server has to answer a question that is right,
+/// and before it, the message; or it has to have ended the connection. It must take the next
+/// connection then. What [`is_invalid`] must not be carried out.
 ///
 /// # Errors
 /// See [`Finding`].

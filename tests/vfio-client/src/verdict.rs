@@ -1,17 +1,19 @@
-//! What a server must refuse, by the protocol alone: judged from the bytes of a message, and from nothing that the server
-//! under test has in common with others.
+//! What a server must refuse, by the protocol alone: judged from the bytes of a message, and from
+//! nothing that the server under test has in common with others.
 
 use crate::Attack;
 use farlane_vfio_user::wire::{self, Command, HEADER_BYTES};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-/// Regions of a PCI device (`VFIO_PCI_NUM_REGIONS`), and kinds of its interrupts (`VFIO_PCI_NUM_IRQS`).
+/// Regions of a PCI device (`VFIO_PCI_NUM_REGIONS`), and kinds of its interrupts
+/// (`VFIO_PCI_NUM_IRQS`).
 const REGIONS: u32 = 9;
 const INTERRUPTS: u32 = 5;
 /// Longest transfer that a server grants unless it says otherwise (`max_data_xfer_size`).
 const MAX_TRANSFER: u32 = 1 << 20;
 
-/// Whether a message is certainly invalid. Of many others nobody can say that who does not know the device.
+/// Whether a message is certainly invalid. Of many others nobody can say that who does not know the
+/// device.
 #[must_use]
 pub fn is_invalid(attack: &Attack) -> bool {
     let body = attack.bytes.get(HEADER_BYTES..).unwrap_or(&[]);

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// After how long a request that does not come never will: a guard against hanging, which no test depends on.
+/// After how long a request that does not come never will: a guard against hanging, which no test
+/// depends on.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A file with a volatile write cache, unmounted when it is dropped.
@@ -106,14 +107,16 @@ impl VolatileDisk {
         self.shared.state().content.clone()
     }
 
-    /// Has all operations of this kind fail with an error number, and do nothing, until [`heal`](Self::heal).
+    /// Has all operations of this kind fail with an error number, and do nothing, until
+    /// [`heal`](Self::heal).
     pub fn fail(&self, operation: Operation, errno: i32) {
         self.shared.state().faults.insert(operation, errno);
     }
 
-    /// Has writes move at most so many bytes each, until [`heal`](Self::heal). There is no such thing for reads: `io_uring` goes
-    /// on by itself with a read of a regular file that falls short, and with one through FUSE around the page cache it does so
-    /// at the first offset again (Linux 6.18), so that the code under test would be told a lie.
+    /// Has writes move at most so many bytes each, until [`heal`](Self::heal). There is no such
+    /// thing for reads: `io_uring` goes on by itself with a read of a regular file that falls
+    /// short, and with one through FUSE around the page cache it does so at the first offset again
+    /// (Linux 6.18), so that the code under test would be told a lie.
     pub fn shorten_writes(&self, bytes: usize) {
         self.shared.state().most_written = bytes;
     }
@@ -132,7 +135,8 @@ impl VolatileDisk {
         state.requests.get(&operation).copied().unwrap_or(0)
     }
 
-    /// Has flushes that are requested from now on wait for [`release_flushes`](Self::release_flushes).
+    /// Has flushes that are requested from now on wait for
+    /// [`release_flushes`](Self::release_flushes).
     pub fn hold_flushes(&self) {
         self.shared.state().holds_flushes = true;
     }
@@ -177,7 +181,8 @@ impl VolatileDisk {
         self.shared.state().release_reads();
     }
 
-    /// Has whoever closes a descriptor of the file that is opened from now on wait for [`release_closes`](Self::release_closes).
+    /// Has whoever closes a descriptor of the file that is opened from now on wait for
+    /// [`release_closes`](Self::release_closes).
     pub fn hold_closes(&self) {
         self.shared.state().holds_closes = true;
     }

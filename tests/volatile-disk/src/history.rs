@@ -21,8 +21,8 @@ struct Write {
 
 /// The writes of a driver, in order of submission, and which of them were said to be durable.
 ///
-/// A driver does not submit a write of a sector while another one of the same sector is under way: which of the two is last would
-/// be anybody's guess.
+/// A driver does not submit a write of a sector while another one of the same sector is under way:
+/// which of the two is last would be anybody's guess.
 #[derive(Debug)]
 pub struct History {
     initial: Vec<u8>,
@@ -66,7 +66,8 @@ impl History {
         }
     }
 
-    /// The driver has been told that it is complete, and by that durable. `position` is where the log was then.
+    /// The driver has been told that it is complete, and by that durable. `position` is where the
+    /// log was then.
     pub fn completed_durably(&mut self, attempt: Attempt, position: usize) {
         self.completed(attempt);
         if let Some(write) = self.writes.get_mut(attempt.0) {
@@ -83,7 +84,8 @@ impl History {
             .collect()
     }
 
-    /// The driver has been told that such a flush is complete. `position` is where the log was then.
+    /// The driver has been told that such a flush is complete. `position` is where the log was
+    /// then.
     pub fn flushed(&mut self, attempts: &BTreeSet<Attempt>, position: usize) {
         for attempt in attempts {
             if let Some(write) = self.writes.get_mut(attempt.0) {
@@ -93,8 +95,9 @@ impl History {
         }
     }
 
-    /// Looks at the disk after a power loss at each position of the log, with nothing, all, and some subsets of the volatile
-    /// writes kept. Each sector has to hold what the driver was last promised of it, or something that it wrote later.
+    /// Looks at the disk after a power loss at each position of the log, with nothing, all, and
+    /// some subsets of the volatile writes kept. Each sector has to hold what the driver was last
+    /// promised of it, or something that it wrote later.
     ///
     /// # Errors
     /// The first sector that does not.

@@ -44,7 +44,8 @@ pub trait Device {
     /// Submits a request, and does not wait for it. `tag` is free, and less than eight.
     fn submit(&mut self, tag: usize, request: &Request);
 
-    /// Waits until a request that was submitted is complete. The tags of those that are; all of them have succeeded.
+    /// Waits until a request that was submitted is complete. The tags of those that are; all of
+    /// them have succeeded.
     fn await_completions(&mut self) -> Vec<usize>;
 }
 
@@ -55,8 +56,8 @@ pub struct Load {
     pub seed: u64,
     /// How many requests.
     pub requests: usize,
-    /// Whether the device has a volatile write cache: only then there are flushes, and only then a write may be lost that is
-    /// complete.
+    /// Whether the device has a volatile write cache: only then there are flushes, and only then a
+    /// write may be lost that is complete.
     pub write_cache: bool,
     /// Whether some writes are to be durable by themselves.
     pub forced_writes: bool,
@@ -79,7 +80,8 @@ struct Running<'a> {
 }
 
 impl Load {
-    /// Does it, beginning with all durable that is on the disk, and looks at what a power loss at any time would have left.
+    /// Does it, beginning with all durable that is on the disk, and looks at what a power loss at
+    /// any time would have left.
     ///
     /// # Errors
     /// Something of which the driver was told that it is durable would have been lost.

@@ -39,7 +39,8 @@ pub enum Entry {
     Flush {
         /// Through which open file.
         handle: u64,
-        /// Entries before this position were complete when the flush was requested: it reaches them and no others.
+        /// Entries before this position were complete when the flush was requested: it reaches them
+        /// and no others.
         covers: usize,
     },
 }
@@ -99,7 +100,8 @@ impl Log {
         flushes.filter(|e| matches!(e, Entry::Flush { .. })).count()
     }
 
-    /// The content of the disk after a power loss that came when the first `position` requests were complete.
+    /// The content of the disk after a power loss that came when the first `position` requests were
+    /// complete.
     #[must_use]
     pub fn image(&self, position: usize, loss: PowerLoss) -> Vec<u8> {
         let mut image = self.initial.clone();

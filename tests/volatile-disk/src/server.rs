@@ -26,7 +26,8 @@ pub enum Operation {
     Write,
     /// To zero or give back (`fallocate(2)`).
     Allocate,
-    /// To give back (`FALLOC_FL_PUNCH_HOLE`), which is also asked for as [`Allocate`](Self::Allocate).
+    /// To give back (`FALLOC_FL_PUNCH_HOLE`), which is also asked for as
+    /// [`Allocate`](Self::Allocate).
     PunchHole,
     /// To write its cache back (`fsync(2)`, `fdatasync(2)`).
     Flush,

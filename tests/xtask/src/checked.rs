@@ -1,4 +1,5 @@
-//! `cargo xtask asan` and `cargo xtask miri`: tests of the crates with unsafe code, where every access is checked.
+//! `cargo xtask asan` and `cargo xtask miri`: tests of the crates with unsafe code, where every
+//! access is checked.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -15,7 +16,8 @@ use crate::unit::parse_result;
 /// How long the tests of one call of cargo may take, builds included.
 const TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 
-/// Runs `cargo test` or `cargo miri test`, passes its output on, and adds up how many tests passed and failed.
+/// Runs `cargo test` or `cargo miri test`, passes its output on, and adds up how many tests passed
+/// and failed.
 pub fn run_tests(what: &str, mut command: Command) -> Result<Tests> {
     progress::step(what, || {
         command.stdin(Stdio::null()).stdout(Stdio::piped());

@@ -63,7 +63,8 @@ pub fn no_complaint(guest: &Guest) -> Result<()> {
         "The kernel of guest {} complains:\n{log}",
         guest.name()
     );
-    // A kernel that looks for memory that nothing points to. What is new is only reported when it is seen a second time.
+    // A kernel that looks for memory that nothing points to. What is new is only reported when it
+    // is seen a second time.
     let leaks = guest.run(LEAKS)?;
     ensure!(
         !leaks.contains("[farlane]"),

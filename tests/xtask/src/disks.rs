@@ -61,7 +61,8 @@ impl Disks {
         self.serve_with(run, name, disks, &[], &[])
     }
 
-    /// Serves disks from one daemon with further words on its command line, among them `sockets` that it makes.
+    /// Serves disks from one daemon with further words on its command line, among them `sockets`
+    /// that it makes.
     pub fn serve_with(
         &self,
         run: &Run<'_>,

@@ -1,5 +1,5 @@
-//! Where frames and datagrams of a network with a guest are dropped by somebody who counts them: what is missing at an end must be
-//! among these.
+//! Where frames and datagrams of a network with a guest are dropped by somebody who counts them:
+//! what is missing at an end must be among these.
 
 use std::fmt;
 

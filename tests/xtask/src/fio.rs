@@ -61,7 +61,8 @@ impl Fio {
     }
 }
 
-/// Jobs that take turns on several files in one run of fio: starting it in an emulated guest takes longer than a short job.
+/// Jobs that take turns on several files in one run of fio: starting it in an emulated guest takes
+/// longer than a short job.
 #[derive(Debug, Clone)]
 pub struct Turns<'a> {
     /// Files or block devices that are alike.
@@ -73,8 +74,9 @@ pub struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// Makes the rounds with these numbers: in each, one job on each file, one after the other. Whoever comes first in one round
-    /// comes last in the next. Returns the figures of each round in the order of the files.
+    /// Makes the rounds with these numbers: in each, one job on each file, one after the other.
+    /// Whoever comes first in one round comes last in the next. Returns the figures of each round
+    /// in the order of the files.
     pub fn run(&self, guest: &Guest, rounds: Range<usize>) -> Result<Vec<Vec<Figures>>> {
         let line = self.line(&rounds);
         let output = guest.spawn(&line)?.wait(FIO_TIMEOUT)?;

@@ -1,5 +1,6 @@
-//! A virtual machine with a soft GPU and disks whose requests reach the GPU's memory: lender and borrower for the one,
-//! `farlane-blk` with its tunnel for the others, and in the guest the driver and the library that programs are run with.
+//! A virtual machine with a soft GPU and disks whose requests reach the GPU's memory: lender and
+//! borrower for the one, `farlane-blk` with its tunnel for the others, and in the guest the driver
+//! and the library that programs are run with.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -126,7 +127,8 @@ impl Backends {
         ])
     }
 
-    /// Ends them after their guest, which has nothing to complain of, and none of whose tokens was refused.
+    /// Ends them after their guest, which has nothing to complain of, and none of whose tokens was
+    /// refused.
     pub fn end_with(self, guest: Guest) -> Result<()> {
         let refused = self.disks.metrics()?.sum("tokens_refused")?;
         ensure!(refused == 0, "{refused} requests were refused");
@@ -185,7 +187,8 @@ pub fn with_library(way: &str, line: &str) -> String {
     format!("FARLANE_IO={way} FARLANE_IO_STATS=1 farlane-run --io {line}")
 }
 
-/// Runs a program with the library, in a way that `FARLANE_IO` names; says which ways its bytes went.
+/// Runs a program with the library, in a way that `FARLANE_IO` names; says which ways its bytes
+/// went.
 pub fn run_with_library(guest: &Guest, way: &str, line: &str) -> Result<(Output, Ways)> {
     let command = with_library(way, line);
     let output = guest.spawn(&command)?.wait(PROGRAM_TIMEOUT)?;

@@ -1,5 +1,5 @@
-//! Device Lending as scenarios use it: a lender with soft NVMe controllers over files in this machine's memory, and soft
-//! GPUs; and borrowers, each of which gives one device to one VM.
+//! Device Lending as scenarios use it: a lender with soft NVMe controllers over files in this
+//! machine's memory, and soft GPUs; and borrowers, each of which gives one device to one VM.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
@@ -157,7 +157,8 @@ impl Lending {
         })
     }
 
-    /// Starts a borrower of one device. Its name is that of its files, and what the lender calls it.
+    /// Starts a borrower of one device. Its name is that of its files, and what the lender calls
+    /// it.
     pub fn borrower(
         &self,
         run: &Run<'_>,
@@ -168,7 +169,8 @@ impl Lending {
         self.borrower_at(run, name, &lender.address(), device, &[])
     }
 
-    /// Starts a borrower of one device of the lender at `address`, with further words on its command line.
+    /// Starts a borrower of one device of the lender at `address`, with further words on its
+    /// command line.
     pub fn borrower_at(
         &self,
         run: &Run<'_>,
@@ -266,7 +268,8 @@ impl Device {
     }
 }
 
-/// The programs that use a soft GPU, `gpu_io`, `gpu_coherence` and `log_scan`, for a guest: they are found by their names there.
+/// The programs that use a soft GPU, `gpu_io`, `gpu_coherence` and `log_scan`, for a guest: they
+/// are found by their names there.
 pub fn gpu_programs(workspace: &Workspace) -> Result<Vec<GuestFile>> {
     let build = |name: &str| {
         let path = workspace.build_example("farlane-gpu-driver", name)?;
@@ -287,7 +290,8 @@ impl Lender {
         address(&self.socket)
     }
 
-    /// How borrowers name it that reach it by TCP, as it says itself: the system has chosen the port.
+    /// How borrowers name it that reach it by TCP, as it says itself: the system has chosen the
+    /// port.
     pub fn network_address(&self) -> Result<String> {
         let mut found = None;
         wait_until("the lender tells its TCP address", || {
@@ -388,7 +392,8 @@ impl Borrower {
         Metrics::read(&self.metrics, "farlane_borrow_")
     }
 
-    /// How many accesses of its VM to the device's registers it was asked to perform: each of them stopped the VM.
+    /// How many accesses of its VM to the device's registers it was asked to perform: each of them
+    /// stopped the VM.
     pub fn trapped(&self) -> Result<u64> {
         let metrics = self.metrics()?;
         Ok(metrics.sum("reads")? + metrics.sum("writes")?)
@@ -405,7 +410,8 @@ impl Borrower {
     }
 }
 
-/// Waits until a guest has the namespace of the controller with this serial number; returns its device node.
+/// Waits until a guest has the namespace of the controller with this serial number; returns its
+/// device node.
 pub fn namespace(guest: &Guest, serial: &str) -> Result<String> {
     let mut found = None;
     wait_until(&format!("the disk {serial} is there"), || {
@@ -423,7 +429,8 @@ pub fn wait_gone(guest: &Guest, serial: &str) -> Result<()> {
     })
 }
 
-/// Waits until a disk of a guest is in use: many requests have been completed since this was called.
+/// Waits until a disk of a guest is in use: many requests have been completed since this was
+/// called.
 pub fn wait_traffic(guest: &Guest, node: &str) -> Result<()> {
     let name = node.trim_start_matches("/dev/");
     let completed = || completed(&guest.read_file(&format!("/sys/class/block/{name}/stat"))?);

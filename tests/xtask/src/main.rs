@@ -1,4 +1,5 @@
-//! `cargo xtask`: shows, tests and measures Farlane in virtual machines, and makes everything that this needs.
+//! `cargo xtask`: shows, tests and measures Farlane in virtual machines, and makes everything that
+//! this needs.
 
 mod asan;
 mod bench;
@@ -61,7 +62,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs unmodified programs in virtual machines: over RDMA from one to another, on a lent NVMe, and between files and a GPU
+    /// Runs unmodified programs in virtual machines: over RDMA from one to another, on a lent NVMe,
+    /// and between files and a GPU
     Demo,
     /// Runs all tests: unit, property and loom tests, and the scenarios in virtual machines
     Test {
@@ -125,7 +127,8 @@ enum Task {
         #[arg(long, hide = true)]
         built: bool,
     },
-    /// Runs the guest driver's scenarios in a kernel with KASAN, lockdep and kmemleak, which it builds first
+    /// Runs the guest driver's scenarios in a kernel with KASAN, lockdep and kmemleak, which it
+    /// builds first
     Kasan {
         /// Only those whose name contains this
         filter: Option<String>,

@@ -1,4 +1,5 @@
-//! `cargo xtask miri`: unit tests in Miri, of modules that it can run: they map no files and open no sockets.
+//! `cargo xtask miri`: unit tests in Miri, of modules that it can run: they map no files and open
+//! no sockets.
 
 use std::process::{Command, ExitCode};
 

@@ -1,4 +1,5 @@
-//! A network with one guest, as scenarios use it: who serves the guest's interface, and where the two ends are.
+//! A network with one guest, as scenarios use it: who serves the guest's interface, and where the
+//! two ends are.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,8 @@ pub const TAP: &str = "tap0";
 /// How long a program of a network may take.
 pub const NET_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// The guests' shell is busybox, and takes its own programs before others: not where they are functions.
+/// The guests' shell is busybox, and takes its own programs before others: not where they are
+/// functions.
 const PROGRAMS: &str = r#"ping() { exec /usr/bin/ping "$@"; };"#;
 
 /// What the interface is called in the backend's counters.
@@ -42,7 +44,8 @@ pub struct Nets {
     program: PathBuf,
 }
 
-/// A daemon that serves the guest's interface from within a network. It can be killed, and started again with the same words.
+/// A daemon that serves the guest's interface from within a network. It can be killed, and started
+/// again with the same words.
 pub struct NetBackend<'a> {
     program: PathBuf,
     network: &'a Network,
@@ -120,8 +123,9 @@ impl NetBackend<'_> {
         &self.sockets[1]
     }
 
-    /// The memory of its own that it holds now: anonymous pages. What its resident set has besides are pages of the guest's memory, which
-    /// grow by whatever buffers the guest's kernel chooses, and of the program.
+    /// The memory of its own that it holds now: anonymous pages. What its resident set has besides
+    /// are pages of the guest's memory, which grow by whatever buffers the guest's kernel chooses,
+    /// and of the program.
     pub fn private_bytes(&self) -> Result<u64> {
         self.status_bytes("RssAnon:")
     }

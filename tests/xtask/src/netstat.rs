@@ -1,4 +1,5 @@
-//! The counters of a network stack, as `/proc/net/netstat`, `/proc/net/snmp` and `/proc/net/snmp6` tell them.
+//! The counters of a network stack, as `/proc/net/netstat`, `/proc/net/snmp` and `/proc/net/snmp6`
+//! tell them.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! NUMA nodes as scenarios use them: fio whose thread and buffers are on nodes of choice, the machine that backends are told of,
-//! and what they count of where data lay and what moved it.
+//! NUMA nodes as scenarios use them: fio whose thread and buffers are on nodes of choice, the
+//! machine that backends are told of, and what they count of where data lay and what moved it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -41,7 +41,8 @@ pub struct Placed {
     pub memory: Memory,
 }
 
-/// How a backend is told of two nodes on a machine that may have one: `--sysfs` and `--memory-node`.
+/// How a backend is told of two nodes on a machine that may have one: `--sysfs` and
+/// `--memory-node`.
 pub fn backend_words(run: &Run<'_>, numa: &Numa) -> Result<Vec<OsString>> {
     let folder = described(run)?;
     let mut words = vec!["--sysfs".into(), folder.into_os_string()];
@@ -95,8 +96,9 @@ impl Placed {
     /// Has fio write at random, read everything back and check it.
     pub fn verify(self, guest: &Guest, file: &str, mib: u32) -> Result<Figures> {
         const DEPTH: u64 = 8;
-        // A request is one request of the disk also where each of its pages is a segment. Of striped buffers each piece is at
-        // least 64 KiB; of interleaved ones there are no more than the backend splits a request into.
+        // A request is one request of the disk also where each of its pages is a segment. Of
+        // striped buffers each piece is at least 64 KiB; of interleaved ones there are no more than
+        // the backend splits a request into.
         let (sizes, most) = match self.memory {
             Memory::On(_) => ("4k-384k", 384 << 10),
             Memory::Interleaved => ("4k-256k", 256 << 10),

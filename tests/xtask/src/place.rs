@@ -1,4 +1,5 @@
-//! Where a program runs: in a guest, on this machine, or in a network of its own. The RDMA programs are called the same way in both.
+//! Where a program runs: in a guest, on this machine, or in a network of its own. The RDMA programs
+//! are called the same way in both.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -118,8 +119,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Programs of this machine that use the daemon behind `socket`; `programs` is the folder of `farlane-run`, and
-    /// what the programs print goes to files in `logs`.
+    /// Programs of this machine that use the daemon behind `socket`; `programs` is the folder of
+    /// `farlane-run`, and what the programs print goes to files in `logs`.
     pub fn new(programs: &Path, socket: &Path, logs: &Path) -> Self {
         Self {
             programs: programs.into(),

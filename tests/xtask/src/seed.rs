@@ -1,4 +1,5 @@
-//! The seed of what a scenario does at random: another one in each run, told, and given again where a run is to be repeated.
+//! The seed of what a scenario does at random: another one in each run, told, and given again where
+//! a run is to be repeated.
 
 use std::fs::File;
 use std::io::Read as _;

@@ -1,4 +1,5 @@
-//! File systems and what they stand on, as a guest makes them: each with what it takes to mount it at `/mnt`, and to take it apart.
+//! File systems and what they stand on, as a guest makes them: each with what it takes to mount it
+//! at `/mnt`, and to take it apart.
 
 /// The disk that has room for any file system (mkfs.xfs wants 300 MiB), and a small one.
 pub const LARGE_MIB: u32 = 384;
@@ -11,10 +12,11 @@ pub const PERSISTENT_MIB: u32 = 320;
 pub struct Stack {
     /// What it is called.
     pub name: &'static str,
-    /// Whether bytes of its files may go between disk and device memory: the pages of a request for direct I/O are those that
-    /// the disk gets, unchanged, and once.
+    /// Whether bytes of its files may go between disk and device memory: the pages of a request for
+    /// direct I/O are those that the disk gets, unchanged, and once.
     pub tunnels: bool,
-    /// Makes it of `$large` and `$small`, which are disks, or `$persistent`, with anything on them, and mounts it. Its files are made in `/mnt/d`.
+    /// Makes it of `$large` and `$small`, which are disks, or `$persistent`, with anything on them,
+    /// and mounts it. Its files are made in `/mnt/d`.
     pub make: &'static str,
     /// After a file has been made, which is `$file`; it cannot be written then.
     pub seal: Option<&'static str>,
@@ -99,7 +101,8 @@ pub const STACKS: &[Stack] = &[
          dmsetup create top --table \"0 $(blockdev --getsz $large) crypt aes-xts-plain64 $key 0 $large 0\" && on_top",
         "off_top && dmsetup remove top",
     ),
-    // The first table makes the superblock, which says how much room there is. What has no checksum yet cannot be read.
+    // The first table makes the superblock, which says how much room there is. What has no checksum
+    // yet cannot be read.
     plain(
         "ext4 on dm-integrity",
         "modprobe dm_integrity && dd if=/dev/zero of=$small bs=4096 count=1 status=none && \
@@ -119,7 +122,8 @@ pub const STACKS: &[Stack] = &[
          dmsetup create top --table \"0 $sectors thin /dev/mapper/pool 0\" && on_top",
         "off_top && dmsetup remove top && dmsetup remove pool",
     ),
-    // A volume that LVM has not made: what it is may change under it, and nothing says what it is for.
+    // A volume that LVM has not made: what it is may change under it, and nothing says what it is
+    // for.
     plain(
         "ext4 on dm-linear",
         "modprobe dm_mod && dmsetup create top --table \"0 $(blockdev --getsz $large) linear $large 0\" && on_top",
@@ -137,8 +141,8 @@ pub const STACKS: &[Stack] = &[
          mount -t overlay -o lowerdir=/under/lower,upperdir=/under/upper,workdir=/under/work over /mnt",
         "umount /mnt && not_under",
     ),
-    // Without the daemons that would answer the server's questions: the answers are given before. Flags: any port, no check of
-    // the path below, it has a number of its own.
+    // Without the daemons that would answer the server's questions: the answers are given before.
+    // Flags: any port, no check of the path below, it has a number of its own.
     plain(
         "NFS of ext4",
         "under && echo 'nfsd 127.0.0.1 2147483647 here' >/proc/net/rpc/auth.unix.ip/channel && \
@@ -149,8 +153,8 @@ pub const STACKS: &[Stack] = &[
     ),
 ];
 
-/// What is begun before any of them: for its first seconds an NFS server opens files only for clients that had them open before (RFC 8881,
-/// section 8.4.2.1).
+/// What is begun before any of them: for its first seconds an NFS server opens files only for
+/// clients that had them open before (RFC 8881, section 8.4.2.1).
 pub const BEFORE: &str = "modprobe nfsd && modprobe nfsv4 && mount -t nfsd nfsd /proc/fs/nfsd && cd /proc/fs/nfsd && \
     echo 10 >nfsv4gracetime && echo '-3 +4' >versions && echo 'tcp 2049' >portlist && echo 1 >threads";
 

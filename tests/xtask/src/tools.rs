@@ -11,8 +11,8 @@ use crate::place::{Over, Place, Running};
 /// How long one program may take.
 pub const TOOL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often a pair of programs is started at most where it is the machine that failed them: another program took their
-/// port first, or perftest could not make out the speed of its clock.
+/// How often a pair of programs is started at most where it is the machine that failed them:
+/// another program took their port first, or perftest could not make out the speed of its clock.
 const TRIES: u32 = 5;
 
 /// A program that is started twice: as a server, and as a client that is told where the server is.
@@ -33,8 +33,8 @@ pub struct Talk {
     pub asked: String,
 }
 
-/// Runs a program of perftest or ibverbs-utils with a server in one place and a client in another, each over `over`;
-/// returns what the client printed. Both must succeed.
+/// Runs a program of perftest or ibverbs-utils with a server in one place and a client in another,
+/// each over `over`; returns what the client printed. Both must succeed.
 pub fn between(over: Over, line: &str, server: &dyn Place, client: &dyn Place) -> Result<String> {
     let program = Program {
         name: line,
@@ -120,8 +120,8 @@ impl Program<'_> {
     }
 }
 
-/// Whether perftest says that it moved its data but cannot tell how fast: on a busy machine the clock that it measures
-/// against the CPU's seems to run unevenly.
+/// Whether perftest says that it moved its data but cannot tell how fast: on a busy machine the
+/// clock that it measures against the CPU's seems to run unevenly.
 fn clock_is_unsteady(text: &str) -> bool {
     text.contains("Correlation coefficient")
 }
@@ -172,8 +172,8 @@ pub fn latencies(text: &str) -> Result<Vec<Latency>> {
         .collect())
 }
 
-/// How many bytes of payload a program of perftest that was called by `line`, and printed `text`, has had moved between its
-/// two ends: iterations of each size, in one direction or in both.
+/// How many bytes of payload a program of perftest that was called by `line`, and printed `text`,
+/// has had moved between its two ends: iterations of each size, in one direction or in both.
 pub fn payload_bytes(line: &str, text: &str) -> Result<u64> {
     let heading = if line.contains("_bw") {
         "BW average["
@@ -190,7 +190,8 @@ pub fn payload_bytes(line: &str, text: &str) -> Result<u64> {
     Ok(if both { 2 * total } else { total })
 }
 
-/// What a ping-pong program of ibverbs-utils reports: microseconds for one iteration, there and back.
+/// What a ping-pong program of ibverbs-utils reports: microseconds for one iteration, there and
+/// back.
 pub fn pingpong_us(text: &str) -> Result<f64> {
     let line = text
         .lines()

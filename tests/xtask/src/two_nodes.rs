@@ -1,5 +1,6 @@
-//! A guest that is a host with two NUMA nodes and a dual-ported NVMe disk, a controller on each node: farlane-blk runs in it over
-//! the kernel's real nodes, and a program that plays a VM drives the disk.
+//! A guest that is a host with two NUMA nodes and a dual-ported NVMe disk, a controller on each
+//! node: farlane-blk runs in it over the kernel's real nodes, and a program that plays a VM drives
+//! the disk.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Unit, property and loom tests: which packages a filter means, and the jobs that run their test programs.
+//! Unit, property and loom tests: which packages a filter means, and the jobs that run their test
+//! programs.
 
 use std::fs;
 use std::path::Path;

@@ -15,7 +15,8 @@ pub enum Volume {
     LvmStriped,
     /// md RAID-1: each write goes to both disks.
     MdMirrored,
-    /// dm-crypt on the first disk: the disk gets other bytes than the file system writes, from other memory.
+    /// dm-crypt on the first disk: the disk gets other bytes than the file system writes, from
+    /// other memory.
     Encrypted,
 }
 

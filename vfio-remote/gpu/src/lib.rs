@@ -1,7 +1,8 @@
-//! A software GPU: a PCI function with video memory that is mapped into the guest, a copy engine that does DMA, and a compute
-//! engine that searches, checks and gathers.
+//! A software GPU: a PCI function with video memory that is mapped into the guest, a copy engine
+//! that does DMA, and a compute engine that searches, checks and gathers.
 //!
-//! What its driver writes is in [`farlane_abi::gpu`]. [`GpuSource`] is what can be lent; each borrower has video memory of its own.
+//! What its driver writes is in [`farlane_abi::gpu`]. [`GpuSource`] is what can be lent; each
+//! borrower has video memory of its own.
 //!
 //! * `command`: commands, parsed once.
 //! * `memory`: video memory.

@@ -61,7 +61,8 @@ impl Registers {
         }
     }
 
-    /// Writes one aligned register. Accesses of other sizes, and those to what is read-only, do nothing.
+    /// Writes one aligned register. Accesses of other sizes, and those to what is read-only, do
+    /// nothing.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
         let (Ok(offset), Ok(value)) = (u32::try_from(offset), data.try_into()) else {
             return Effect::None;

@@ -9,7 +9,8 @@ use aho_corasick::AhoCorasick;
 use farlane_abi::gpu as abi;
 use farlane_abi::zerocopy::IntoBytes as _;
 
-/// Occurrences that are counted between two looks at whether to go on: a byte can end as many as there are patterns.
+/// Occurrences that are counted between two looks at whether to go on: a byte can end as many as
+/// there are patterns.
 const SLICE_FOUND: u64 = 64 << 10;
 
 /// What is looked for.

@@ -41,7 +41,8 @@ pub struct Shared {
     changed: Condvar,
     /// The worker has acted.
     settled: Condvar,
-    /// Counts what makes the worker leave its queue: enabling, disabling, reset, end. Changed under the lock.
+    /// Counts what makes the worker leave its queue: enabling, disabling, reset, end. Changed under
+    /// the lock.
     epoch: AtomicU64,
     /// Video memory.
     pub memory: VideoMemory,

@@ -36,8 +36,9 @@ pub enum GpuError {
 
 /// A software GPU.
 ///
-/// Whoever attaches gets video memory of his own: a file, which takes host memory where it has been written. A function that is
-/// taken from it has one thread. Video memory is zeroes when a function is taken, after it is reset, and when it has been given back.
+/// Whoever attaches gets video memory of his own: a file, which takes host memory where it has been
+/// written. A function that is taken from it has one thread. Video memory is zeroes when a function
+/// is taken, after it is reset, and when it has been given back.
 #[derive(Debug)]
 pub struct GpuSource {
     description: Description,

@@ -1,5 +1,6 @@
-//! A GPU without a worker, for fuzz targets: it executes commands only when it is told to, so that the same input always does the
-//! same. It is compiled always, so that what is fuzzed is what is shipped; no other crate uses it.
+//! A GPU without a worker, for fuzz targets: it executes commands only when it is told to, so that
+//! the same input always does the same. It is compiled always, so that what is fuzzed is what is
+//! shipped; no other crate uses it.
 
 use crate::GpuSource;
 use crate::queue::Queue;
@@ -43,8 +44,9 @@ impl<'s> Still<'s> {
         self.function
     }
 
-    /// Executes at most so many commands, until there are none. Between slices of a command, `meanwhile` may do what a driver does
-    /// at any time, and says whether to go on; if not, the driver disables the device. Returns how many commands are complete.
+    /// Executes at most so many commands, until there are none. Between slices of a command,
+    /// `meanwhile` may do what a driver does at any time, and says whether to go on; if not, the
+    /// driver disables the device. Returns how many commands are complete.
     pub fn turn(&mut self, commands: usize, meanwhile: &dyn Fn() -> bool) -> usize {
         let shared = self.shared;
         match shared.order() {

@@ -16,9 +16,11 @@ const PATIENCE: Duration = Duration::from_micros(50);
 /// The shortest slice that Linux gives (6.12).
 const SLICE: Duration = Duration::from_micros(100);
 
-/// Executes commands until it is told to end. Between slices of work it yields; without work it sleeps.
+/// Executes commands until it is told to end. Between slices of work it yields; without work it
+/// sleeps.
 pub fn work(shared: &Shared) {
-    // A woken worker is not to wait for the end of others' time slices. What works without is slower, no more.
+    // A woken worker is not to wait for the end of others' time slices. What works without is
+    // slower, no more.
     if let Err(e) = timeslice::request(SLICE) {
         log::debug!("No short time slices: {e}");
     }

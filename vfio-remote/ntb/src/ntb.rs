@@ -213,9 +213,9 @@ pub trait Ntb: Send + Sync + Debug {
 
     /// What was written through a window of the other end is there when this returns: by this
     /// thread, or by a device whose interrupt or whose answer has come. A bridge whose writes are
-    /// posted reads `offset` in the window for that, which has to be memory: a read passes no posted
-    /// writes (PCI Express Base Specification, 2.4.1). Otherwise writes are there at once, and
-    /// nothing is done.
+    /// posted reads `offset` in the window for that, which has to be memory: a read passes no
+    /// posted writes (PCI Express Base Specification, 2.4.1). Otherwise writes are there at once,
+    /// and nothing is done.
     ///
     /// # Errors
     /// No such window, or it has no such bytes; the system failed.

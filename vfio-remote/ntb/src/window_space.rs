@@ -76,8 +76,9 @@ impl WindowSpace {
     }
 
     /// Has the other end see `length` bytes of `file` from `offset` on: through a window that shows
-    /// them already, or a free one. That shows the whole file from now on, so that memory of which a VM has many ranges needs
-    /// one window; where no free one is large enough, just the range, rounded to its alignment.
+    /// them already, or a free one. That shows the whole file from now on, so that memory of which
+    /// a VM has many ranges needs one window; where no free one is large enough, just the range,
+    /// rounded to its alignment.
     ///
     /// Where `writable` is false a window may be chosen that can be written, because it shows the
     /// bytes to somebody who may. A bridge between processes shares the descriptor itself: for

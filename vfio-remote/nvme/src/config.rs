@@ -93,11 +93,12 @@ impl From<Backing> for NamespaceConfig {
     }
 }
 
-/// The host that offers a controller: with the controller's name and serial number what its identifiers are made of, which
-/// are to be no other controller's, wherever that is.
+/// The host that offers a controller: with the controller's name and serial number what its
+/// identifiers are made of, which are to be no other controller's, wherever that is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Host {
-    /// What tells it from all other hosts (`machine-id(5)`), if anything does. It is not shown: identifiers hold a digest of it.
+    /// What tells it from all other hosts (`machine-id(5)`), if anything does. It is not shown:
+    /// identifiers hold a digest of it.
     pub machine: Option<String>,
     /// What its lender calls itself.
     pub lender: String,
@@ -123,7 +124,8 @@ pub struct NvmeConfig {
 }
 
 impl NvmeConfig {
-    /// A controller without namespaces, of a host without a name, with trapped doorbells and 16 I/O queues.
+    /// A controller without namespaces, of a host without a name, with trapped doorbells and 16 I/O
+    /// queues.
     #[must_use]
     pub fn new(name: impl Into<String>, serial: impl Into<String>) -> Self {
         Self {

@@ -100,8 +100,8 @@ impl Identity {
             0x03 => {
                 known(nsid)?;
                 let mut data = vec![0; 4096];
-                // Type 3, UUID, 16 bytes (figure 249), and no other: NGUID and EUI64 belong to who has a company identifier of
-                // the IEEE.
+                // Type 3, UUID, 16 bytes (figure 249), and no other: NGUID and EUI64 belong to who
+                // has a company identifier of the IEEE.
                 put(&mut data, 0, &[3, 16]);
                 put(&mut data, 4, &self.names.uuid(nsid).0);
                 Ok(data)
@@ -124,10 +124,11 @@ impl Identity {
         put(&mut data, 111, &[1]);
         // OACS: Doorbell Buffer Config.
         put(&mut data, 256, &0x0100_u16.to_le_bytes());
-        // Abort limit and event limit, zero-based. An abort is done at once: there is never a second one under way.
+        // Abort limit and event limit, zero-based. An abort is done at once: there is never a
+        // second one under way.
         put(&mut data, 258, &[3, 3]);
-        // One firmware slot, read-only. Log pages: effects, extended data; none of a namespace. Entries of the error log,
-        // zero-based.
+        // One firmware slot, read-only. Log pages: effects, extended data; none of a namespace.
+        // Entries of the error log, zero-based.
         put(&mut data, 260, &[0b011, 0b110, ERROR_ENTRIES]);
         put(&mut data, 266, &TEMPERATURE_WARNING.to_le_bytes());
         put(&mut data, 268, &TEMPERATURE_CRITICAL.to_le_bytes());
@@ -140,7 +141,8 @@ impl Identity {
         put(&mut data, 525, &[0b110 | u8::from(self.has_write_cache())]);
         // SGLS: supported; bit buckets; lists longer than the data.
         put(&mut data, 536, &0x0005_0001_u32.to_le_bytes());
-        // SUBNQN, the form for who has a UUID (7.9): Linux refuses a second controller of the same name.
+        // SUBNQN, the form for who has a UUID (7.9): Linux refuses a second controller of the same
+        // name.
         let name = format!("nqn.2014-08.org.nvmexpress:uuid:{}", self.names.uuid(0));
         put(&mut data, 768, name.as_bytes());
         // Power state 0: 25 W, in hundredths.

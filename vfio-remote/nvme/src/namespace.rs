@@ -87,9 +87,10 @@ impl Namespace {
         })
     }
 
-    /// Whether a sync can still make what was written durable: none has failed before. The kernel tells of write-back that has
-    /// failed once, and the next `fdatasync` succeeds although the bytes are not there (fsync(2)): only who opens the file
-    /// again, and reads it, knows what it has.
+    /// Whether a sync can still make what was written durable: none has failed before. The kernel
+    /// tells of write-back that has failed once, and the next `fdatasync` succeeds although the
+    /// bytes are not there (fsync(2)): only who opens the file again, and reads it, knows what it
+    /// has.
     pub fn can_sync(&self) -> bool {
         self.failed_syncs() == 0
     }

@@ -166,7 +166,8 @@ impl Remote {
         }
     }
 
-    /// Whether what has not been begun is answered with an error: who owns that memory may take long over each.
+    /// Whether what has not been begun is answered with an error: who owns that memory may take
+    /// long over each.
     pub fn drop_jobs(&self, dropping: bool) {
         self.dropping.store(dropping, Ordering::SeqCst);
     }

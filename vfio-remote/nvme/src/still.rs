@@ -1,6 +1,6 @@
 //! A controller without a worker, for fuzz targets: it does something only when it is told to, so
-//! that the same input always does the same. It is compiled always, so that what is fuzzed is what is
-//! shipped; no other crate uses it.
+//! that the same input always does the same. It is compiled always, so that what is fuzzed is what
+//! is shipped; no other crate uses it.
 
 use crate::bits::Sqe;
 use crate::cmds::{AdminCommand, IoCommand};

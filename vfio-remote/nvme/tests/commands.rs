@@ -370,7 +370,8 @@ fn log_pages_and_features_are_those_of_the_controller() {
         let command = command.prp(page, 0);
         rig.driver.try_admin(command).unwrap().code()
     };
-    // (of whom, a log page, setting a feature of the controller, getting it, the same of a feature of namespaces)
+    // (of whom, a log page, setting a feature of the controller, getting it, the same of a feature
+    // of namespaces)
     for (nsid, log, set, get, set_own, get_own) in [
         (0, 0, 0, 0, 0x0b, 0x0b),
         (0xffff_ffff, 0, 0, 0, 0, 0x0b),

@@ -1,5 +1,5 @@
-//! What the driver was told is durable survives a power loss of the disk below, whose write cache is volatile. Needs root and
-//! `/dev/fuse`, and for a block device over the disk loop devices.
+//! What the driver was told is durable survives a power loss of the disk below, whose write cache
+//! is volatile. Needs root and `/dev/fuse`, and for a block device over the disk loop devices.
 
 #![allow(clippy::unwrap_used)]
 

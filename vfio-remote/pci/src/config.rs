@@ -432,7 +432,8 @@ mod tests {
         };
         let template = Template::new(0x1b36, 0x10, 2, class);
         let mut description = template.describe("test".into());
-        // Prefetchable memory, ports, and in the last register memory that says it has another one. A peer may describe that.
+        // Prefetchable memory, ports, and in the last register memory that says it has another one.
+        // A peer may describe that.
         for (bar, kind, size) in [(0, 0x08, 0x4000), (1, 0x05, 0x20), (5, 0x04, 0x1000)] {
             description.config[BARS + 4 * bar] = kind;
             description.regions[bar].size = size;

@@ -108,8 +108,8 @@ pub struct Description {
     pub interrupts: Interrupts,
     /// What it is, for people: "NVMe controller over disk.img".
     pub name: String,
-    /// Stretches of configuration space that software does not see, which reads them as zero: (offset, bytes). Each end has its
-    /// own.
+    /// Stretches of configuration space that software does not see, which reads them as zero:
+    /// (offset, bytes). Each end has its own.
     #[serde(skip)]
     pub hidden: Vec<(usize, usize)>,
 }

@@ -183,7 +183,8 @@ impl DmaSpace {
     }
 
     /// Whether the function may access what is mapped, see
-    /// [`Function::set_bus_master`](crate::Function::set_bus_master). Waits for nobody: a view from before has what it had.
+    /// [`Function::set_bus_master`](crate::Function::set_bus_master). Waits for nobody: a view from
+    /// before has what it had.
     pub fn set_bus_master(&self, may: bool) {
         self.closed.store(!may, Ordering::Release);
         self.generation.fetch_add(1, Ordering::Release);

@@ -17,8 +17,8 @@ const MAX_VECTORS: u16 = 32;
 
 impl Description {
     /// The same function with MSI in place of MSI-X: MSI vector *n* is the function's MSI-X vector
-    /// *n*. Of a function that has MSI besides, that is not carried: a Null capability is in its place. Nothing where it has no
-    /// MSI-X.
+    /// *n*. Of a function that has MSI besides, that is not carried: a Null capability is in its
+    /// place. Nothing where it has no MSI-X.
     #[must_use]
     pub fn with_msi(&self) -> Option<Self> {
         if self.interrupts.msix == 0 {

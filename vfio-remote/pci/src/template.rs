@@ -119,7 +119,8 @@ impl Template {
         self
     }
 
-    /// MSI with so many vectors, a power of two of at most 32, 64-bit addresses and masks (PCI 3.0, 6.8.1).
+    /// MSI with so many vectors, a power of two of at most 32, 64-bit addresses and masks (PCI 3.0,
+    /// 6.8.1).
     #[must_use]
     pub fn msi(mut self, vectors: u16) -> Self {
         let mut body = [0; 22];

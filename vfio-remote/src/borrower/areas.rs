@@ -14,8 +14,9 @@ static CLOSING: LazyLock<Closing<()>> = LazyLock::new(Closing::default);
 /// So many may wait to be closed: more are closed at once, whatever they wait for.
 const MOST_CLOSING: usize = 1024;
 
-/// The areas of what was attached, each with the next descriptor. One whose file is not memory is left out, and reached by messages:
-/// whoever maps it, which may be another device of the VM, could wait in it for ever.
+/// The areas of what was attached, each with the next descriptor. One whose file is not memory is
+/// left out, and reached by messages: whoever maps it, which may be another device of the VM, could
+/// wait in it for ever.
 pub(super) fn areas(
     attached: &Attached,
     descriptors: Vec<OwnedFd>,

@@ -115,8 +115,8 @@ impl Bars {
         });
     }
 
-    /// The device is not ours any more, or about not to be; where a lease is named, under that one. Nobody reaches it when this
-    /// returns.
+    /// The device is not ours any more, or about not to be; where a lease is named, under that one.
+    /// Nobody reaches it when this returns.
     pub fn end(&self, named: Option<Fence>) {
         let mut state = self.state();
         let is_another = |lease: &Lease| named.is_some_and(|fence| fence != lease.fence);

@@ -17,12 +17,14 @@ const PAGE_BYTES: u64 = 4096;
 const RESETTING: Duration = Duration::from_millis(500);
 
 impl Borrowed {
-    /// A device that ends what it is at may be at the monitor's memory, and this is the thread that would take the answer: that fails.
+    /// A device that ends what it is at may be at the monitor's memory, and this is the thread that
+    /// would take the answer: that fails.
     fn hold_off(&self) -> Option<HeldOff> {
         self.client.as_ref().map(Client::hold_off)
     }
 
-    /// Shows memory to the device if it is a bus master, else takes it away. So much of the monitor's time is kept.
+    /// Shows memory to the device if it is a bus master, else takes it away. So much of the
+    /// monitor's time is kept.
     pub(super) fn follow_bus_master(&mut self, kept: Duration) {
         let Presence::Held(session, fence) = &self.presence else {
             return;
@@ -163,8 +165,8 @@ impl Borrowed {
         }
     }
 
-    /// Resets the device in use, and what of it is virtual: it is no bus master, decodes nothing and masks nothing (PCI Express
-    /// 3.0, 6.6.2).
+    /// Resets the device in use, and what of it is virtual: it is no bus master, decodes nothing
+    /// and masks nothing (PCI Express 3.0, 6.6.2).
     pub(super) fn reset_function(&mut self) {
         let _held_off = self.hold_off();
         let was_silent = self.space.as_mut().is_some_and(|space| {
@@ -188,7 +190,8 @@ impl Borrowed {
         }
     }
 
-    /// Tells the lender of a device that was just taken, whose INTx is not silent, where the guest has silenced it before.
+    /// Tells the lender of a device that was just taken, whose INTx is not silent, where the guest
+    /// has silenced it before.
     pub(super) fn follow_intx(&mut self) {
         if self
             .space

@@ -162,7 +162,8 @@ impl Borrowed {
         self.deadline.set(self.deadline().after_a_wait());
     }
 
-    /// When all is over that the monitor waits for now. May have become later when another thread has had the layout.
+    /// When all is over that the monitor waits for now. May have become later when another thread
+    /// has had the layout.
     pub(super) fn deadline(&self) -> Deadline {
         self.deadline.get()
     }
@@ -325,7 +326,8 @@ impl Borrowed {
         self.notice_loss();
     }
 
-    /// A reset is none where what the device has begun may still reach the memory in which the VM starts anew.
+    /// A reset is none where what the device has begun may still reach the memory in which the VM
+    /// starts anew.
     fn is_reset(&self) -> Result<(), Errno> {
         let doubt = self.layout().check_doubt();
         doubt.map_err(|e| self.memory_error("reset", &e))
@@ -345,7 +347,8 @@ impl Borrowed {
 }
 
 impl Device for Borrowed {
-    /// Also what waits for another thread, which has the layout meanwhile, is waited for within that time.
+    /// Also what waits for another thread, which has the layout meanwhile, is waited for within
+    /// that time.
     fn begin_request(&mut self) {
         self.deadline.set(Deadline::begin());
     }

@@ -130,7 +130,8 @@ pub(super) struct Range {
 /// A bridge to the lender; none where only the lender knows it.
 pub(super) struct Way {
     pub name: String,
-    /// Whether the lender compares what it sees there with what this end reads: both are configured, and may not fit.
+    /// Whether the lender compares what it sees there with what this end reads: both are
+    /// configured, and may not fit.
     pub is_compared: bool,
     pub windows: Option<WindowSpace>,
 }
@@ -145,8 +146,8 @@ pub(crate) struct Layout {
     pub(super) pieces: BTreeMap<u64, Piece>,
     /// What the device may still reach of what it is to reach no more.
     pub(super) leaving: VecDeque<Leaving>,
-    /// What is to be shown and is not, as something that leaves is in the way, or as there was no time left; who is told that there is
-    /// something.
+    /// What is to be shown and is not, as something that leaves is in the way, or as there was no
+    /// time left; who is told that there is something.
     put_off: Vec<Stretch>,
     pub(super) tell_put_off: Option<Box<dyn Fn() + Send>>,
     pub(super) ways: Vec<Way>,
@@ -176,7 +177,8 @@ impl Layout {
         }
     }
 
-    /// What the lender of a new link may reach by messages: nothing yet. The lender of the link before reaches nothing any more.
+    /// What the lender of a new link may reach by messages: nothing yet. The lender of the link
+    /// before reaches nothing any more.
     pub fn new_messages(&mut self) -> Arc<DmaSpace> {
         self.messages = DmaSpace::new();
         Arc::clone(&self.messages)
@@ -232,8 +234,8 @@ impl Layout {
         Ok(())
     }
 
-    /// The VM has memory there. Where the device cannot reach it, the VM has none there. Here and in what follows, all that
-    /// is waited for is over by the deadline.
+    /// The VM has memory there. Where the device cannot reach it, the VM has none there. Here and
+    /// in what follows, all that is waited for is over by the deadline.
     pub fn add(&mut self, map: DmaMap, deadline: Deadline) -> Result<(), LayoutError> {
         let address = map.address;
         let range = Range {
@@ -322,7 +324,8 @@ impl Layout {
         Ok(self.set_bus_master(true, deadline)?)
     }
 
-    /// Nothing of the VM's own memory in a range has been put off. Memory of other devices may come later.
+    /// Nothing of the VM's own memory in a range has been put off. Memory of other devices may come
+    /// later.
     fn check_in_time(&self, range: (u64, u64)) -> Result<(), LayoutError> {
         let mut own = self.put_off.iter().filter(|s| !s.is_of_a_peer());
         match own.any(|stretch| stretch.overlaps(range)) {
@@ -467,9 +470,10 @@ impl Layout {
         }
     }
 
-    /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be reached, and some of its
-    /// memory: a VM has ranges, such as its firmware, that no device needs. A stretch is put off where something that leaves is in
-    /// the way, or where no time is left; whether what leaves has left is asked where more is to leave, or whoever calls `asks`.
+    /// Has the device reach what it is to reach, and nothing else. The VM's memory in files must be
+    /// reached, and some of its memory: a VM has ranges, such as its firmware, that no device
+    /// needs. A stretch is put off where something that leaves is in the way, or where no time is
+    /// left; whether what leaves has left is asked where more is to leave, or whoever calls `asks`.
     fn settle(&mut self, asks: bool, deadline: Deadline) -> Result<(), LayoutError> {
         let wanted = self.wanted();
         let stale = self.pieces.iter().filter(|(address, piece)| {

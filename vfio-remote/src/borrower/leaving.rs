@@ -19,8 +19,9 @@ pub(super) struct Leaving {
 }
 
 impl Layout {
-    /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked. A device that cannot be kept
-    /// from it is given up; one that is still at it then reaches it until [`chase`](Self::chase) has seen it end.
+    /// Has the device reach one stretch no more. Without a user of it there is nobody to be asked.
+    /// A device that cannot be kept from it is given up; one that is still at it then reaches it
+    /// until [`chase`](Self::chase) has seen it end.
     pub(super) fn hide(&mut self, address: u64, deadline: Deadline) {
         let Some(piece) = self.pieces.remove(&address) else {
             return;
@@ -37,7 +38,8 @@ impl Layout {
         self.release(piece);
     }
 
-    /// Asks the lender. False where the device is still at it; true as well where it has been given up.
+    /// Asks the lender. False where the device is still at it; true as well where it has been given
+    /// up.
     fn take_away(
         &mut self,
         user: &User,
@@ -89,7 +91,8 @@ impl Layout {
         }
     }
 
-    /// Another device's memory is about to go, whose owner does not wait longer: a device that is still at it then is given up.
+    /// Another device's memory is about to go, whose owner does not wait longer: a device that is
+    /// still at it then is given up.
     pub(super) fn give_up_for(&mut self, peer: u64, deadline: Deadline) {
         let is_peers = |leaving: &&Leaving| leaving.piece.stretch.backing == Backing::Peer(peer);
         if self.leaving.iter().any(|leaving| is_peers(&leaving)) {

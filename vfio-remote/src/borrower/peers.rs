@@ -141,7 +141,8 @@ impl Peers {
         Some(id)
     }
 
-    /// These are there no more. When this returns, nobody reaches them, except who has not answered in time.
+    /// These are there no more. When this returns, nobody reaches them, except who has not answered
+    /// in time.
     pub(crate) fn revoke(&self, ids: &[u64], deadline: Deadline) {
         if ids.is_empty() {
             return;
@@ -204,7 +205,8 @@ fn follow(layout: &Turns<Layout>, notices: &Receiver<Notice>) {
             // It is tried again when it has had a moment.
             Notice::PutOff => {}
             Notice::Added(id, target) => {
-                // Its time begins when it has the layout: what others wait for with it is not its own.
+                // Its time begins when it has the layout: what others wait for with it is not its
+                // own.
                 let mut layout = layout.lock();
                 layout.add_target(id, target, Deadline::of_a_turn());
             }

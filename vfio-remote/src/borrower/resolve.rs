@@ -87,7 +87,8 @@ impl Layout {
         asked: &Asked<'_>,
         reasons: &mut Vec<String>,
     ) -> Result<Option<Placed>, SessionError> {
-        // The other device's key is for nobody but its own lender, and the one that asks that for a sublease.
+        // The other device's key is for nobody but its own lender, and the one that asks that for a
+        // sublease.
         let session = &asked.user.session;
         let is_same = |o: &&Origin| session.is_proved && o.lender == session.lender;
         let Some(origin) = origin.filter(is_same) else {

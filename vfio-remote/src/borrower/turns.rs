@@ -2,11 +2,13 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// A lock that whoever gives it back, and asks for it again at once, gets only after one that has been waiting for it: nobody waits
-/// for more than what one other thread does with it, once it is the next one.
+/// A lock that whoever gives it back, and asks for it again at once, gets only after one that has
+/// been waiting for it: nobody waits for more than what one other thread does with it, once it is
+/// the next one.
 #[derive(Debug, Default)]
 pub(crate) struct Turns<T> {
-    /// Held while the next one waits. Taken before what it is about, and given back when that is had.
+    /// Held while the next one waits. Taken before what it is about, and given back when that is
+    /// had.
     next: Mutex<()>,
     what: Mutex<T>,
 }

@@ -159,8 +159,9 @@ impl Device {
         }
     }
 
-    /// Ends a lease; `reset` makes the device as new. Before, no other device reaches it any more. Where one of these is not
-    /// to be had, the device is quarantined. False where it has not been reset.
+    /// Ends a lease; `reset` makes the device as new. Before, no other device reaches it any more.
+    /// Where one of these is not to be had, the device is quarantined. False where it has not been
+    /// reset.
     pub fn give_back(&self, fence: Fence, reset: impl FnOnce()) -> bool {
         let name = &self.offer.name;
         let mut state = self.state();
@@ -210,7 +211,8 @@ impl Device {
         self.state().kept.push(Box::new(what));
     }
 
-    /// Takes the device off offer, and from its holder, if its source says that it must not be lent any more.
+    /// Takes the device off offer, and from its holder, if its source says that it must not be lent
+    /// any more.
     pub fn look_at_the_source(&self) {
         let mut state = self.state();
         let Some(why) = self.offer.source.quarantine() else {

@@ -1,4 +1,5 @@
-//! Devices of other lenders, which windows show, as devices of this one reach them; and ranges of others, here and there.
+//! Devices of other lenders, which windows show, as devices of this one reach them; and ranges of
+//! others, here and there.
 
 use super::FarBar;
 use super::device::Device;
@@ -15,8 +16,8 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How long it may take to take everything away, before a device is kept from all memory: it begins nothing more then. Shorter than the
-/// other lender allows for.
+/// How long it may take to take everything away, before a device is kept from all memory: it begins
+/// nothing more then. Shorter than the other lender allows for.
 const TAKING_AWAY: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -31,7 +32,8 @@ pub(super) struct Uses {
     state: Mutex<State>,
     /// The windows through which it may write there.
     written: Written,
-    /// The device of this lender, until it is given back. Never the last reference to it: the lock is held while it is used.
+    /// The device of this lender, until it is given back. Never the last reference to it: the lock
+    /// is held while it is used.
     source: Mutex<Option<Weak<dyn Function>>>,
 }
 
@@ -60,7 +62,8 @@ impl Uses {
         *self.source() = None;
     }
 
-    /// The source begins nothing more. What it has begun ends when what it reaches has been taken away.
+    /// The source begins nothing more. What it has begun ends when what it reaches has been taken
+    /// away.
     fn keep_from_memory(&self) {
         let source = self.source();
         if let Some(function) = source.as_ref().and_then(Weak::upgrade)
@@ -86,7 +89,8 @@ impl Uses {
         ended
     }
 
-    /// Takes them away. False if the source may go on to reach one. Otherwise what it has written there has arrived, too.
+    /// Takes them away. False if the source may go on to reach one. Otherwise what it has written
+    /// there has arrived, too.
     fn end(self: &Arc<Self>) -> bool {
         let mut state = self.state();
         state.is_over = true;
@@ -116,7 +120,8 @@ impl Uses {
     }
 }
 
-/// A device of another lender, as far as one device of this lender may reach it: as long as the other lender's device is held.
+/// A device of another lender, as far as one device of this lender may reach it: as long as the
+/// other lender's device is held.
 pub(crate) struct FarDevice {
     key: PeerKey,
     uses: Arc<Uses>,
@@ -188,7 +193,8 @@ impl FarDevice {
         Ok(words)
     }
 
-    /// Has `source` reach a range of it, until that is ended or the sublease is. What that writes goes `through` a window.
+    /// Has `source` reach a range of it, until that is ended or the sublease is. What that writes
+    /// goes `through` a window.
     pub fn reach(
         &self,
         source: &Arc<dyn Function>,

@@ -1,8 +1,8 @@
 //! Who holds a device: at most one, for as long as it renews.
 //!
-//! offered -> held -> returning -> offered, or quarantined for good. While a device is returning nobody can take it: its
-//! mappings go and it is reset. The term of one that is held begins when it has been made ready for its holder. Times are
-//! handed in, so that all of it can be tested.
+//! offered -> held -> returning -> offered, or quarantined for good. While a device is returning
+//! nobody can take it: its mappings go and it is reset. The term of one that is held begins when it
+//! has been made ready for its holder. Times are handed in, so that all of it can be tested.
 
 use crate::link::message::{Fence, Refusal};
 use std::time::{Duration, Instant, SystemTime};
@@ -157,7 +157,8 @@ impl Lease {
         }
     }
 
-    /// A device that nobody has cannot be taken any more. One that somebody has is quarantined when it has been returned.
+    /// A device that nobody has cannot be taken any more. One that somebody has is quarantined when
+    /// it has been returned.
     pub fn withdraw(&mut self, why: String) {
         if self.state == State::Offered {
             self.state = State::Quarantined(why);

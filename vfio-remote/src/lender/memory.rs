@@ -116,8 +116,8 @@ impl LinkMemory {
         }
     }
 
-    /// Asks so many questions at once, then takes their answers. All of them come until then: a borrower that
-    /// answers nothing does not hold the device for as many times as long.
+    /// Asks so many questions at once, then takes their answers. All of them come until then: a
+    /// borrower that answers nothing does not hold the device for as many times as long.
     fn each(
         &self,
         count: usize,

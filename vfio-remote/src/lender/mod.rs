@@ -34,11 +34,14 @@ use thiserror::Error;
 
 /// Links at the same time.
 const MAX_LINKS: usize = 256;
-/// Connections to one address, of one user of this host or of all others together, that have not said who they are.
+/// Connections to one address, of one user of this host or of all others together, that have not
+/// said who they are.
 const MAX_HANDSHAKES: usize = 64;
-/// Shortest and longest term of a lease. For as long as a term a device may go on after its borrower has been cut off.
+/// Shortest and longest term of a lease. For as long as a term a device may go on after its
+/// borrower has been cut off.
 pub(crate) const TERMS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(60);
-/// Longest time that a holder has to give a device back. Whoever revokes it waits for a minute, for a reset too.
+/// Longest time that a holder has to give a device back. Whoever revokes it waits for a minute, for
+/// a reset too.
 const LONGEST_GRACE: Duration = Duration::from_secs(50);
 /// How long nothing is accepted when the system has no more descriptors.
 const RECOVERY: Duration = Duration::from_millis(100);
@@ -51,11 +54,11 @@ pub struct LenderConfig {
     pub offers: Vec<Offer>,
     /// Bridges that it is configured with, by name, besides memory shared on its own host.
     pub bridges: BTreeMap<String, BridgeOffer>,
-    /// Users of this host, besides the lender's own and root, and the names that they may say are theirs. Those two may say
-    /// any, and administer the lender; others may not connect.
+    /// Users of this host, besides the lender's own and root, and the names that they may say are
+    /// theirs. Those two may say any, and administer the lender; others may not connect.
     pub users: BTreeMap<u32, Vec<String>>,
-    /// Names of other lenders of other hosts, whose devices may reach devices here under subleases. Those of this host run as the
-    /// lender's own user or root.
+    /// Names of other lenders of other hosts, whose devices may reach devices here under subleases.
+    /// Those of this host run as the lender's own user or root.
     pub lenders: Vec<String>,
     /// A lease ends when it has not been renewed for so long.
     pub term: Duration,
@@ -210,7 +213,8 @@ impl Lender {
     /// Serves whoever connects. Each link has threads of its own.
     pub fn serve(self: &Arc<Self>, acceptor: &Acceptor) {
         self.watch();
-        // By user: one whose connections are silent keeps nobody else out. Those who may not connect are as one.
+        // By user: one whose connections are silent keeps nobody else out. Those who may not
+        // connect are as one.
         let mut handshakes: BTreeMap<Option<u32>, Arc<AtomicUsize>> = BTreeMap::new();
         loop {
             let incoming = match acceptor.accept() {
@@ -253,7 +257,8 @@ impl Lender {
         self.serve_finished(sender, receiver, Instant::now() + HANDSHAKE, None);
     }
 
-    /// The same for a borrower that says until then who it is, and is one of those who have not (`handshake`) before.
+    /// The same for a borrower that says until then who it is, and is one of those who have not
+    /// (`handshake`) before.
     fn serve_finished(
         self: &Arc<Self>,
         sender: Sender,
@@ -290,8 +295,8 @@ impl Lender {
         self.devices.values().map(|d| d.status()).collect()
     }
 
-    /// Whether somebody who has proved `peer` is a lender whose devices may reach those of this one. Names of users of this host are
-    /// those of their VMs.
+    /// Whether somebody who has proved `peer` is a lender whose devices may reach those of this
+    /// one. Names of users of this host are those of their VMs.
     fn is_lender(&self, who: &Borrower, peer: &Peer) -> bool {
         match peer {
             Peer::User(_) => who.standing == Standing::Administrator,

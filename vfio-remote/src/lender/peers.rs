@@ -39,7 +39,8 @@ pub(crate) struct PeerUse {
 }
 
 impl PeerUse {
-    /// Has `source` reach a range. `register` makes it known to whoever may end it; from then on that waits for the mapping.
+    /// Has `source` reach a range. `register` makes it known to whoever may end it; from then on
+    /// that waits for the mapping.
     pub fn map(
         source: &Arc<dyn Function>,
         mapping: DmaMapping,
@@ -64,8 +65,8 @@ impl PeerUse {
         self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the range away, unless that has been done. When this has succeeded, the source does not
-    /// touch it; else it may, and this can be tried again.
+    /// Takes the range away, unless that has been done. When this has succeeded, the source does
+    /// not touch it; else it may, and this can be tried again.
     pub fn end(&self) -> Result<(), AccessError> {
         let mut reached = self.reached();
         match &*reached {
@@ -77,8 +78,8 @@ impl PeerUse {
         Ok(())
     }
 
-    /// The source is about to go. Takes the range away before, as far as that can be had, and says whether it was. Nobody else
-    /// has the source's function when this returns.
+    /// The source is about to go. Takes the range away before, as far as that can be had, and says
+    /// whether it was. Nobody else has the source's function when this returns.
     pub fn take(&self) -> bool {
         let ended = self.end();
         if let Err(e) = &ended {
@@ -149,7 +150,8 @@ impl Device {
             writable,
             target,
         };
-        // A lease that ends from now on waits for what is here, and takes it away. Nobody else waits for it.
+        // A lease that ends from now on waits for what is here, and takes it away. Nobody else
+        // waits for it.
         let (used, mapped) = PeerUse::map(source, mapping, |used| {
             state.users.push(Arc::clone(used));
             drop(state);

@@ -48,7 +48,8 @@ pub(super) struct Mapped {
     through: Option<Through>,
     /// For another device: what ends with its lease.
     used: Option<Used>,
-    /// For memory behind a window that was empty when it was compared: what is to be looked at again.
+    /// For memory behind a window that was empty when it was compared: what is to be looked at
+    /// again.
     unproved: Option<Unproved>,
 }
 
@@ -147,7 +148,8 @@ impl Worker {
         {
             return Err(unmapping::another());
         }
-        // Also where the function does not know of it any more: what takes it away may not have ended.
+        // Also where the function does not know of it any more: what takes it away may not have
+        // ended.
         let before = held.mappings.range(..address.saturating_add(length));
         let mut others = before.map(|(&start, mapped)| start.saturating_add(mapped.length));
         if others.next_back().is_some_and(|end| end > address) {
@@ -326,7 +328,8 @@ impl Worker {
         }
     }
 
-    /// Compares what a window between hosts shows with what it should. What is returned is to be looked at again.
+    /// Compares what a window between hosts shows with what it should. What is returned is to be
+    /// looked at again.
     fn prove(
         &mut self,
         fence: Fence,
@@ -386,8 +389,9 @@ impl Worker {
         self.look_again(fence, Instant::now() + proof::PATIENCE)
     }
 
-    /// Looks again at some of what was empty behind windows when it was mapped. A device that has reached another memory than
-    /// its VM's since then is taken away. What is not read is to be looked at again.
+    /// Looks again at some of what was empty behind windows when it was mapped. A device that has
+    /// reached another memory than its VM's since then is taken away. What is not read is to be
+    /// looked at again.
     fn look_again(&mut self, fence: Fence, until: Instant) -> Result<(), Refusal> {
         let (_, held) = self.held(fence)?;
         let from = held.looked_at;

@@ -1,8 +1,9 @@
 //! One link at the lender: the thread that receives.
 //!
-//! It answers what must not wait (renewals, answers about memory, the return of a sublease), watches the time of the lease, keeps the device from
-//! memory when that is over, and hands everything else to the link's worker, in order. So a device that waits for memory of
-//! the borrower never keeps the answer from arriving.
+//! It answers what must not wait (renewals, answers about memory, the return of a sublease),
+//! watches the time of the lease, keeps the device from memory when that is over, and hands
+//! everything else to the link's worker, in order. So a device that waits for memory of the
+//! borrower never keeps the answer from arriving.
 
 use super::Lender;
 use super::device::Device;
@@ -57,7 +58,8 @@ impl Tenure {
         }
     }
 
-    /// Ends it, whatever the worker is waiting for: the device accesses memory no more. The worker gives it back.
+    /// Ends it, whatever the worker is waiting for: the device accesses memory no more. The worker
+    /// gives it back.
     fn end(&self) {
         self.device.expire(self.fence);
         if let Some(function) = self.function.upgrade() {
@@ -71,10 +73,12 @@ struct State {
     lease: Option<Tenure>,
     /// The borrower knows of it.
     announced: bool,
-    /// Under which lease the device is wanted back, and when it is taken. The lease may be still to come.
+    /// Under which lease the device is wanted back, and when it is taken. The lease may be still to
+    /// come.
     wanted: Option<(Fence, Instant)>,
     ending: Option<Ending>,
-    /// The lease that is over and whose device has not stopped yet, and when its borrower is told that next.
+    /// The lease that is over and whose device has not stopped yet, and when its borrower is told
+    /// that next.
     stopping: Option<(Fence, Instant)>,
     /// Of another lender, at the other end.
     sublease: Option<Arc<Sublease>>,
@@ -138,7 +142,8 @@ impl Control {
         self.state().stopping = None;
     }
 
-    /// Says now and then that it has not. A borrower that hears nothing believes after a time that it has.
+    /// Says now and then that it has not. A borrower that hears nothing believes after a time that
+    /// it has.
     fn tell_of_stopping(&self) {
         // Under the lock: nobody says before this that it has stopped.
         let mut state = self.state();
@@ -172,15 +177,16 @@ impl Control {
         self.state().sublease.is_some()
     }
 
-    /// Another lender says that its device reaches this one's no more. False where the link is for no such sublease. The worker may
-    /// be reading the device for it meanwhile.
+    /// Another lender says that its device reaches this one's no more. False where the link is for
+    /// no such sublease. The worker may be reading the device for it meanwhile.
     fn release(&self, fence: Fence) -> bool {
         let state = self.state();
         let sublease = state.sublease.as_ref().filter(|s| s.fence == fence);
         sublease.inspect(|sublease| sublease.release()).is_some()
     }
 
-    /// The link has ended like that. Where it is for a sublease, and the other lender has ended it, that says something of that one.
+    /// The link has ended like that. Where it is for a sublease, and the other lender has ended it,
+    /// that says something of that one.
     fn note_the_end(&self, end: &LinkError) {
         let state = self.state();
         match (&state.sublease, end) {
@@ -207,8 +213,8 @@ impl Control {
         }
     }
 
-    /// Answers what does not wait for the worker. Where the link is for a sublease, what the other lender has said before it went away
-    /// is still to be heard.
+    /// Answers what does not wait for the worker. Where the link is for a sublease, what the other
+    /// lender has said before it went away is still to be heard.
     fn answer(&self, id: u32, result: Result<Reply, Refusal>) -> Result<(), LinkError> {
         let sent = self.sender.send_first(&ToBorrower::Reply { id, result });
         match self.is_for_a_sublease() {
@@ -224,7 +230,8 @@ impl Control {
         self.ask_back(state);
     }
 
-    /// Asks for the device that is held under a lease, or is made ready for it, and takes it when `grace` is over.
+    /// Asks for the device that is held under a lease, or is made ready for it, and takes it when
+    /// `grace` is over.
     pub fn revoke(&self, fence: Fence, grace: Duration) {
         let mut state = self.state();
         let held = state.lease.as_ref().map(|tenure| tenure.fence);
@@ -258,7 +265,8 @@ impl Control {
         }
     }
 
-    /// Nothing that the borrower has asked for is done any more, and its device accesses memory no more.
+    /// Nothing that the borrower has asked for is done any more, and its device accesses memory no
+    /// more.
     fn end(&self) {
         self.queue.end();
         self.state().end_lease();
@@ -389,13 +397,15 @@ pub(crate) fn serve(
         // The worker may have been at it.
         hear_the_end(&control, &mut receiver, &result);
     }
-    // Not before: for the borrower, the end of the link says that the device has stopped. It hears that behind all that waits for it.
+    // Not before: for the borrower, the end of the link says that the device has stopped. It hears
+    // that behind all that waits for it.
     control.sender.linger(GOODBYE);
     control.sender.close();
     result
 }
 
-/// Hears how another lender ends the link, which has ended here like that. False where the link is for no sublease.
+/// Hears how another lender ends the link, which has ended here like that. False where the link is
+/// for no sublease.
 fn hear_the_end(
     control: &Control,
     receiver: &mut Receiver,
@@ -455,7 +465,8 @@ pub(super) fn greet(
 }
 
 fn receive(control: &Control, receiver: &mut Receiver) -> Result<(), LinkError> {
-    // What the worker has no room for yet: a borrower that says more waits, and the time is looked at all the same.
+    // What the worker has no room for yet: a borrower that says more waits, and the time is looked
+    // at all the same.
     let mut put_off = None;
     loop {
         control.look_at_the_time();

@@ -1,8 +1,10 @@
-//! Subleases: a device of another lender reaches one that is held here, through a window of that lender.
+//! Subleases: a device of another lender reaches one that is held here, through a window of that
+//! lender.
 //!
-//! Only the other lender can keep its device from the window, and only this one knows whether the device behind it is still held.
-//! So the other lender has a sublease: it shows the key of the device's lease, renews, and lets go before that lease counts as
-//! ended. One that says nothing has let go by itself when its term is over, see [`silence`]. One that renews after it has been told
+//! Only the other lender can keep its device from the window, and only this one knows whether the
+//! device behind it is still held. So the other lender has a sublease: it shows the key of the
+//! device's lease, renews, and lets go before that lease counts as ended. One that says nothing has
+//! let go by itself when its term is over, see [`silence`]. One that renews after it has been told
 //! to let go says that it has not yet: if it falls silent then, nothing says that it ever has.
 
 use super::device::Device;
@@ -17,20 +19,22 @@ use std::time::{Duration, Instant};
 
 /// Subleases of one device.
 const MAX_SUBLEASES: usize = 16;
-/// How much longer than by its term another lender's device may go on, until that lender has noticed and kept it from the window.
+/// How much longer than by its term another lender's device may go on, until that lender has
+/// noticed and kept it from the window.
 const STOPPING: Duration = Duration::from_secs(2);
 /// How long another lender that goes on renewing may take to let go.
 const LETTING_GO: Duration = Duration::from_secs(30);
 /// Bytes of a word.
 const WORD_BYTES: u64 = 8;
 
-/// After how long without a renewal the other lender has let go. It counts its term from the answer to a renewal, which may have
-/// been a term on its way.
+/// After how long without a renewal the other lender has let go. It counts its term from the answer
+/// to a renewal, which may have been a term on its way.
 fn silence(term: Duration) -> Duration {
     2 * term + STOPPING
 }
 
-/// What has come over the link of a sublease, and was heard: this lender may have been stopped, or slow.
+/// What has come over the link of a sublease, and was heard: this lender may have been stopped, or
+/// slow.
 #[derive(Clone, Copy, Debug)]
 enum Heard {
     Until(Instant),
@@ -61,7 +65,8 @@ pub(crate) struct Sublease {
     is_here: bool,
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether the device can be read for it. Held while it is: whoever does has the device's function meanwhile.
+    /// Whether the device can be read for it. Held while it is: whoever does has the device's
+    /// function meanwhile.
     readable: Mutex<bool>,
 }
 
@@ -117,8 +122,8 @@ impl Sublease {
         self.changed.notify_all();
     }
 
-    /// It has hung up, which it does after it has let go, or with its process. Of another host only the former can be heard: the end
-    /// of a process does not say goodbye (`close_notify` of TLS).
+    /// It has hung up, which it does after it has let go, or with its process. Of another host only
+    /// the former can be heard: the end of a process does not say goodbye (`close_notify` of TLS).
     pub fn close(&self) {
         let mut state = self.state();
         state.gone = true;
@@ -126,7 +131,8 @@ impl Sublease {
         self.changed.notify_all();
     }
 
-    /// Its link was broken off, by its end or by something in between. That is not heard of one of this host.
+    /// Its link was broken off, by its end or by something in between. That is not heard of one of
+    /// this host.
     pub fn break_off(&self) {
         self.state().gone |= !self.is_here;
         self.changed.notify_all();
@@ -211,8 +217,8 @@ impl Sublease {
         state.released || (self.is_over(&state) && state.gone)
     }
 
-    /// Waits until the other lender has let go, which was told to then: as long as it goes on renewing, for a bounded time. False if
-    /// it may still hold on.
+    /// Waits until the other lender has let go, which was told to then: as long as it goes on
+    /// renewing, for a bounded time. False if it may still hold on.
     pub fn wait(&self, told: Instant) -> bool {
         let latest = told + LETTING_GO.max(silence(self.term));
         let mut state = self.state();
@@ -242,8 +248,9 @@ impl Sublease {
 }
 
 impl Device {
-    /// A sublease for `lender`, at the other end of `control`. None where it does not know the key of the device's lease, or is
-    /// who holds that: a holder would keep the device from others by it.
+    /// A sublease for `lender`, at the other end of `control`. None where it does not know the key
+    /// of the device's lease, or is who holds that: a holder would keep the device from others by
+    /// it.
     pub fn sublet(
         &self,
         key: PeerKey,

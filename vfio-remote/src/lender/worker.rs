@@ -311,7 +311,8 @@ impl Worker {
         }
     }
 
-    /// Another lender, which knows the key of a device's lease, has a device of its own reach that one.
+    /// Another lender, which knows the key of a device's lease, has a device of its own reach that
+    /// one.
     fn sublet(&mut self, name: &str, key: PeerKey) -> Answer {
         self.check_unused()?;
         let no_device = || Refusal::NoDevice(self.borrower.name.clone());
@@ -479,10 +480,11 @@ impl Worker {
         };
         let fence = held.fence;
         let written = Arc::clone(&held.written);
-        // What it is at may take a while, and so may other lenders: it begins nothing more meanwhile.
+        // What it is at may take a while, and so may other lenders: it begins nothing more
+        // meanwhile.
         session.device.keep_from_memory(&*held.function);
-        // Afterwards nobody else has the function. What does not let go of another device counts as reaching it until it has
-        // been reset.
+        // Afterwards nobody else has the function. What does not let go of another device counts as
+        // reaching it until it has been reset.
         let used: Vec<_> = held.mappings.values().filter_map(Mapped::used).collect();
         let (taken, stuck): (Vec<_>, Vec<_>) = used.into_iter().partition(Used::take);
         taken.iter().chain(&stuck).for_each(Used::part);

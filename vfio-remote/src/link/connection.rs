@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long connecting may take, from its first packet to the last message of the handshake, however the other end spreads it.
+/// How long connecting may take, from its first packet to the last message of the handshake,
+/// however the other end spreads it.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// Why a link does not work.
@@ -120,7 +121,8 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Whether it is of this host, and root's or this process's own user's, who could do everything that this process does.
+    /// Whether it is of this host, and root's or this process's own user's, who could do everything
+    /// that this process does.
     #[must_use]
     pub fn is_own(&self) -> bool {
         let own = rustix::process::geteuid().as_raw();
@@ -176,7 +178,8 @@ impl Sender {
         }
     }
 
-    /// Sends a message without descriptors before those that wait to be sent: renewals are not to stand behind data.
+    /// Sends a message without descriptors before those that wait to be sent: renewals are not to
+    /// stand behind data.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -202,8 +205,9 @@ impl Sender {
         }
     }
 
-    /// Sends a message without descriptors, and waits for nobody. False where the other end has not taken what was sent before:
-    /// as much as `backlog` bytes behind TCP, where more could be sent all the same.
+    /// Sends a message without descriptors, and waits for nobody. False where the other end has not
+    /// taken what was sent before: as much as `backlog` bytes behind TCP, where more could be sent
+    /// all the same.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -220,8 +224,8 @@ impl Sender {
         }
     }
 
-    /// Sends a message without descriptors, also to an end that has nothing to say any more, and waits for nobody. False where the
-    /// other end has not taken what was sent before.
+    /// Sends a message without descriptors, also to an end that has nothing to say any more, and
+    /// waits for nobody. False where the other end has not taken what was sent before.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -247,13 +251,14 @@ impl Sender {
         matches!(*self.0, Inner::Packet(_))
     }
 
-    /// Whether this end hears of it whenever the other one has ended, by itself or by force: the host's kernel says so.
+    /// Whether this end hears of it whenever the other one has ended, by itself or by force: the
+    /// host's kernel says so.
     pub(crate) fn hears_of_the_end(&self) -> bool {
         matches!(*self.0, Inner::Packet(_))
     }
 
-    /// What keeps the other end from hearing that this process has ended, while it is open. Closing the link at this end is
-    /// heard all the same.
+    /// What keeps the other end from hearing that this process has ended, while it is open. Closing
+    /// the link at this end is heard all the same.
     pub(crate) fn keep_open(&self) -> std::io::Result<OwnedFd> {
         match &*self.0 {
             Inner::Packet(socket) => socket.keep_open(),
@@ -281,7 +286,8 @@ impl Sender {
         }
     }
 
-    /// Ends sending at this end. The other end notices; what it still says is received, until it hangs up too.
+    /// Ends sending at this end. The other end notices; what it still says is received, until it
+    /// hangs up too.
     pub(crate) fn finish(&self) {
         match &*self.0 {
             Inner::Packet(socket) => socket.finish(),
@@ -289,8 +295,8 @@ impl Sender {
         }
     }
 
-    /// Ends sending at this end, which is not received at any more, and waits until the other end has taken what was sent and hung up
-    /// too, or for so long.
+    /// Ends sending at this end, which is not received at any more, and waits until the other end
+    /// has taken what was sent and hung up too, or for so long.
     pub(crate) fn linger(&self, time: Duration) {
         match &*self.0 {
             // Its packets are in the other end's socket, and stay there.
@@ -309,7 +315,8 @@ impl Sender {
 }
 
 impl Receiver {
-    /// The next message, or nothing when the time is over, or this end has been told to look at something else.
+    /// The next message, or nothing when the time is over, or this end has been told to look at
+    /// something else.
     ///
     /// # Errors
     /// The link has ended, or what came is no message; it is then to be closed.

@@ -38,8 +38,9 @@ impl fmt::Display for Fence {
     }
 }
 
-/// What the holder of a device shows to have its other devices reach it: random, new with each lease, and told to nobody but the
-/// holder. Where the other device is of another lender, that one shows it to the device's own lender.
+/// What the holder of a device shows to have its other devices reach it: random, new with each
+/// lease, and told to nobody but the holder. Where the other device is of another lender, that one
+/// shows it to the device's own lender.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerKey(pub [u8; 16]);
 
@@ -57,8 +58,8 @@ pub enum ToLender {
     Hello {
         /// [`VERSION`].
         version: u32,
-        /// Who asks: where there is TLS, a name that the certificate is valid for; on the lender's host, one that the user may
-        /// have.
+        /// Who asks: where there is TLS, a name that the certificate is valid for; on the lender's
+        /// host, one that the user may have.
         name: String,
     },
     /// Something to be answered.
@@ -121,13 +122,15 @@ pub enum ToBorrower {
         /// How long, in milliseconds.
         grace_ms: u32,
     },
-    /// The lease has ended without the borrower's doing. The device touches nothing of the borrower any more. Under a sublease: the
-    /// device is to be reached no more, and [`Request::Return`] says that it is not.
+    /// The lease has ended without the borrower's doing. The device touches nothing of the borrower
+    /// any more. Under a sublease: the device is to be reached no more, and [`Request::Return`]
+    /// says that it is not.
     Ended {
         /// The lease.
         fence: Fence,
     },
-    /// The device reads memory with [`Place::Messages`], or the lender looks what a window should show.
+    /// The device reads memory with [`Place::Messages`], or the lender looks what a window should
+    /// show.
     MemoryRead {
         /// Number of the answer.
         id: u32,
@@ -149,9 +152,10 @@ pub enum ToBorrower {
         /// The bytes.
         data: Vec<u8>,
     },
-    /// The lease is over, and the device has begun nothing since, but is still at what it had begun. Comes again and again, about
-    /// once a second, also where the borrower has hung up, until [`Ended`](Self::Ended), the answer to [`Request::Return`] or the
-    /// end of the link says that it has stopped.
+    /// The lease is over, and the device has begun nothing since, but is still at what it had
+    /// begun. Comes again and again, about once a second, also where the borrower has hung up,
+    /// until [`Ended`](Self::Ended), the answer to [`Request::Return`] or the end of the link says
+    /// that it has stopped.
     Stopping {
         /// The lease.
         fence: Fence,
@@ -188,8 +192,9 @@ pub enum Request {
         /// The lease.
         fence: Fence,
     },
-    /// Lets the device reach memory. Where that is the VM's own, behind a window between hosts, the lender reads words of it
-    /// ([`ToBorrower::MemoryRead`]) before it answers, and again as long as it is mapped.
+    /// Lets the device reach memory. Where that is the VM's own, behind a window between hosts, the
+    /// lender reads words of it ([`ToBorrower::MemoryRead`]) before it answers, and again as long
+    /// as it is mapped.
     Map {
         /// The lease.
         fence: Fence,
@@ -258,22 +263,25 @@ pub enum Request {
         /// The bytes, at most [`MAX_DATA_BYTES`].
         data: Vec<u8>,
     },
-    /// Whether the device accesses memory that is mapped. It does when it is taken. What is then unmapped it does not fault on.
+    /// Whether the device accesses memory that is mapped. It does when it is taken. What is then
+    /// unmapped it does not fault on.
     SetBusMaster {
         /// The lease.
         fence: Fence,
         /// Whether it may.
         may: bool,
     },
-    /// Asked by a lender, for a device of its own that is to reach a device of this one through a window: this link is for a
-    /// sublease of that from now on. It ends with the device's lease, and is renewed and returned as a lease is.
+    /// Asked by a lender, for a device of its own that is to reach a device of this one through a
+    /// window: this link is for a sublease of that from now on. It ends with the device's lease,
+    /// and is renewed and returned as a lease is.
     Sublet {
         /// Name of the device that is to be reached.
         device: String,
         /// Of its lease.
         key: PeerKey,
     },
-    /// Under a sublease: reads words of the device's memory, to compare what a window shows. Registers are not read.
+    /// Under a sublease: reads words of the device's memory, to compare what a window shows.
+    /// Registers are not read.
     Words {
         /// The lease.
         fence: Fence,
@@ -318,8 +326,9 @@ pub enum Place {
         /// Of its lease.
         key: PeerKey,
     },
-    /// In a device of another lender, of which a bridge of this one shows a region from its beginning on. This one takes a
-    /// sublease of that device, and reads words of it, before it answers.
+    /// In a device of another lender, of which a bridge of this one shows a region from its
+    /// beginning on. This one takes a sublease of that device, and reads words of it, before it
+    /// answers.
     Peer {
         /// Which bridge, in the order of [`Attached::bridges`].
         bridge: u16,
@@ -432,7 +441,8 @@ pub enum Refusal {
     /// The device failed.
     #[error("The device failed: {0}")]
     Device(String),
-    /// A window does not show the memory of the VM, or of its other device: whatever else it is, it is not the device's to reach.
+    /// A window does not show the memory of the VM, or of its other device: whatever else it is, it
+    /// is not the device's to reach.
     #[error("The window does not show the memory that it should: {0}")]
     Window(String),
     /// Only the administrator of the lender's host may ask that.

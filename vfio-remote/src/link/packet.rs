@@ -53,7 +53,8 @@ impl PacketSocket {
         self.peer
     }
 
-    /// Sends a frame. Waits a bounded time for room; a peer that makes none by then is of no use any more.
+    /// Sends a frame. Waits a bounded time for room; a peer that makes none by then is of no use
+    /// any more.
     pub fn send(&self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let until = Instant::now() + PATIENCE;
@@ -98,7 +99,8 @@ impl PacketSocket {
         farlane_sys::eventfd::signal(self.wake.as_fd());
     }
 
-    /// The next frame into `buffer`, whose length is its; nothing when the time is over, or there was a nudge.
+    /// The next frame into `buffer`, whose length is its; nothing when the time is over, or there
+    /// was a nudge.
     pub fn receive(
         &self,
         buffer: &mut Vec<u8>,
@@ -135,7 +137,8 @@ impl PacketSocket {
                 flags,
             ) {
                 Ok(got) => got,
-                // It has ended without reading all, and is told once: what it has said before is still there.
+                // It has ended without reading all, and is told once: what it has said before is
+                // still there.
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => continue,
                 Err(e) => return Err(LinkError::Io(e.into())),
             };

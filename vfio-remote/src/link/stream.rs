@@ -1,7 +1,8 @@
 //! Frames over TCP, each preceded by its length, in TLS unless both ends are on one host.
 //!
 //! Nobody who sends ever waits: what the socket does not take is kept, up to a limit, and sent by
-//! the thread that receives. Frames are encrypted when the socket takes them, so that one that is urgent passes those that wait.
+//! the thread that receives. Frames are encrypted when the socket takes them, so that one that is
+//! urgent passes those that wait.
 
 use super::connection::{LinkError, time_left};
 use super::message::MAX_FRAME_BYTES;
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 const MAX_PENDING_BYTES: usize = 4 << 20;
 /// Besides, of frames that are urgent: a peer that takes none must not have them pile up either.
 const MAX_URGENT_BYTES: usize = 64 << 10;
-/// Bytes that the system keeps: what is urgent does not pass these. Enough for a gigabit of a round trip of two milliseconds.
+/// Bytes that the system keeps: what is urgent does not pass these. Enough for a gigabit of a round
+/// trip of two milliseconds.
 const SOCKET_BYTES: usize = 256 << 10;
 const LENGTH_BYTES: usize = 4;
 const CHUNK_BYTES: usize = 16 << 10;
@@ -176,7 +178,8 @@ impl StreamSocket {
         state.waiting_bytes + state.wire.len()
     }
 
-    /// Sends a frame, now or as soon as the peer takes it; one that is urgent before those that wait.
+    /// Sends a frame, now or as soon as the peer takes it; one that is urgent before those that
+    /// wait.
     pub fn send(&self, frame: &[u8], is_urgent: bool) -> Result<(), LinkError> {
         let state = self.state();
         if state.ended {
@@ -185,7 +188,8 @@ impl StreamSocket {
         self.append(state, frame, is_urgent)
     }
 
-    /// The same, also to a peer that has nothing to say any more: it may go on listening. False where something waits already.
+    /// The same, also to a peer that has nothing to say any more: it may go on listening. False
+    /// where something waits already.
     pub fn send_to_the_end(&self, frame: &[u8]) -> Result<bool, LinkError> {
         let mut state = self.state();
         // Nobody receives any more who would send what waits.
@@ -223,8 +227,9 @@ impl StreamSocket {
         Ok(())
     }
 
-    /// Gives the socket what it takes. Where it takes nothing any more, the peer may have hung up, and its last words may still
-    /// be to be read; or something else has happened. The receiver finds out.
+    /// Gives the socket what it takes. Where it takes nothing any more, the peer may have hung up,
+    /// and its last words may still be to be read; or something else has happened. The receiver
+    /// finds out.
     fn flush(&self, state: &mut State) -> Result<(), LinkError> {
         let flushed = match state.cut {
             true => Err(LinkError::Reset),
@@ -256,7 +261,8 @@ impl StreamSocket {
         }
     }
 
-    /// Takes what the socket has. False where the peer has hung up, and not something in between: TLS has it say so.
+    /// Takes what the socket has. False where the peer has hung up, and not something in between:
+    /// TLS has it say so.
     fn fill(&self, state: &mut State) -> Result<bool, LinkError> {
         let State {
             tls, arrived, wire, ..
@@ -344,7 +350,8 @@ impl StreamSocket {
             let mut flags = PollFlags::IN;
             flags.set(PollFlags::OUT, wants_out);
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            // Where the peer goes on sending less than a frame, there is always something to be read.
+            // Where the peer goes on sending less than a frame, there is always something to be
+            // read.
             if has_looked && left.is_some_and(|left| left.is_zero()) {
                 return Ok(false);
             }
@@ -379,7 +386,8 @@ impl StreamSocket {
         self.state().is_over = true;
     }
 
-    /// The socket itself goes on taking what comes: one that does not breaks off the connection, see [`linger`](Self::linger).
+    /// The socket itself goes on taking what comes: one that does not breaks off the connection,
+    /// see [`linger`](Self::linger).
     pub fn stop(&self) {
         self.ended.store(true, Ordering::Release);
         farlane_sys::eventfd::signal(self.wake.as_fd());
@@ -402,11 +410,12 @@ impl StreamSocket {
         let _ = self.socket.shutdown(Shutdown::Write);
     }
 
-    /// Sends what waits, and that nothing more comes; then waits until the peer has hung up too. All that for so long at most, and for
-    /// an end that is not received at any more.
+    /// Sends what waits, and that nothing more comes; then waits until the peer has hung up too.
+    /// All that for so long at most, and for an end that is not received at any more.
     ///
-    /// What the peer still says is read and thrown away. A socket that is closed with something unread, or to which something comes
-    /// afterwards, breaks off the connection (RFC 1122, 4.2.2.13): the peer loses what it has not been sent yet, and the goodbye.
+    /// What the peer still says is read and thrown away. A socket that is closed with something
+    /// unread, or to which something comes afterwards, breaks off the connection (RFC 1122,
+    /// 4.2.2.13): the peer loses what it has not been sent yet, and the goodbye.
     pub fn linger(&self, time: Duration) {
         let end = Instant::now() + time;
         self.say_goodbye();

@@ -12,7 +12,8 @@ use std::sync::mpsc;
 /// Nothing of a test lasts so long.
 const LONG_TERM_MS: u32 = 60_000;
 
-/// Something between borrower and lender. Each connection's end at the borrower, and the one at the lender.
+/// Something between borrower and lender. Each connection's end at the borrower, and the one at the
+/// lender.
 type Between = mpsc::Receiver<(TcpStream, TcpStream)>;
 
 /// Passes on what is said, until a test ends that.

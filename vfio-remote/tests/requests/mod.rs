@@ -169,7 +169,8 @@ fn an_answer_about_memory_that_comes_too_late_is_taken_once() {
 fn a_lease_is_renewed_while_more_is_written_than_a_slow_device_takes() {
     let rig = Rig::with_term(Duration::from_secs(3), Copier::new(false));
     let mut vm = Monitor::connect(&rig.borrow("a", "plain"));
-    // What the lender does not keep of it would take the device longer than a term, and come before the next renewal.
+    // What the lender does not keep of it would take the device longer than a term, and come before
+    // the next renewal.
     for value in 0..800_u64 {
         let bytes = value.to_le_bytes();
         vm.client.region_write(BAR0, SLOW, &bytes).unwrap();

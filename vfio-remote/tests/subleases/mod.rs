@@ -251,7 +251,8 @@ fn by_window(key: PeerKey) -> Place {
     }
 }
 
-/// A link to a lender as another one that a test plays, over TCP: its end is heard of by time alone.
+/// A link to a lender as another one that a test plays, over TCP: its end is heard of by time
+/// alone.
 fn sublet_far(network: &Network, key: PeerKey) -> (Raw, Fence) {
     let raw = Raw::connect(&network.connector(&["first.example"]), "first.example");
     sublet_by(raw, key)

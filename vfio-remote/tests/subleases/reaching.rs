@@ -26,7 +26,8 @@ fn peer_window() -> PeerWindow {
     }
 }
 
-/// A device of a VM, and another one of it with such a memory, of which the lender of the first sees `shown`.
+/// A device of a VM, and another one of it with such a memory, of which the lender of the first
+/// sees `shown`.
 struct Neighbours {
     first: Rig,
     second: Rig,

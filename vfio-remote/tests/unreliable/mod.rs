@@ -145,7 +145,8 @@ impl Rig {
         Self::here((None, None), fate)
     }
 
-    /// A lender of this host whose device is reached by the other ones of its VM, and has this file for memory behind its registers.
+    /// A lender of this host whose device is reached by the other ones of its VM, and has this file
+    /// for memory behind its registers.
     fn sharing(peers: &Arc<Peers>, file: OwnedFd) -> Self {
         Self::here((Some(peers), Some(file)), |_| Fate::Done)
     }
@@ -297,7 +298,8 @@ fn an_unmap_that_nothing_proves_is_an_error() {
     assert!(is_refused(&unmapped), "{unmapped:?}");
     assert!(is_signalled(&vmm.request));
     assert_eq!(vmm.vendor(), 0xffff);
-    // Nor does the next VMM get a device while the last one's memory, which may be its own, is reached.
+    // Nor does the next VMM get a device while the last one's memory, which may be its own, is
+    // reached.
     drop(vmm);
     let mut next = RawClient::negotiated(&rig.path).unwrap();
     assert_eq!(next.read(CONFIG, 0, 2).ok(), None);

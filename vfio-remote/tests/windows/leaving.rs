@@ -1,4 +1,5 @@
-//! Memory that is taken away while the device is at something that takes longer than a monitor waits.
+//! Memory that is taken away while the device is at something that takes longer than a monitor
+//! waits.
 
 use super::super::common::{LENGTH, SLOW, SOURCE, STALL, STATUS, TARGET, memfd, until};
 use super::super::unreliable::is_refused;
@@ -44,7 +45,8 @@ fn never_stopping() -> (Rig, OwnedFd) {
     (rig, shown)
 }
 
-/// Longer than two terms and two seconds: after that a lender that is silent has stopped its device.
+/// Longer than two terms and two seconds: after that a lender that is silent has stopped its
+/// device.
 const SILENCE: Duration = Duration::from_secs(5);
 
 fn let_go(rig: &Rig) {
@@ -115,7 +117,8 @@ fn a_device_that_is_at_it_when_its_vm_ends_is_on_offer_when_it_has_let_go() {
     assert!(!hooks.in_use.load(Ordering::SeqCst));
 }
 
-/// What the device has begun may still reach memory, also when the VM starts anew there: a reset is an error.
+/// What the device has begun may still reach memory, also when the VM starts anew there: a reset is
+/// an error.
 fn is_not_reset(rig: &mut Rig) {
     let reset = rig.vmm.call(Command::DeviceReset, &[], &[]).map(drop);
     assert!(is_refused(&reset), "{reset:?}");

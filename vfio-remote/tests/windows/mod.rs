@@ -37,8 +37,8 @@ pub(super) fn window(file: &OwnedFd) -> Arc<dyn Ntb> {
     IvshmemNtb::open_file(Path::new(&path)).unwrap()
 }
 
-/// A lender that sees `shown` through its window, over TLS as if it were of another host: what it is, what its device is seen to
-/// do, and how its borrower comes to it.
+/// A lender that sees `shown` through its window, over TLS as if it were of another host: what it
+/// is, what its device is seen to do, and how its borrower comes to it.
 fn lend(shown: &OwnedFd) -> (Arc<Lender>, Arc<Hooks>, Connector) {
     lend_over(window(shown))
 }

@@ -1,5 +1,5 @@
-//! A PCI function with little in it: memory that its user maps, registers that are trapped, one MSI-X
-//! vector, and a word that it copies from and to its user's memory.
+//! A PCI function with little in it: memory that its user maps, registers that are trapped, one
+//! MSI-X vector, and a word that it copies from and to its user's memory.
 //!
 //! ```text
 //! cargo run -p farlane-vfio-user --example pci_memory -- /tmp/device.sock
@@ -7,35 +7,38 @@
 //!     -device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"/tmp/device.sock"}}' ...
 //! ```
 //!
-//! BAR 0, 64 KiB: the first half is registers, see `REG_*`; the second half is memory. BAR 2 has the
-//! MSI-X table. What the client does is written to standard error.
+//! BAR 0, 64 KiB: the first half is registers, see `REG_*`; the second half is memory. BAR 2 has
+//! the MSI-X table. What the client does is written to standard error.
 //!
 //! With `msi` as a second word, the vector is one of MSI.
 //!
 //! # What QEMU 11.1 does with a vfio-user device
 //!
-//! Seen with this program, a Linux guest, and unplugging and plugging by `device_del`, `device_add`.
+//! Seen with this program, a Linux guest, and unplugging and plugging by `device_del`,
+//! `device_add`.
 //!
-//! * When it starts: version 0.0 with all capabilities (16 descriptors, 1 MiB, 65535 mappings, several
-//!   writes), then its memory, device, regions (each that can be mapped: twice, first without room for
-//!   capabilities), interrupt types, a reset. Five seconds without a reply fail a command.
-//! * Memory: RAM with its descriptor; read-only memory, firmware and the device's own mapped BAR areas
-//!   (as soon as the guest enables memory accesses) without one. During boot it takes RAM away and shows
-//!   it again several times, long before bus mastering. With a guest's IOMMU, single pages, and it takes
-//!   away ranges in which nothing is mapped: the refusal is logged and does no harm.
-//! * Configuration space: read whole once, then in the sizes that the guest uses; all that the guest
-//!   writes arrives here, BARs while they are sized too. What the guest reads of BARs and MSI or MSI-X
-//!   is QEMU's own. The MSI-X table is never seen here; reads of its pending
-//!   bits are, by QEMU's source.
-//! * Interrupts: MSI-X enabled without a vector binds nothing at index 0, then disables, then binds what
-//!   the guest uses. It masks and unmasks vectors itself. Without VFIO's error type (3) it warns that
-//!   there is no error recovery; the request type (4) is never bound: a device cannot ask to be given
-//!   back. `GET_REGION_IO_FDS` is never sent. Several descriptors for a
-//!   region fail the device, by QEMU's source.
+//! * When it starts: version 0.0 with all capabilities (16 descriptors, 1 MiB, 65535 mappings,
+//!   several writes), then its memory, device, regions (each that can be mapped: twice, first
+//!   without room for capabilities), interrupt types, a reset. Five seconds without a reply fail a
+//!   command.
+//! * Memory: RAM with its descriptor; read-only memory, firmware and the device's own mapped BAR
+//!   areas (as soon as the guest enables memory accesses) without one. During boot it takes RAM
+//!   away and shows it again several times, long before bus mastering. With a guest's IOMMU, single
+//!   pages, and it takes away ranges in which nothing is mapped: the refusal is logged and does no
+//!   harm.
+//! * Configuration space: read whole once, then in the sizes that the guest uses; all that the
+//!   guest writes arrives here, BARs while they are sized too. What the guest reads of BARs and MSI
+//!   or MSI-X is QEMU's own. The MSI-X table is never seen here; reads of its pending bits are, by
+//!   QEMU's source.
+//! * Interrupts: MSI-X enabled without a vector binds nothing at index 0, then disables, then binds
+//!   what the guest uses. It masks and unmasks vectors itself. Without VFIO's error type (3) it
+//!   warns that there is no error recovery; the request type (4) is never bound: a device cannot
+//!   ask to be given back. `GET_REGION_IO_FDS` is never sent. Several descriptors for a region fail
+//!   the device, by QEMU's source.
 //! * System reset: two resets.
-//! * The server goes away: the guest lives, reads give all ones, writes are dropped, each with a line on
-//!   standard error; areas that are mapped stay as they are. It never connects again: `device_del` and
-//!   `device_add` do.
+//! * The server goes away: the guest lives, reads give all ones, writes are dropped, each with a
+//!   line on standard error; areas that are mapped stay as they are. It never connects again:
+//!   `device_del` and `device_add` do.
 //! * `device_del` of a device with MSI-X aborts QEMU (`memory_region_del_subregion`, from
 //!   `vfio_user_pci_finalize`); with MSI or INTx it works.
 //! * While it waits for a reply to an access of the guest, it answers no message about its memory.

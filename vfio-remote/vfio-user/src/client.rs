@@ -148,9 +148,11 @@ impl Client {
         Ok(())
     }
 
-    /// Until what this returns is dropped, nothing of the client's memory is reached: what is under way fails, and what begins.
+    /// Until what this returns is dropped, nothing of the client's memory is reached: what is under
+    /// way fails, and what begins.
     ///
-    /// For whoever keeps the thread that takes the answers waiting for something that may itself wait for one.
+    /// For whoever keeps the thread that takes the answers waiting for something that may itself
+    /// wait for one.
     #[must_use]
     pub fn hold_off(&self) -> HeldOff {
         let mut pending = self.pending();

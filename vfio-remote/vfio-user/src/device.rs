@@ -141,10 +141,10 @@ pub struct DmaMap {
     pub readable: bool,
     /// Whether the device may write it.
     pub writable: bool,
-    /// A regular file (that is, also a memfd), open for what is allowed, and the offset of the first
-    /// byte; a multiple of [`PAGE_BYTES`](crate::PAGE_BYTES). It was long enough when it was looked
-    /// at: its owner can cut it short at any time. Without one, the memory is reached by messages
-    /// through [`Client`].
+    /// A regular file (that is, also a memfd), open for what is allowed, and the offset of the
+    /// first byte; a multiple of [`PAGE_BYTES`](crate::PAGE_BYTES). It was long enough when it was
+    /// looked at: its owner can cut it short at any time. Without one, the memory is reached by
+    /// messages through [`Client`].
     pub file: Option<(OwnedFd, u64)>,
 }
 
@@ -192,17 +192,18 @@ pub trait Device: Send {
     /// is the one that takes the answers.
     fn connected(&mut self, client: Client);
 
-    /// A request of the client begins, or its end: what follows until the next call of this is for it, and the client waits until
-    /// all of that is done.
+    /// A request of the client begins, or its end: what follows until the next call of this is for
+    /// it, and the client waits until all of that is done.
     fn begin_request(&mut self) {}
 
-    /// The client is about to be gone: every range that is left is unmapped after this, and every interrupt type that is used is
-    /// disabled. A device for which that takes long can let go of everything at once here.
+    /// The client is about to be gone: every range that is left is unmapped after this, and every
+    /// interrupt type that is used is disabled. A device for which that takes long can let go of
+    /// everything at once here.
     fn disconnecting(&mut self) {}
 
     /// The client has gone. Before, every range that was left has been unmapped by
-    /// [`dma_unmap`](Self::dma_unmap), and every interrupt type that was used has been disabled. The
-    /// protocol wants the device's own state to be kept.
+    /// [`dma_unmap`](Self::dma_unmap), and every interrupt type that was used has been disabled.
+    /// The protocol wants the device's own state to be kept.
     fn disconnected(&mut self);
 
     /// What the device is.

@@ -18,8 +18,8 @@
 //! Nothing but what [`Device`] describes: what enters is taken apart by [`parse`] into a
 //! [`Request`] or refused. A command that is refused is answered by an error and changes nothing. A
 //! header that cannot be right ends the connection, as does a message that is not finished within
-//! ten seconds, and a client that has not negotiated within as long. Memory is bounded by [`MAX_TRANSFER_BYTES`] for the message, and
-//! [`MAX_DMA_MAPS`] entries.
+//! ten seconds, and a client that has not negotiated within as long. Memory is bounded by
+//! [`MAX_TRANSFER_BYTES`] for the message, and [`MAX_DMA_MAPS`] entries.
 //!
 //! # What is not there
 //!

@@ -37,8 +37,8 @@ impl Mappings {
 
     /// The ranges that lie in one: usually itself.
     ///
-    /// The protocol wants exactly a range that was mapped, and VFIO takes any that cuts none. QEMU, with
-    /// an IOMMU of the guest, gives back all that its driver does at once.
+    /// The protocol wants exactly a range that was mapped, and VFIO takes any that cuts none. QEMU,
+    /// with an IOMMU of the guest, gives back all that its driver does at once.
     ///
     /// # Errors
     /// `ENOENT` where there are none; `EINVAL` where one lies in it in part.

@@ -28,8 +28,8 @@ const STORY: Duration = Duration::from_secs(20);
 pub struct Server;
 
 impl Server {
-    /// Serves `device` on the listening UNIX stream socket `listener`, on this thread. `name` is for
-    /// logs.
+    /// Serves `device` on the listening UNIX stream socket `listener`, on this thread. `name` is
+    /// for logs.
     ///
     /// A device has one client at a time; the next one is served when it has gone. Until then it
     /// waits: a virtual machine monitor that restarts must not be refused because its predecessor's
@@ -46,7 +46,8 @@ impl Server {
         )
     }
 
-    /// As [`serve`](Self::serve), and counts messages in `counters`; until it is stopped, there are clients.
+    /// As [`serve`](Self::serve), and counts messages in `counters`; until it is stopped, there are
+    /// clients.
     pub fn serve_until(
         name: &str,
         listener: OwnedFd,

@@ -41,8 +41,8 @@ struct Agreed {
     mappings: Mappings,
 }
 
-/// One client of a device. When it is dropped, all that the client has set up goes, and the device is
-/// told.
+/// One client of a device. When it is dropped, all that the client has set up goes, and the device
+/// is told.
 pub struct Session<'a, D: Device> {
     device: &'a mut D,
     client: Client,

@@ -31,8 +31,8 @@ pub enum SocketError {
     /// The client and the server have not agreed on a version.
     #[error("No version has been agreed on")]
     NoVersion,
-    /// A header that says that it is shorter than itself, or longer than a message can be. Where the
-    /// next message begins cannot be known.
+    /// A header that says that it is shorter than itself, or longer than a message can be. Where
+    /// the next message begins cannot be known.
     #[error("A message of {0} bytes cannot be")]
     Size(u32),
     /// More descriptors than one message can have.
@@ -74,8 +74,9 @@ impl Socket {
         Self(stream)
     }
 
-    /// Ends the connection, for whoever waits on it too: the other side finds the end of the stream. What has arrived is lost; where it
-    /// stayed in the socket, the other side would find an error instead (`ECONNRESET`).
+    /// Ends the connection, for whoever waits on it too: the other side finds the end of the
+    /// stream. What has arrived is lost; where it stayed in the socket, the other side would find
+    /// an error instead (`ECONNRESET`).
     pub fn shutdown(&self) {
         // It fails where the connection has ended already.
         let _ = shutdown(&self.0, Shutdown::Both);
@@ -86,8 +87,9 @@ impl Socket {
         {}
     }
 
-    /// Waits for a message, whose body of at most `max_body` bytes replaces what is in `body`: until `deadline` where there is one,
-    /// else for as long as none begins, and then [`MESSAGE_TIMEOUT`] for all of it.
+    /// Waits for a message, whose body of at most `max_body` bytes replaces what is in `body`:
+    /// until `deadline` where there is one, else for as long as none begins, and then
+    /// [`MESSAGE_TIMEOUT`] for all of it.
     ///
     /// Descriptors are taken where the header is: senders send them with the first byte. Those that
     /// come later are closed by the kernel.

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Ends a [`Server`](crate::Server). All copies end the same one.
 ///
-/// A process that just ends closes connections with what it has not read. The client then has `ECONNRESET` instead of the end of the
-/// stream, of which QEMU 11.1 dies: it reports the error of that read twice (`hw/vfio-user/proxy.c`, `vfio_user_recv_one`).
+/// A process that just ends closes connections with what it has not read. The client then has
+/// `ECONNRESET` instead of the end of the stream, of which QEMU 11.1 dies: it reports the error of
+/// that read twice (`hw/vfio-user/proxy.c`, `vfio_user_recv_one`).
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<Mutex<State>>);
 

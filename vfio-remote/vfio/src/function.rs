@@ -26,14 +26,15 @@ enum Mastery {
 
 /// A physical function in use.
 ///
-/// It may access memory exactly while there is some mapped for it and nobody has forbidden it: the command register is the
-/// lender's, and the borrower intercepts the bit of its own driver's.
+/// It may access memory exactly while there is some mapped for it and nobody has forbidden it: the
+/// command register is the lender's, and the borrower intercepts the bit of its own driver's.
 #[derive(Debug)]
 pub(crate) struct VfioFunction {
     shared: Arc<Shared>,
     interrupts: Option<InterruptRouter>,
     mappings: Mutex<Mappings>,
-    /// Whether it may master the bus at all. Held while the command register changes; taken after `mappings`.
+    /// Whether it may master the bus at all. Held while the command register changes; taken after
+    /// `mappings`.
     mastery: Mutex<Mastery>,
 }
 

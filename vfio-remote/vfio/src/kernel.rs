@@ -93,8 +93,8 @@ pub(crate) trait Kernel: Send + Sync + Debug {
     fn reset(&self) -> io::Result<()>;
     /// The device's file, in which its regions are.
     fn file(&self) -> io::Result<OwnedFd>;
-    /// Has the kernel signal errors of the device that are not corrected, and that it wants the device back, as far as it can
-    /// tell of this one.
+    /// Has the kernel signal errors of the device that are not corrected, and that it wants the
+    /// device back, as far as it can tell of this one.
     fn watch(&self, error: BorrowedFd<'_>, request: BorrowedFd<'_>) -> io::Result<()>;
     /// Closes the device's file: nothing else of this works any more.
     fn close(&self) -> io::Result<()>;
@@ -102,7 +102,8 @@ pub(crate) trait Kernel: Send + Sync + Debug {
 
 /// A function in VFIO's hands.
 pub(crate) struct VfioKernel {
-    /// The device's file again, which is released before all others when the process is killed. None once it is closed.
+    /// The device's file again, which is released before all others when the process is killed.
+    /// None once it is closed.
     first: Mutex<Option<OwnedFd>>,
     // Before the container: it is the container's user.
     device: VfioDevice,
@@ -372,7 +373,8 @@ impl Kernel for VfioKernel {
         // Its number stays: the device's descriptor is closed by it, once, when this is dropped.
         let nothing = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
         let (from, to) = (nothing.as_raw_fd(), self.device.as_raw_fd());
-        // SAFETY: both are open, and nobody relies on what the second one refers to: what is asked of it fails from now on.
+        // SAFETY: both are open, and nobody relies on what the second one refers to: what is asked
+        // of it fails from now on.
         check(unsafe { libc::dup3(from, to, libc::O_CLOEXEC) }).map(drop)
     }
 

@@ -30,7 +30,8 @@ pub(crate) struct Shared {
     pub taken: AtomicBool,
     /// The kernel wants it back.
     withdrawn: AtomicBool,
-    /// Why it is not lent any more: what one VM had mapped for it would be reached for the next one.
+    /// Why it is not lent any more: what one VM had mapped for it would be reached for the next
+    /// one.
     quarantine: OnceLock<String>,
 }
 

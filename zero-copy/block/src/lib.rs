@@ -1,9 +1,11 @@
 //! Files and block devices as disks: what software disk controllers and disk backends have in
 //! common, whatever their guests speak.
 //!
-//! * [`storage`]: files that hold a disk's blocks, opened once and for all; [`lock`]: who else must not have them.
+//! * [`storage`]: files that hold a disk's blocks, opened once and for all; [`lock`]: who else must
+//!   not have them.
 //! * [`ring`]: a worker's `io_uring`, which is also where it waits.
-//! * [`syncs`]: which syncs of an open file are under way, and when one that has ended well can be believed.
+//! * [`syncs`]: which syncs of an open file are under way, and when one that has ended well can be
+//!   believed.
 //! * [`vectors`]: transfers that are over when the call returns.
 //! * [`bounce`]: aligned copies, for memory that direct I/O cannot take.
 

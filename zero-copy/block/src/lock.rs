@@ -1,9 +1,11 @@
 //! Keeping others away from a disk's file, QEMU and its tools among them.
 //!
-//! QEMU has two bytes of an image for each permission (block/file-posix.c, `raw_apply_lock_bytes`, `raw_check_lock_bytes`):
-//! who has a permission holds a shared lock of the one, and who lets nobody else have it holds a shared lock of the other. Then
-//! each asks whether anybody has what it does not share, or does not share what it has. All are locks of open files (fcntl(2),
-//! `F_OFD_SETLK`): they are let go of with the last descriptor of the open file, and with its last transfer.
+//! QEMU has two bytes of an image for each permission (block/file-posix.c, `raw_apply_lock_bytes`,
+//! `raw_check_lock_bytes`): who has a permission holds a shared lock of the one, and who lets
+//! nobody else have it holds a shared lock of the other. Then each asks whether anybody has what it
+//! does not share, or does not share what it has. All are locks of open files (fcntl(2),
+//! `F_OFD_SETLK`): they are let go of with the last descriptor of the open file, and with its last
+//! transfer.
 
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -13,13 +15,14 @@ const HAS: libc::off_t = 100;
 /// Locks of who does not share one.
 const KEEPS: libc::off_t = 200;
 
-/// `BLK_PERM_CONSISTENT_READ`, `BLK_PERM_WRITE` and `BLK_PERM_RESIZE`, as the numbers of their bits.
+/// `BLK_PERM_CONSISTENT_READ`, `BLK_PERM_WRITE` and `BLK_PERM_RESIZE`, as the numbers of their
+/// bits.
 const READ: libc::off_t = 0;
 const WRITE: libc::off_t = 1;
 const RESIZE: libc::off_t = 3;
 
-/// Locks of who moves bytes between the file and the memory of a user: this, and a number below `USERS`. They are far behind
-/// all files.
+/// Locks of who moves bytes between the file and the memory of a user: this, and a number below
+/// `USERS`. They are far behind all files.
 const USES: libc::off_t = 1 << 61;
 const USERS: u64 = 1 << 61;
 
@@ -42,10 +45,11 @@ pub fn lock(file: &OwnedFd, read_only: bool) -> Result<(), Errno> {
     result
 }
 
-/// Says that bytes are going to be moved between a file and the memory of `user`, which is a number that others do not have.
+/// Says that bytes are going to be moved between a file and the memory of `user`, which is a number
+/// that others do not have.
 ///
-/// A backend that was killed lets go of a file when its last transfer has ended. Until then the memory must not be given to
-/// anybody, and a file that is only read can be had by many.
+/// A backend that was killed lets go of a file when its last transfer has ended. Until then the
+/// memory must not be given to anybody, and a file that is only read can be had by many.
 ///
 /// # Errors
 /// `EAGAIN` when somebody else has said so.
@@ -140,7 +144,8 @@ mod tests {
             .into()
     }
 
-    /// Somebody who has and keeps permissions as QEMU does. Returns whether there is nobody whom that does not suit.
+    /// Somebody who has and keeps permissions as QEMU does. Returns whether there is nobody whom
+    /// that does not suit.
     fn qemu(file: &OwnedFd, has: &[libc::off_t], keeps: &[libc::off_t]) -> bool {
         for byte in has
             .iter()
@@ -159,7 +164,8 @@ mod tests {
     #[test]
     fn a_file_is_not_qemus_while_it_is_ours_and_not_ours_while_it_is_qemus() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        // What a virtio disk of QEMU has and does not share, `qemu-img resize`, and a disk that is only read.
+        // What a virtio disk of QEMU has and does not share, `qemu-img resize`, and a disk that is
+        // only read.
         let disk: (&[_], &[_]) = (&[0, 1], &[1, 3]);
         let resize: (&[_], &[_]) = (&[0, 1, 3], &[]);
         let reader: (&[_], &[_]) = (&[0], &[1, 3]);
@@ -219,8 +225,8 @@ mod tests {
         let rc = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) };
         assert_eq!(rc, 0);
         enter(&next, user).unwrap();
-        // Of two locks of a byte the kernel tells the one of whoever has had one of the file for longer. A lock of the whole file that
-        // was there before us would have kept us away.
+        // Of two locks of a byte the kernel tells the one of whoever has had one of the file for
+        // longer. A lock of the whole file that was there before us would have kept us away.
         assert_eq!(enter(&other, user), Err(Errno::AGAIN));
         assert_eq!(lock(&open(file.path()), true), Err(Errno::AGAIN));
     }
@@ -228,7 +234,8 @@ mod tests {
     #[test]
     fn another_ones_lock_of_any_of_the_bytes_is_noticed() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        // Whoever keeps what we have, and whoever has what we keep, among locks that are in nobody's way.
+        // Whoever keeps what we have, and whoever has what we keep, among locks that are in
+        // nobody's way.
         for (byte, read_only) in [
             (200, true),
             (101, true),

@@ -13,8 +13,8 @@ const COMPLETIONS: u32 = 4096;
 /// How long memory of closed rings is waited for, and how often it is asked for.
 const PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
-/// How often in a row an operation may be said not to have been begun. What the kernel means by that is over in some of them: more
-/// are those of a file that never says anything else.
+/// How often in a row an operation may be said not to have been begun. What the kernel means by
+/// that is over in some of them: more are those of a file that never says anything else.
 const MAX_REPEATS: u16 = 100;
 /// Marks completions of kicks: this and those above.
 const KICKS: u64 = u64::MAX - 7;
@@ -77,8 +77,9 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// Opens one. Of a process without `CAP_IPC_LOCK` the kernel counts the ring as locked memory (`RLIMIT_MEMLOCK`), until some
-/// time after it was closed: so what is lacking now may be there soon.
+/// Opens one. Of a process without `CAP_IPC_LOCK` the kernel counts the ring as locked memory
+/// (`RLIMIT_MEMLOCK`), until some time after it was closed: so what is lacking now may be there
+/// soon.
 fn open() -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_cqsize(COMPLETIONS).setup_clamp();
@@ -128,7 +129,8 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Has operations of file number `index` that are queued from now on mean another file. Those under way keep theirs.
+    /// Has operations of file number `index` that are queued from now on mean another file. Those
+    /// under way keep theirs.
     ///
     /// # Errors
     /// What the system says.
@@ -258,8 +260,9 @@ impl Ring {
         unsafe { self.push(entry, Self::slot(slot)) }
     }
 
-    /// Gives back blocks of a block device, as `BLKDISCARD` does: they may read as anything then. A kernel before Linux 6.12 says
-    /// that it cannot (`EOPNOTSUPP`, or `EINVAL` where it is still older).
+    /// Gives back blocks of a block device, as `BLKDISCARD` does: they may read as anything then. A
+    /// kernel before Linux 6.12 says that it cannot (`EOPNOTSUPP`, or `EINVAL` where it is still
+    /// older).
     ///
     /// # Errors
     /// What the system says.
@@ -340,13 +343,14 @@ impl Ring {
     }
 }
 
-/// Operations of a request that have ended as if they had not been begun (`EAGAIN`, `EINTR`), in a row.
+/// Operations of a request that have ended as if they had not been begun (`EAGAIN`, `EINTR`), in a
+/// row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repeats(u16);
 
 impl Repeats {
-    /// Whether an operation that has ended with `result` is to be done again. A sync is not: through the page cache the kernel has
-    /// forgotten by then what it could not write back.
+    /// Whether an operation that has ended with `result` is to be done again. A sync is not:
+    /// through the page cache the kernel has forgotten by then what it could not write back.
     #[must_use]
     pub fn again(&mut self, result: i32, is_sync: bool) -> bool {
         if is_sync || !matches!(-result, libc::EAGAIN | libc::EINTR) {
@@ -362,9 +366,10 @@ impl Repeats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Durable(pub bool);
 
-/// Whether an error of a durable write was one of the write itself. Memory is looked at, and around the page cache room is made,
-/// before anything is written; with the page cache room may be made when it is written back. Whether a disk reaches the memory of another
-/// device (`from_device`) is found out before, too. All others may be those of a device's flush.
+/// Whether an error of a durable write was one of the write itself. Memory is looked at, and around
+/// the page cache room is made, before anything is written; with the page cache room may be made
+/// when it is written back. Whether a disk reaches the memory of another device (`from_device`) is
+/// found out before, too. All others may be those of a device's flush.
 #[must_use]
 pub fn is_of_the_write(errno: i32, around_cache: bool, from_device: bool) -> bool {
     match errno {

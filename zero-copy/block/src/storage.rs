@@ -192,8 +192,9 @@ impl Storage {
         })
     }
 
-    /// Says that bytes are going to be moved between this and the memory of `user`, for which somebody else may be doing so who has
-    /// just ended: see [`enter`]. `waits` is called once if there is somebody.
+    /// Says that bytes are going to be moved between this and the memory of `user`, for which
+    /// somebody else may be doing so who has just ended: see [`enter`]. `waits` is called once if
+    /// there is somebody.
     ///
     /// # Errors
     /// Somebody else has not ended, or what the system says.
@@ -248,9 +249,9 @@ impl Storage {
     }
 }
 
-/// The size of a file or block device in bytes, as it is now. This does not wait for who reads, writes
-/// or zeroes it: `lseek` takes the lock of a block device's inode, which `fallocate` holds while the
-/// device zeroes.
+/// The size of a file or block device in bytes, as it is now. This does not wait for who reads,
+/// writes or zeroes it: `lseek` takes the lock of a block device's inode, which `fallocate` holds
+/// while the device zeroes.
 ///
 /// # Errors
 /// What the system says.
@@ -374,8 +375,8 @@ mod tests {
         assert!(!first.is_device && !second.is_device);
     }
 
-    /// A mapping keeps an open file, and its lock, without a descriptor, as what a killed process has
-    /// under way does.
+    /// A mapping keeps an open file, and its lock, without a descriptor, as what a killed process
+    /// has under way does.
     #[test]
     fn what_no_process_has_open_is_waited_for() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
 //! Syncs of an open file that are under way.
 //!
-//! What the kernel could not write back it tells one sync of, once for each time that the file was opened (lib/errseq.c). So a sync
-//! that ends well while others are under way means nothing before those have ended: one of them may have been told.
+//! What the kernel could not write back it tells one sync of, once for each time that the file was
+//! opened (lib/errseq.c). So a sync that ends well while others are under way means nothing before
+//! those have ended: one of them may have been told.
 
 use farlane_sys::eventfd;
 use std::collections::BTreeSet;
@@ -91,7 +92,8 @@ impl Beside {
         self.syncs.state().has_none_before(self.before)
     }
 
-    /// Whether all of them have ended. If not, the eventfd `wake` is signalled when it is time to ask again.
+    /// Whether all of them have ended. If not, the eventfd `wake` is signalled when it is time to
+    /// ask again.
     #[must_use]
     pub fn are_over_or_wake(&self, wake: &Arc<OwnedFd>) -> bool {
         let mut state = self.syncs.state();

@@ -50,8 +50,8 @@ pub unsafe fn transfer_now(
     Ok(())
 }
 
-/// Reads or writes bytes of the vectors at `offset` of a file, by one system call. Returns how many there were: fewer than all
-/// where the file ends, and where there are very many.
+/// Reads or writes bytes of the vectors at `offset` of a file, by one system call. Returns how many
+/// there were: fewer than all where the file ends, and where there are very many.
 ///
 /// # Errors
 /// What the system says.

@@ -1,4 +1,5 @@
-//! Rings of a process that may lock little memory (`RLIMIT_MEMLOCK`). Needs root, to become a user without capabilities.
+//! Rings of a process that may lock little memory (`RLIMIT_MEMLOCK`). Needs root, to become a user
+//! without capabilities.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +20,8 @@ fn a_ring_can_be_had_as_soon_as_another_is_closed() {
     };
     setrlimit(Resource::Memlock, little).unwrap();
     std::thread::spawn(|| {
-        // SAFETY: the system call, unlike the library's function, concerns this thread only; it refers to no memory.
+        // SAFETY: the system call, unlike the library's function, concerns this thread only; it
+        // refers to no memory.
         let set = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
         assert_eq!(
             set,

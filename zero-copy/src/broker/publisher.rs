@@ -340,8 +340,8 @@ fn talk(
     }
 }
 
-/// Says what a subscriber is to be told. Returns whether there was room for it, and whether the subscriber has said hello; none
-/// where it was disconnected.
+/// Says what a subscriber is to be told. Returns whether there was room for it, and whether the
+/// subscriber has said hello; none where it was disconnected.
 fn speak(shared: &Shared, number: u64) -> Result<Option<(bool, bool)>, ConnectionError> {
     let mut state = shared.state();
     let State {
@@ -373,7 +373,8 @@ impl Publisher {
         Ok(admit(&self.shared, socket)?.map(|(number, ..)| number))
     }
 
-    /// Says to a subscriber what there is to say, and hears what it has said. Returns whether it is still connected.
+    /// Says to a subscriber what there is to say, and hears what it has said. Returns whether it is
+    /// still connected.
     pub(super) fn turn(&self, number: u64) -> bool {
         let socket = match self.shared.state().peers.get(&number) {
             Some(peer) => Arc::clone(&peer.socket),

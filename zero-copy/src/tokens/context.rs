@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-/// How long requests under way are waited for, once, before whoever takes memory away is told to ask again. The driver's other
-/// requests wait as long: as many as its queue holds are answered long before it finds the backend dead.
+/// How long requests under way are waited for, once, before whoever takes memory away is told to
+/// ask again. The driver's other requests wait as long: as many as its queue holds are answered
+/// long before it finds the backend dead.
 const PATIENCE: Duration = Duration::from_millis(2);
 
 /// Device memory that a process has mapped.
@@ -210,10 +211,12 @@ impl Context {
         devices.contains_key(&region)
     }
 
-    /// Takes device memory away: nothing more begins in it, and nothing touches it when this succeeds.
+    /// Takes device memory away: nothing more begins in it, and nothing touches it when this
+    /// succeeds.
     ///
     /// # Errors
-    /// `ENOENT` where there is none such, `EAGAIN` where requests that are under way have not ended within [`PATIENCE`].
+    /// `ENOENT` where there is none such, `EAGAIN` where requests that are under way have not ended
+    /// within [`PATIENCE`].
     pub fn remove_device(&self, region: u32) -> Result<(), Errno> {
         let memory = {
             let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
@@ -227,8 +230,8 @@ impl Context {
         Ok(())
     }
 
-    /// Checks and uses up what `claim` says of `sectors`, and calls `each(address, bytes)` for the runs of device memory
-    /// that they stand for.
+    /// Checks and uses up what `claim` says of `sectors`, and calls `each(address, bytes)` for the
+    /// runs of device memory that they stand for.
     pub fn admit(
         &self,
         claim: &Claim,
@@ -331,7 +334,8 @@ impl Context {
         self.gate.close();
     }
 
-    /// The process goes: nothing more of it begins, and nothing of it is touched when this succeeds.
+    /// The process goes: nothing more of it begins, and nothing of it is touched when this
+    /// succeeds.
     ///
     /// # Errors
     /// `EAGAIN` where requests that are under way have not ended within [`PATIENCE`].

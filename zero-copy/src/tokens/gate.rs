@@ -72,7 +72,8 @@ impl Gate {
         drop(self.wait(state, |state| !state.is_empty()));
     }
 
-    /// Closes the gate, and says whether nobody is inside any more. Who closes it first waits at most `patience` for that.
+    /// Closes the gate, and says whether nobody is inside any more. Who closes it first waits at
+    /// most `patience` for that.
     pub fn close_within(&self, patience: Duration) -> bool {
         let mut state = self.state();
         if std::mem::replace(&mut state.closed, true) {

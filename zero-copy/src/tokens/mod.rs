@@ -1,8 +1,8 @@
 //! Address tunnelling, the backend's side: envelopes in phony buffers lead to device memory.
 //!
-//! [`farlane_abi::tunnel`] says what both sides agree on (spin-atc17, section 5.1). [`Tokens`] holds it for one VM: a
-//! device of the VM makes its processes, phony buffers and device memory known, and the VM's disks [`open`](Tokens::open)
-//! the requests that come from phony buffers.
+//! [`farlane_abi::tunnel`] says what both sides agree on (spin-atc17, section 5.1). [`Tokens`]
+//! holds it for one VM: a device of the VM makes its processes, phony buffers and device memory
+//! known, and the VM's disks [`open`](Tokens::open) the requests that come from phony buffers.
 
 mod context;
 mod envelope;
@@ -130,8 +130,8 @@ struct State {
     contexts: HashMap<u32, Arc<Context>>,
     /// By guest-physical address of the first byte; disjoint.
     phony: BTreeMap<u64, Phony>,
-    /// What may carry envelopes and is no phony buffer that is known: of an earlier backend, which has made its keys with the same
-    /// secret, or from before a reset.
+    /// What may carry envelopes and is no phony buffer that is known: of an earlier backend, which
+    /// has made its keys with the same secret, or from before a reset.
     forgotten: Forgotten,
     epoch: u32,
     suspended: bool,
@@ -177,10 +177,11 @@ impl Opened {
         &self.runs
     }
 
-    /// Bytes of phony pages that no good token stands for: first one, counted in the request, and how many; in order, not adjacent.
-    /// A read moves them into the phony pages themselves. A write has zeroes among its [runs](Self::runs) instead: to leave these bytes
-    /// of the disk as they are would show what others have written there to who reads a file system's new block. Whose pages
-    /// they are is told by there being no receipt.
+    /// Bytes of phony pages that no good token stands for: first one, counted in the request, and
+    /// how many; in order, not adjacent. A read moves them into the phony pages themselves. A write
+    /// has zeroes among its [runs](Self::runs) instead: to leave these bytes of the disk as they
+    /// are would show what others have written there to who reads a file system's new block. Whose
+    /// pages they are is told by there being no receipt.
     #[must_use]
     pub fn refused(&self) -> &[(u64, u64)] {
         &self.refused
@@ -235,11 +236,12 @@ impl Tokens {
         self.any.store(any, Ordering::Release);
     }
 
-    /// Opens the envelopes of a request whose data lies in `segments` (guest-physical address, bytes) of `ram`. `None` for one
-    /// that moves what lies there, and nothing else. Segments of ordinary memory beside phony pages stay what they are.
+    /// Opens the envelopes of a request whose data lies in `segments` (guest-physical address,
+    /// bytes) of `ram`. `None` for one that moves what lies there, and nothing else. Segments of
+    /// ordinary memory beside phony pages stay what they are.
     ///
-    /// The guest's block layer merges requests of several processes. So a token that is no good costs its own page, see
-    /// [`Opened::refused`].
+    /// The guest's block layer merges requests of several processes. So a token that is no good
+    /// costs its own page, see [`Opened::refused`].
     ///
     /// # Errors
     /// See [`TokenError`]: nothing of the request can be moved, or a part of it is no memory.
@@ -252,8 +254,8 @@ impl Tokens {
         self.open_for(ram, direction, segments, Turn::First)
     }
 
-    /// The same for a request that another backend had begun. What its process has a receipt of, from that one, is on the disk and
-    /// stays there: a write of forgotten envelopes is an error.
+    /// The same for a request that another backend had begun. What its process has a receipt of,
+    /// from that one, is on the disk and stays there: a write of forgotten envelopes is an error.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -308,10 +310,12 @@ impl Tokens {
         opening.finish()
     }
 
-    /// The VM has been told this secret by whoever served it last: none if nobody has. Returns what it is to be told now.
+    /// The VM has been told this secret by whoever served it last: none if nobody has. Returns what
+    /// it is to be told now.
     ///
-    /// Another one than that of this backend is of one that is no more. The VM's processes may not know yet, and write phony
-    /// buffers to its disks: an envelope of that backend is not written as if it were data, wherever it lies.
+    /// Another one than that of this backend is of one that is no more. The VM's processes may not
+    /// know yet, and write phony buffers to its disks: an envelope of that backend is not written
+    /// as if it were data, wherever it lies.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -363,10 +367,12 @@ impl Tokens {
         state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)
     }
 
-    /// Closes context `id`: nothing more of it begins, and nothing of it is touched when this succeeds.
+    /// Closes context `id`: nothing more of it begins, and nothing of it is touched when this
+    /// succeeds.
     ///
     /// # Errors
-    /// `ENOENT` where none is open, `EAGAIN` where requests are still under way: it is to be asked again.
+    /// `ENOENT` where none is open, `EAGAIN` where requests are still under way: it is to be asked
+    /// again.
     pub fn close_context(&self, id: u32) -> Result<(), Errno> {
         self.context(id)?.try_close()?;
         // Not before: what still comes out of its pages is refused, not written as it stands there.
@@ -379,8 +385,9 @@ impl Tokens {
 
     /// Closes all contexts. Those that come next are of a VM that runs.
     ///
-    /// Processes of these may live, and what they have begun to write may still be on its way to a disk: until their phony pages are
-    /// made known again, envelopes in them are not written as if they were data, as in [`hand_over`](Self::hand_over).
+    /// Processes of these may live, and what they have begun to write may still be on its way to a
+    /// disk: until their phony pages are made known again, envelopes in them are not written as if
+    /// they were data, as in [`hand_over`](Self::hand_over).
     pub fn close_all(&self) {
         let contexts = {
             let mut state = self.state_mut();
@@ -408,7 +415,8 @@ impl Tokens {
     /// Whole guest-physical pages of context `id` that are phony.
     ///
     /// # Errors
-    /// `EBUSY` where some are already, `EINVAL` for parts of pages, `ENOENT` where no such context is open.
+    /// `EBUSY` where some are already, `EINVAL` for parts of pages, `ENOENT` where no such context
+    /// is open.
     pub fn add_phony(&self, id: u32, region: u32, pages: &[(u64, u64)]) -> Result<(), Errno> {
         let mut state = self.state_mut();
         let context = state.contexts.get(&id).cloned().ok_or(Errno::ENOENT)?;
@@ -463,10 +471,12 @@ impl Tokens {
             .add_device(region, DeviceRegion::new(runs, writable))
     }
 
-    /// Takes a phony buffer or device memory away. Nothing touches device memory of it when this succeeds.
+    /// Takes a phony buffer or device memory away. Nothing touches device memory of it when this
+    /// succeeds.
     ///
     /// # Errors
-    /// `ENOENT` where there is none such, `EAGAIN` where requests are still under way in it: it is to be asked again.
+    /// `ENOENT` where there is none such, `EAGAIN` where requests are still under way in it: it is
+    /// to be asked again.
     pub fn detach(&self, id: u32, region: u32) -> Result<(), Errno> {
         let context = self.context(id)?;
         if context.has_device(region) {
@@ -497,10 +507,12 @@ impl Tokens {
         }
     }
 
-    /// The VM does not run, or resets the device: until [`resume`](Self::resume) or [`close_all`](Self::close_all), which of both
-    /// is not known yet, its processes are told nothing, and tokens are not used. Device memory is touched by requests that are under way
-    /// until this returns, and then by none. Phony pages are what they are: memory of whoever has them by now. What is read goes into them,
-    /// and what is in them is written, but for an envelope, which is refused.
+    /// The VM does not run, or resets the device: until [`resume`](Self::resume) or
+    /// [`close_all`](Self::close_all), which of both is not known yet, its processes are told
+    /// nothing, and tokens are not used. Device memory is touched by requests that are under way
+    /// until this returns, and then by none. Phony pages are what they are: memory of whoever has
+    /// them by now. What is read goes into them, and what is in them is written, but for an
+    /// envelope, which is refused.
     pub fn suspend(&self) {
         let contexts: Vec<_> = {
             let mut state = self.state_mut();
@@ -541,7 +553,8 @@ impl State {
     }
 }
 
-/// Whether an envelope whose key was made with `secret` lies at an address. Anybody can write down what looks like one.
+/// Whether an envelope whose key was made with `secret` lies at an address. Anybody can write down
+/// what looks like one.
 fn has_envelope(ram: &View, address: u64, secret: Option<Secret>) -> bool {
     let mut bytes = [0; ENVELOPE_BYTES];
     let Ok(sectors) = Sectors::new(address, SECTOR_BYTES as u64) else {
@@ -634,8 +647,9 @@ impl Opening {
 
     /// Adds the first bytes of a piece that is no phony buffer, and returns how many.
     ///
-    /// Whoever writes forgotten envelopes has his answer without an error: a process may have had them written by others, as a part of
-    /// a file, and their request, of a file system's journal for instance, is not to fail.
+    /// Whoever writes forgotten envelopes has his answer without an error: a process may have had
+    /// them written by others, as a part of a file, and their request, of a file system's journal
+    /// for instance, is not to fail.
     fn ordinary(
         &mut self,
         forgotten: &Forgotten,
@@ -708,7 +722,8 @@ impl Opening {
     /// A piece of a phony page has no good token.
     fn refuse(&mut self, address: u64, length: u64, why: TokenError) -> Result<(), TokenError> {
         if self.writes() {
-            // What the guest has asked to be read there may be there: it is memory of whoever asked.
+            // What the guest has asked to be read there may be there: it is memory of whoever
+            // asked.
             self.plain(address, length)?;
         } else {
             for at in (0..length).step_by(ZEROES.0.len()) {

@@ -21,7 +21,8 @@ fn last(said: &Said, address: *const u8) -> Option<Node> {
     found.and_then(|&(_, _, node)| node)
 }
 
-/// A machine that exists in words only, and whose pages move when they are told to. Clones are the same machine.
+/// A machine that exists in words only, and whose pages move when they are told to. Clones are the
+/// same machine.
 #[derive(Clone, Debug, Default)]
 pub struct Described {
     /// Processors and bytes of memory.
@@ -31,7 +32,8 @@ pub struct Described {
 }
 
 impl Described {
-    /// A machine with these processors on nodes 0, 1 and so on; no processors: a node that is only memory.
+    /// A machine with these processors on nodes 0, 1 and so on; no processors: a node that is only
+    /// memory.
     #[must_use]
     pub fn new(cpus: &[&[u32]]) -> Self {
         Self {
@@ -57,7 +59,8 @@ impl Described {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on the pages of `[address, address + length)` are on `node`; none: they have no memory.
+    /// From now on the pages of `[address, address + length)` are on `node`; none: they have no
+    /// memory.
     pub fn move_pages(&self, address: *const u8, length: usize, node: Option<Node>) {
         let said = (address.addr(), address.addr() + length, node);
         self.memory().pages.push(said);

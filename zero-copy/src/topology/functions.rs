@@ -16,7 +16,8 @@ pub enum Class {
 }
 
 impl Class {
-    /// That of a class code: base class, sub-class, programming interface (PCI Code and ID Assignment Specification, section 1).
+    /// That of a class code: base class, sub-class, programming interface (PCI Code and ID
+    /// Assignment Specification, section 1).
     #[must_use]
     pub fn of(code: u32) -> Option<Self> {
         match (code >> 16 & 0xff, code & 0xffff) {

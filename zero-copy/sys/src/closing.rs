@@ -1,7 +1,8 @@
 //! Descriptors that others have sent, or can have sent, and that are closed.
 //!
-//! `close` may ask whoever serves a file (`FUSE_FLUSH`), or wait for the peer of a socket (`SO_LINGER`): for ever. That is so also of
-//! descriptors that nobody has received and that end with the socket in which they lie. So they are closed on a thread of their own.
+//! `close` may ask whoever serves a file (`FUSE_FLUSH`), or wait for the peer of a socket
+//! (`SO_LINGER`): for ever. That is so also of descriptors that nobody has received and that end
+//! with the socket in which they lie. So they are closed on a thread of their own.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -25,8 +25,9 @@ pub enum EventfdError {
     Io(#[from] rustix::io::Errno),
 }
 
-/// Whether closing a descriptor that somebody else has sent waits for nobody: it is an eventfd, or memory. Of others, `close` may ask
-/// whoever serves the file (`FUSE_FLUSH`), or wait for the peer of a socket (`SO_LINGER`).
+/// Whether closing a descriptor that somebody else has sent waits for nobody: it is an eventfd, or
+/// memory. Of others, `close` may ask whoever serves the file (`FUSE_FLUSH`), or wait for the peer
+/// of a socket (`SO_LINGER`).
 #[must_use]
 pub fn closes_at_once(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_get_seals(fd).is_ok() || matches!(kind(fd), Ok(None))
@@ -68,8 +69,8 @@ pub fn adopt(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
 /// What signals eventfds, once that is settled.
 static SIGNALLER: OnceLock<Option<Signaller>> = OnceLock::new();
 
-/// From now on [`signal`] blocks under no circumstances. Returns whether that is so: not where the kernel has no asynchronous requests,
-/// or none left. Once is enough.
+/// From now on [`signal`] blocks under no circumstances. Returns whether that is so: not where the
+/// kernel has no asynchronous requests, or none left. Once is enough.
 pub fn install() -> bool {
     SIGNALLER.get_or_init(Signaller::new).is_some()
 }
@@ -81,8 +82,9 @@ pub fn never_blocks() -> bool {
 }
 
 /// Adds one to an eventfd. Does not block even where the eventfd would, which is its owner's
-/// choice: it does where its counter is at its limit, and then the reader is due to wake anyway. Where that is not
-/// [installed](install) it does if the eventfd becomes such a one at the same time.
+/// choice: it does where its counter is at its limit, and then the reader is due to wake anyway.
+/// Where that is not [installed](install) it does if the eventfd becomes such a one at the same
+/// time.
 pub fn signal(fd: BorrowedFd<'_>) {
     if let Some(Some(signaller)) = SIGNALLER.get()
         && signaller.signal(fd).is_ok()
@@ -95,7 +97,8 @@ pub fn signal(fd: BorrowedFd<'_>) {
     }
 }
 
-/// Takes what an eventfd has counted. Does not block, whatever others who share it have set meanwhile.
+/// Takes what an eventfd has counted. Does not block, whatever others who share it have set
+/// meanwhile.
 #[must_use]
 pub fn drain(fd: BorrowedFd<'_>) -> u64 {
     let mut count = [0; 8];

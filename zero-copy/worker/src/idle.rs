@@ -1,12 +1,12 @@
 //! How a controller's worker waits for the next command.
 //!
 //! After the last command it polls, giving way, if that has found the next command before: it does
-//! not where the driver waits for this very CPU. Where commands come at a steady pace, it naps for the
-//! first part of the gap, so that whoever takes the completion has the CPU, and polls for the rest. Then
-//! it naps, with a look at the doorbells between two naps; then it sleeps until somebody rings. A nap costs two switches and lets others have
-//! the CPU in the meantime, a doorbell that has to be rung costs a trap and messages between
-//! processes: so it naps for several times as long as the driver usually takes from one command to
-//! the next.
+//! not where the driver waits for this very CPU. Where commands come at a steady pace, it naps for
+//! the first part of the gap, so that whoever takes the completion has the CPU, and polls for the
+//! rest. Then it naps, with a look at the doorbells between two naps; then it sleeps until somebody
+//! rings. A nap costs two switches and lets others have the CPU in the meantime, a doorbell that
+//! has to be rung costs a trap and messages between processes: so it naps for several times as long
+//! as the driver usually takes from one command to the next.
 
 use std::time::{Duration, Instant};
 

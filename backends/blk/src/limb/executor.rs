@@ -33,7 +33,8 @@ pub struct Transfer {
     pub offset: u64,
     /// The memory. Whoever hands over a transfer keeps it mapped until it has the answer.
     pub vectors: Vec<libc::iovec>,
-    /// Whether the memory is not aligned for the path: a copy is made, and fewer bytes may be moved.
+    /// Whether the memory is not aligned for the path: a copy is made, and fewer bytes may be
+    /// moved.
     pub copies: bool,
     /// Number by which the queue's worker knows it.
     pub slot: usize,
@@ -52,8 +53,9 @@ pub struct Answer {
     pub vectors: Vec<libc::iovec>,
 }
 
-// SAFETY: the vectors are addresses of memory that is mapped for the whole process; whoever has handed over the transfer keeps
-// it mapped, and does not touch it as other than memory that others may write.
+// SAFETY: the vectors are addresses of memory that is mapped for the whole process; whoever has
+// handed over the transfer keeps it mapped, and does not touch it as other than memory that others
+// may write.
 unsafe impl Send for Transfer {}
 // SAFETY: as above.
 unsafe impl Send for Answer {}
@@ -98,7 +100,8 @@ impl Executor {
     /// The transfer.
     ///
     /// # Safety
-    /// The memory that the vectors name is valid until the answer has been taken, and others may write it meanwhile.
+    /// The memory that the vectors name is valid until the answer has been taken, and others may
+    /// write it meanwhile.
     pub unsafe fn hand(&self, transfer: Transfer) -> Result<(), Transfer> {
         let sent = self.inbox.send(Message::Transfer(transfer));
         match sent.map_err(Refused::into_inner) {
@@ -233,7 +236,8 @@ impl Limbs {
                 .fold(0_usize, |sum, v| sum.saturating_add(v.iov_len));
             let mut bounce = Bounce::new(bytes.min(COPY_BYTES));
             if transfer.write.is_some() {
-                // SAFETY: whoever has handed over the transfer keeps the memory mapped; the copy is ours.
+                // SAFETY: whoever has handed over the transfer keeps the memory mapped; the copy is
+                // ours.
                 unsafe { crate::worker::data::copy(&transfer.vectors, &mut bounce, false) };
             }
             own[0] = libc::iovec {
@@ -255,7 +259,8 @@ impl Limbs {
             return moved.map(Some);
         }
         let file = self.ring.file(transfer.path)?;
-        // SAFETY: as above, and what is running keeps the vectors and the copy where they are until it has ended.
+        // SAFETY: as above, and what is running keeps the vectors and the copy where they are until
+        // it has ended.
         unsafe {
             self.ring
                 .transfer(file, transfer.write, vectors, transfer.offset, place)
@@ -284,7 +289,8 @@ impl Limbs {
             && let Some(mut copy) = copy
         {
             let moved = usize::try_from(result).unwrap_or(0).min(copy.len());
-            // SAFETY: whoever has handed over the transfer keeps the memory mapped, and has found it writable; the copy is ours.
+            // SAFETY: whoever has handed over the transfer keeps the memory mapped, and has found
+            // it writable; the copy is ours.
             unsafe { crate::worker::data::copy(&transfer.vectors, &mut copy[..moved], true) };
         }
         let mut sent = transfer.answer.send(Answer {

@@ -1,4 +1,5 @@
-//! Which request, or which part of one, goes to which node: where its data lies (ioctopus-asplos20, sections 3.3 and 5.4).
+//! Which request, or which part of one, goes to which node: where its data lies (ioctopus-asplos20,
+//! sections 3.3 and 5.4).
 
 use farlane_vhost_user::segment::Segment;
 use farlane_zero_copy::placement::{NodeMap, Placement};
@@ -89,8 +90,9 @@ pub fn single_node(map: &NodeMap, segments: &[Segment]) -> Option<Node> {
     found
 }
 
-/// Cuts the data in `segments` into parts, where its node changes. Each part but the only one has at least `least` bytes (before
-/// it is rounded) and begins at a multiple of `align` bytes, which is a power of two; smaller pieces go with their neighbours.
+/// Cuts the data in `segments` into parts, where its node changes. Each part but the only one has
+/// at least `least` bytes (before it is rounded) and begins at a multiple of `align` bytes, which
+/// is a power of two; smaller pieces go with their neighbours.
 #[must_use]
 pub fn cut(map: &NodeMap, segments: &[Segment], align: u64, least: u64) -> Vec<Part> {
     let total = segments

@@ -1,8 +1,9 @@
 //! Whether a path can be used, and what becomes of a request that has failed on one.
 //!
-//! A path is up until a request fails on it in a way that can be the path's fault. Then it is suspected: nothing new goes over
-//! it until it is known whether it is broken. It is if the request succeeds over another path, or if a read of its own fails; it
-//! is not if that read succeeds. A failed path comes back when it can be read again and is still a path to the same disk.
+//! A path is up until a request fails on it in a way that can be the path's fault. Then it is
+//! suspected: nothing new goes over it until it is known whether it is broken. It is if the request
+//! succeeds over another path, or if a read of its own fails; it is not if that read succeeds. A
+//! failed path comes back when it can be read again and is still a path to the same disk.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -59,7 +60,8 @@ impl Default for Changing {
     }
 }
 
-/// Whether an error can be the path's fault. Errors of the medium are none of those (`ENODATA`, `EILSEQ`: blk_status_t of Linux).
+/// Whether an error can be the path's fault. Errors of the medium are none of those (`ENODATA`,
+/// `EILSEQ`: blk_status_t of Linux).
 #[must_use]
 pub fn can_be_the_path(errno: i32) -> bool {
     matches!(
@@ -88,7 +90,8 @@ pub struct Waiting {
     pub tried: u32,
     /// Rounds that are over.
     pub rounds: u8,
-    /// It is the business of this path (its bit), and that of another only if this one has failed: a flush.
+    /// It is the business of this path (its bit), and that of another only if this one has failed:
+    /// a flush.
     pub belongs_to: Option<u32>,
     /// For how long it has waited.
     pub waited: Duration,
@@ -108,7 +111,8 @@ pub enum Decision {
 }
 
 impl Waiting {
-    /// Decides. `up` and `suspect` are the paths of which that is known, a bit each; it waits for `patience` at most.
+    /// Decides. `up` and `suspect` are the paths of which that is known, a bit each; it waits for
+    /// `patience` at most.
     #[must_use]
     pub fn decide(&self, up: u32, suspect: u32, patience: Duration) -> Decision {
         if self.waited >= patience {

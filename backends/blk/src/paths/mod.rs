@@ -137,7 +137,8 @@ impl DiskPath {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Bytes were written over it: they are not durable yet. To be called before anybody hears that they were written.
+    /// Bytes were written over it: they are not durable yet. To be called before anybody hears that
+    /// they were written.
     pub fn wrote(&self) {
         self.written.fetch_add(1, Ordering::AcqRel);
     }
@@ -194,7 +195,8 @@ pub struct Paths {
     /// Held while the size of the disk changes, and while a path comes up.
     changing: Mutex<()>,
     ending: std::sync::atomic::AtomicBool,
-    /// Whose memory transfers touch, where that is said to others who read the disk. Held while a path is replaced.
+    /// Whose memory transfers touch, where that is said to others who read the disk. Held while a
+    /// path is replaced.
     user: Mutex<Option<u64>>,
     limit: LogLimit,
 }
@@ -224,7 +226,8 @@ impl Paths {
         self.alignment
     }
 
-    /// Whether transfers go through the page cache of the host, which tells of what it could not write later, to a sync.
+    /// Whether transfers go through the page cache of the host, which tells of what it could not
+    /// write later, to a sync.
     #[must_use]
     pub fn are_cached(&self) -> bool {
         self.alignment.is_none() && !self.in_memory
@@ -236,8 +239,8 @@ impl Paths {
         self.in_memory
     }
 
-    /// The best path for a limb, of those that are up and not among `tried` (a bit each): the nearest. None where there is no
-    /// other; a disk with one path always has that one.
+    /// The best path for a limb, of those that are up and not among `tried` (a bit each): the
+    /// nearest. None where there is no other; a disk with one path always has that one.
     #[must_use]
     pub fn choose(&self, limb: usize, tried: u32) -> Option<usize> {
         if !self.several() {
@@ -300,8 +303,9 @@ impl Paths {
         );
     }
 
-    /// The paths by which everything written so far is made durable: those that have had writes since they were last synced,
-    /// one where several are one file or device, and at least one. Failed ones are not among them; none are where all have failed.
+    /// The paths by which everything written so far is made durable: those that have had writes
+    /// since they were last synced, one where several are one file or device, and at least one.
+    /// Failed ones are not among them; none are where all have failed.
     #[must_use]
     pub fn to_sync(&self) -> Vec<usize> {
         let mut found: Vec<usize> = Vec::new();
@@ -339,16 +343,18 @@ impl Paths {
         self.all.iter().map(DiskPath::mark).collect()
     }
 
-    /// Whether a request that has failed on one path can succeed on another. Paths that are one file or one device fail together:
-    /// their errors are the disk's. (Besides, Linux tells of a failed write-back once, and a sync after that succeeds.)
+    /// Whether a request that has failed on one path can succeed on another. Paths that are one
+    /// file or one device fail together: their errors are the disk's. (Besides, Linux tells of a
+    /// failed write-back once, and a sync after that succeeds.)
     #[must_use]
     pub fn fails_over(&self) -> bool {
         self.fails_over
     }
 
-    /// Says that transfers are going to touch the memory of `user`, a number that no other VM's disk has. A disk that is written
-    /// is nobody else's until the last transfer of who had it is over; one that is only read may still be read into this memory by
-    /// a backend that was killed, which is waited for. `waits` is called then.
+    /// Says that transfers are going to touch the memory of `user`, a number that no other VM's
+    /// disk has. A disk that is written is nobody else's until the last transfer of who had it is
+    /// over; one that is only read may still be read into this memory by a backend that was killed,
+    /// which is waited for. `waits` is called then.
     ///
     /// # Errors
     /// It has not ended.

@@ -1,4 +1,5 @@
-//! Looking at paths: whether one that is suspected can be read, and whether one that has failed is back.
+//! Looking at paths: whether one that is suspected can be read, and whether one that has failed is
+//! back.
 
 use super::health::Health;
 use super::identity::{Identity, discover};
@@ -17,8 +18,8 @@ use std::time::Duration;
 /// Pause between two looks at a path that has failed.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Starts to look after the paths of a disk that can fail over, from a thread for each: a read of a path that is broken can take
-/// long. They end when the paths are told to [end](Paths::end).
+/// Starts to look after the paths of a disk that can fail over, from a thread for each: a read of a
+/// path that is broken can take long. They end when the paths are told to [end](Paths::end).
 ///
 /// # Errors
 /// There are no more threads.
@@ -112,7 +113,8 @@ impl Paths {
         Ok(())
     }
 
-    /// Whether a path that has failed leads to the disk again: through what is open, or through what is found now.
+    /// Whether a path that has failed leads to the disk again: through what is open, or through
+    /// what is found now.
     fn returns(&self, path: &DiskPath) -> bool {
         let storage = path.storage();
         if self.probe(&storage).is_ok() {
@@ -144,7 +146,8 @@ impl Paths {
         false
     }
 
-    /// Where a path that has gone may be found again: by its name, or under another one behind the same function.
+    /// Where a path that has gone may be found again: by its name, or under another one behind the
+    /// same function.
     fn candidates(&self, path: &DiskPath) -> Vec<PathBuf> {
         let mut found = vec![path.device.clone()];
         if let (Some(blocks), Some(function)) = (&self.blocks, &path.identity.function) {

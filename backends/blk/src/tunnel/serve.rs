@@ -8,7 +8,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Serves one VMM after the other on `socket`, from a thread of its own. What is asked is counted in `counters`.
+/// Serves one VMM after the other on `socket`, from a thread of its own. What is asked is counted
+/// in `counters`.
 ///
 /// # Errors
 /// The system has no more threads.

@@ -16,9 +16,10 @@ const MAX_VECTORS: usize = 1024;
 #[derive(Debug)]
 pub struct Refused;
 
-/// Finds what lies in `segments` of guest memory: appends host memory that has the same bytes in the
-/// same order to `vectors`, which is empty. They are valid as long as `view`, and as long as what is
-/// returned, which is there for requests of phony buffers. Another backend may have begun it. Of a write, bytes that are [refused](Opened::refused) are zeroes.
+/// Finds what lies in `segments` of guest memory: appends host memory that has the same bytes in
+/// the same order to `vectors`, which is empty. They are valid as long as `view`, and as long as
+/// what is returned, which is there for requests of phony buffers. Another backend may have begun
+/// it. Of a write, bytes that are [refused](Opened::refused) are zeroes.
 pub fn locate(
     disk: &Disk,
     view: &View,

@@ -143,8 +143,8 @@ impl Engine {
     pub(super) fn run(&mut self) -> u16 {
         self.work();
         if let Some(inflight) = self.inflight.as_mut().filter(|_| self.broken) {
-            // A queue that is stopped has nothing under way. The driver resets it, or finds it as it
-            // was: from its first request on that was not completed.
+            // A queue that is stopped has nothing under way. The driver resets it, or finds it as
+            // it was: from its first request on that was not completed.
             inflight.forget();
         }
         self.progress.next_available
@@ -182,8 +182,8 @@ impl Engine {
         }
     }
 
-    /// Whether nothing is under way. What a predecessor has begun is under way until it is done: a queue that is stopped before
-    /// may be another driver's when it is started again.
+    /// Whether nothing is under way. What a predecessor has begun is under way until it is done: a
+    /// queue that is stopped before may be another driver's when it is started again.
     fn is_idle(&self) -> bool {
         let left = !self.broken && !self.resubmit.is_empty();
         self.requests.is_empty() && self.ended.is_empty() && !left
@@ -350,8 +350,8 @@ impl Engine {
     fn rest(&mut self, stopping: bool) -> Result<(), Broken> {
         match self.idle.idle() {
             Rest::Look => Ok(()),
-            // A driver that has to tell of a request writes an eventfd: that costs less than looking
-            // again and again, and wakes at once.
+            // A driver that has to tell of a request writes an eventfd: that costs less than
+            // looking again and again, and wakes at once.
             Rest::Nap(_) | Rest::Sleep => self.sleep(stopping),
         }
     }

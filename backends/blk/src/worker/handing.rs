@@ -32,8 +32,8 @@ impl Homing {
         }
     }
 
-    /// A request goes to `limb`. Returns where the worker should be, where that is not `home`: three quarters of the last
-    /// requests were for that limb.
+    /// A request goes to `limb`. Returns where the worker should be, where that is not `home`:
+    /// three quarters of the last requests were for that limb.
     fn saw(&mut self, limb: usize, home: usize) -> Option<usize> {
         if let Some(seen) = self.seen.get_mut(limb) {
             *seen += 1;
@@ -91,7 +91,8 @@ impl Handing {
 }
 
 impl Engine {
-    /// Hands the transfer of what is left of a request to its limb. Returns whether that has taken it.
+    /// Hands the transfer of what is left of a request to its limb. Returns whether that has taken
+    /// it.
     pub(super) fn hand(
         &mut self,
         slot: usize,
@@ -116,7 +117,8 @@ impl Engine {
             slot,
             answer: handing.sender.clone(),
         };
-        // SAFETY: the vectors name memory that the request keeps mapped, and it stays in its slot until the answer is taken.
+        // SAFETY: the vectors name memory that the request keeps mapped, and it stays in its slot
+        // until the answer is taken.
         match unsafe { executor.hand(transfer) } {
             Ok(()) => {
                 handing.under_way += 1;
@@ -130,7 +132,8 @@ impl Engine {
         }
     }
 
-    /// Follows the data: a request goes to `limb`. Guests put the rings of all queues on one node, whoever uses them.
+    /// Follows the data: a request goes to `limb`. Guests put the rings of all queues on one node,
+    /// whoever uses them.
     pub(super) fn follow(&mut self, limb: usize) {
         let Some(handing) = &mut self.handing else {
             return;

@@ -4,10 +4,12 @@
 //! transfers, and shows the driver all that has ended in one batch, of which it is told at most
 //! once. While there is work, the driver is asked not to tell of new requests.
 //!
-//! * `engine`: the turns. `start`: what is begun for a request; `steps`: the operations that it takes; `finish`: how it ends.
+//! * `engine`: the turns. `start`: what is begun for a request; `steps`: the operations that it
+//!   takes; `finish`: how it ends.
 //! * `redo`: requests that have failed on a path. `handing`: transfers that another limb does.
 //!
-//! The worker belongs to the limb of the node on which its queue lies, and nobody else touches the queue.
+//! The worker belongs to the limb of the node on which its queue lies, and nobody else touches the
+//! queue.
 
 pub(crate) mod data;
 mod engine;
@@ -50,7 +52,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts to serve a queue. `placement` tells where the VM's memory lies; there is none on a machine with one node.
+    /// Starts to serve a queue. `placement` tells where the VM's memory lies; there is none on a
+    /// machine with one node.
     ///
     /// # Errors
     /// What the system says.

@@ -11,8 +11,8 @@ use std::io;
 use std::time::Instant;
 
 impl Engine {
-    /// Whether a request that has failed like this is to be done again: another path may lead to what this one does not, but to no blocks
-    /// that the disk has no more.
+    /// Whether a request that has failed like this is to be done again: another path may lead to
+    /// what this one does not, but to no blocks that the disk has no more.
     pub(super) fn can_redo(&self, request: &Request, errno: i32) -> bool {
         self.paths.fails_over() && can_be_the_path(errno) && !self.is_gone(request)
     }

@@ -224,8 +224,8 @@ impl Engine {
         self.after(slot, request, step);
     }
 
-    /// Finds a request's data. Returns the parts that it is to be done in, none if it is to be done as it is; `None` if it cannot
-    /// be moved.
+    /// Finds a request's data. Returns the parts that it is to be done in, none if it is to be done
+    /// as it is; `None` if it cannot be moved.
     fn locate(
         &mut self,
         request: &mut Request,

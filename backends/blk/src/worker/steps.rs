@@ -65,7 +65,8 @@ impl Engine {
             if syncs_after {
                 return self.step_sync(slot, request);
             }
-            // The device may have dropped what it had cached when another one's flush failed, before its own succeeded.
+            // The device may have dropped what it had cached when another one's flush failed,
+            // before its own succeeded.
             if request.is_durable && self.disk.failed_syncs() != request.failed_syncs {
                 let lost = io::Error::from_raw_os_error(libc::EIO);
                 return Ok(Step::Done(self.failed(&lost)));
@@ -165,7 +166,8 @@ impl Engine {
         let is_cut = match (&request.work, request.clearing) {
             (Work::Flush, _) => false,
             (Work::Read(_) | Work::Write(_), _) | (_, Some(Clearing::Writing)) => moved == 0,
-            // Of blocks that are not there any more `fallocate` says nothing: it zeroes what is left, and succeeds.
+            // Of blocks that are not there any more `fallocate` says nothing: it zeroes what is
+            // left, and succeeds.
             (Work::Zero(_), _) => self.is_beyond(request),
             (Work::Discard(_), _) => false,
         };
@@ -343,8 +345,8 @@ impl Engine {
                 left -= left.min(chunk);
             }
             let write = Some(Durable(false));
-            // SAFETY: the zeroes are static and only read; the request, with its vectors, is kept in
-            // its slot until its completion is taken.
+            // SAFETY: the zeroes are static and only read; the request, with its vectors, is kept
+            // in its slot until its completion is taken.
             unsafe {
                 self.ring
                     .transfer(file, write, &request.own_vectors, offset, slot)

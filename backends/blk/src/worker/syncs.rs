@@ -1,9 +1,10 @@
 //! How requests become durable.
 //!
-//! Around the page cache of the host a durable write is one operation (`RWF_DSYNC`), which a device may do without a flush. Through it,
-//! and from memory that the disk may not reach, it is a write and then a sync: of an operation that does both nobody can say which of them has
-//! failed. A write that has failed is an error of its request. After a sync that has failed nobody knows what of all that was
-//! written before is on the disk: flushes that follow fail, too.
+//! Around the page cache of the host a durable write is one operation (`RWF_DSYNC`), which a device
+//! may do without a flush. Through it, and from memory that the disk may not reach, it is a write
+//! and then a sync: of an operation that does both nobody can say which of them has failed. A write
+//! that has failed is an error of its request. After a sync that has failed nobody knows what of
+//! all that was written before is on the disk: flushes that follow fail, too.
 
 use super::engine::Engine;
 use super::requests::{Request, Work};
@@ -19,7 +20,8 @@ impl Engine {
         Durable(!self.writeback.load(Ordering::Relaxed))
     }
 
-    /// Whether a durable write is a write and then a sync. Where another path may do the write again, it could not do the sync.
+    /// Whether a durable write is a write and then a sync. Where another path may do the write
+    /// again, it could not do the sync.
     pub(super) fn syncs_after(&self, request: &Request) -> bool {
         !self.paths.fails_over() && (self.paths.are_cached() || request.is_tunnelled())
     }
@@ -57,8 +59,8 @@ impl Engine {
         Ok(Step::Pending)
     }
 
-    /// Whether what a request has done can be made durable. What a write has written that began after a sync has failed is not lost
-    /// with what was written before.
+    /// Whether what a request has done can be made durable. What a write has written that began
+    /// after a sync has failed is not lost with what was written before.
     fn can_sync(&self, request: &Request) -> io::Result<()> {
         let is_new = self.disk.failed_syncs() == request.failed_syncs;
         if matches!(request.work, Work::Write(_)) && is_new {

@@ -11,21 +11,24 @@ use std::path::Path;
 /// Most bytes of a group's entry that are looked at: its members are among them.
 const MAX_ENTRY_BYTES: usize = 1 << 20;
 
-/// Group and permissions of all sockets that a daemon makes; flattened into its arguments. By default only its own user connects.
+/// Group and permissions of all sockets that a daemon makes; flattened into its arguments. By
+/// default only its own user connects.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Access {
     /// Give the sockets that this makes to a group, by name or number: its members can connect
     #[arg(long, value_name = "GROUP", value_parser = group)]
     pub socket_group: Option<u32>,
 
-    /// Permissions of the sockets that this makes, in octal; 0600 where it is not given, 0660 with --socket-group
+    /// Permissions of the sockets that this makes, in octal; 0600 where it is not given, 0660 with
+    /// --socket-group
     #[arg(long, value_name = "MODE", value_parser = mode)]
     pub socket_mode: Option<u32>,
 }
 
 impl Access {
-    /// Gives a socket's file to the group, and then opens it as far as it is to be. Whoever may write its folder can put another file
-    /// in its place, or a link to one: nothing else than a socket of this user is changed.
+    /// Gives a socket's file to the group, and then opens it as far as it is to be. Whoever may
+    /// write its folder can put another file in its place, or a link to one: nothing else than a
+    /// socket of this user is changed.
     ///
     /// # Errors
     /// What was tried, and why it failed.
@@ -68,8 +71,8 @@ fn group(text: &str) -> Result<u32, String> {
     loop {
         let mut entry = MaybeUninit::<libc::group>::uninit();
         let mut found = std::ptr::null_mut();
-        // SAFETY: the name ends in a zero; entry and buffer are writable, the buffer as long as is said, and outlive the use of
-        // what is found, which lies in the entry.
+        // SAFETY: the name ends in a zero; entry and buffer are writable, the buffer as long as is
+        // said, and outlive the use of what is found, which lies in the entry.
         let (error, number) = unsafe {
             let error = libc::getgrnam_r(
                 name.as_ptr(),

@@ -70,7 +70,8 @@ impl std::fmt::Display for SocketOption {
 }
 
 impl SocketOption {
-    /// Takes over the socket if it is inherited. To be called before anything else is opened: a wrong number is noticed then.
+    /// Takes over the socket if it is inherited. To be called before anything else is opened: a
+    /// wrong number is noticed then.
     ///
     /// # Errors
     /// It is no such socket.

@@ -5,8 +5,8 @@
 //! * [`lifecycle`]: signals, quick and clean ends;
 //! * [`listener`]: UNIX sockets that belong to one daemon; [`access`]: who may connect to them;
 //! * [`vhost`] and [`vring`]: one VM after the other on a vhost-user socket;
-//! * [`limb`]: threads that belong to a NUMA node; [`mailbox`]: how they hand each other work; [`locality`]: what was moved
-//!   where;
+//! * [`limb`]: threads that belong to a NUMA node; [`mailbox`]: how they hand each other work;
+//!   [`locality`]: what was moved where;
 //! * [`privileges`] and [`seccomp`]: what a running backend can no longer do;
 //! * [`metrics`], [`logging`] and [`log_limit`]: what it tells, and how often.
 //!

@@ -14,8 +14,8 @@ pub enum Ending {
     Failed,
 }
 
-/// Turns SIGTERM and SIGINT into a return from [`wait`](Self::wait). SIGHUP is nothing to a daemon: the terminal that it was started
-/// from may close, and there is no configuration to be read again.
+/// Turns SIGTERM and SIGINT into a return from [`wait`](Self::wait). SIGHUP is nothing to a daemon:
+/// the terminal that it was started from may close, and there is no configuration to be read again.
 #[derive(Debug)]
 pub struct Lifecycle {
     signals: libc::sigset_t,
@@ -48,9 +48,9 @@ impl Lifecycle {
     /// the signals are blocked.
     ///
     /// Files and sockets that the daemon makes from now on are its user's alone. A mapped file that
-    /// its owner shrinks ends the daemon no more, see [`farlane_zero_copy::fault`]. An eventfd of a VMM
-    /// holds up nobody who signals it, see [`eventfd::install`]. A panic of any thread does, see
-    /// [`crate::panics`].
+    /// its owner shrinks ends the daemon no more, see [`farlane_zero_copy::fault`]. An eventfd of a
+    /// VMM holds up nobody who signals it, see [`eventfd::install`]. A panic of any thread does,
+    /// see [`crate::panics`].
     ///
     /// # Errors
     /// When the signals cannot be blocked or handled.
@@ -109,7 +109,8 @@ mod tests {
     use rustix::process::{Signal, getpid, kill_process};
     use std::process::Command;
 
-    /// Says that `child` is to be a daemon: what it does to signals is the whole process's, so it has one of its own.
+    /// Says that `child` is to be a daemon: what it does to signals is the whole process's, so it
+    /// has one of its own.
     const DAEMON: &str = "FARLANE_TEST_LIFECYCLE";
 
     #[test]

@@ -1,7 +1,8 @@
 //! Limbs: the threads of a device that belong to a NUMA node (ioctopus-asplos20, section 3.3).
 //!
-//! A limb's thread runs on the node's processors, and memory that it touches first is the node's. A node without processors has a
-//! limb, too, which runs on those of the nearest node that has some. On a machine with one node nothing is pinned.
+//! A limb's thread runs on the node's processors, and memory that it touches first is the node's. A
+//! node without processors has a limb, too, which runs on those of the nearest node that has some.
+//! On a machine with one node nothing is pinned.
 
 use crate::log_limit::LogLimit;
 use crate::warn_limited;
@@ -10,7 +11,8 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// What limbs, and those who follow a VM's memory for them, ask of the kernel besides what every daemon does.
+/// What limbs, and those who follow a VM's memory for them, ask of the kernel besides what every
+/// daemon does.
 pub const SYSTEM_CALLS: &[libc::c_long] = &[
     libc::SYS_get_mempolicy,
     libc::SYS_madvise,
@@ -56,8 +58,8 @@ impl Limb {
         })
     }
 
-    /// Makes the calling thread one of this limb. Where the system says no, as it may in a container, it runs anywhere: slower,
-    /// no more.
+    /// Makes the calling thread one of this limb. Where the system says no, as it may in a
+    /// container, it runs anywhere: slower, no more.
     pub fn enter(&self) {
         if self.cpus.is_empty() {
             return;
@@ -106,15 +108,17 @@ fn prefer(node: Node) -> io::Result<()> {
     done(unsafe { libc::syscall(libc::SYS_set_mempolicy, PREFERRED, mask.as_ptr(), bits) })
 }
 
-/// Memory at an address of this process, a multiple of a page, that nobody has touched yet comes from `node`, where it has room. To be
-/// called before [`seccomp::confine`](crate::seccomp::confine).
+/// Memory at an address of this process, a multiple of a page, that nobody has touched yet comes
+/// from `node`, where it has room. To be called before
+/// [`seccomp::confine`](crate::seccomp::confine).
 ///
 /// # Errors
 /// There is no such node, or no such memory.
 pub fn prefer_for(address: usize, bytes: usize, node: Node) -> io::Result<()> {
     let (mask, mask_bits) = mask(node)?;
     let mask = mask.as_ptr();
-    // SAFETY: the mask has as many bits as the kernel reads, and is only read; what the memory holds stays as it is, wherever it is.
+    // SAFETY: the mask has as many bits as the kernel reads, and is only read; what the memory
+    // holds stays as it is, wherever it is.
     done(unsafe {
         libc::syscall(
             libc::SYS_mbind,

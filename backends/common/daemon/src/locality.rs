@@ -1,14 +1,16 @@
-//! Counters of what was moved where: by the node of the data, the node of the limb that moved it, and the path.
+//! Counters of what was moved where: by the node of the data, the node of the limb that moved it,
+//! and the path.
 //!
-//! The share that is served locally is what a device with limbs is for: bytes that a limb of their own node has moved, of all bytes
-//! (ioctopus-asplos20, section 5).
+//! The share that is served locally is what a device with limbs is for: bytes that a limb of their
+//! own node has moved, of all bytes (ioctopus-asplos20, section 5).
 
 use crate::metrics::label;
 use farlane_zero_copy::topology::Node;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Requests and bytes of one combination. In cache lines of its own: limbs do not write each other's.
+/// Requests and bytes of one combination. In cache lines of its own: limbs do not write each
+/// other's.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Cell {
@@ -56,8 +58,9 @@ impl Locality {
         self.cells.get(at).filter(|_| path < self.paths.len())
     }
 
-    /// Counts a request, or a part of one, of `bytes` that lie on node `data`, moved by the limb of node `limb` over path
-    /// number `path`. What is on a node that the machine has not, or over a path that the device has not, is not counted.
+    /// Counts a request, or a part of one, of `bytes` that lie on node `data`, moved by the limb of
+    /// node `limb` over path number `path`. What is on a node that the machine has not, or over a
+    /// path that the device has not, is not counted.
     pub fn add(&self, data: Node, limb: Node, path: usize, bytes: u64) {
         self.add_all(data, limb, path, 1, bytes);
     }
@@ -107,9 +110,11 @@ impl Locality {
     }
 }
 
-/// Writes the counters of devices as Prometheus text: `PREFIX_locality_bytes{LABELS,data="N",limb="N",path="P"}`, the same with
-/// `_requests`, and `PREFIX_locality_local_bytes{LABELS}` beside `PREFIX_locality_all_bytes{LABELS}`, the share that is served
-/// locally. A device's labels are such as `disk="a",`, made with [`label`]; those of several devices differ.
+/// Writes the counters of devices as Prometheus text:
+/// `PREFIX_locality_bytes{LABELS,data="N",limb="N",path="P"}`, the same with `_requests`, and
+/// `PREFIX_locality_local_bytes{LABELS}` beside `PREFIX_locality_all_bytes{LABELS}`, the share that
+/// is served locally. A device's labels are such as `disk="a",`, made with [`label`]; those of
+/// several devices differ.
 pub fn write(out: &mut String, prefix: &str, devices: &[(String, &Locality)]) {
     let kinds: [(&str, &str, CounterOf); 2] = [
         ("requests", "Requests, or parts of them", |cell| {

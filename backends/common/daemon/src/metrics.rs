@@ -26,7 +26,8 @@ pub struct Sample<'a> {
     pub value: u64,
 }
 
-/// Defines `Counters`, which a thing of a kind has: a field for each name, and `samples`, which lists them.
+/// Defines `Counters`, which a thing of a kind has: a field for each name, and `samples`, which
+/// lists them.
 #[macro_export]
 macro_rules! counters {
     ($(#[$meta:meta])* $($name:ident: $help:literal,)*) => {
@@ -62,8 +63,9 @@ pub fn write_samples<'a>(
     }
 }
 
-/// A label, `NAME="value"`, as Prometheus's text format has it: in a value a backslash stands before quotes and backslashes, and in
-/// place of a line's end there is `\n`. Any name may be a value, and ends neither the label nor its line.
+/// A label, `NAME="value"`, as Prometheus's text format has it: in a value a backslash stands
+/// before quotes and backslashes, and in place of a line's end there is `\n`. Any name may be a
+/// value, and ends neither the label nor its line.
 #[must_use]
 pub fn label(name: &str, value: &str) -> String {
     let mut text = format!("{name}=\"");

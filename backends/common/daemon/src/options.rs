@@ -55,8 +55,8 @@ pub struct LocalityOptions {
     #[arg(long, value_name = "FOLDER", default_value = "/sys")]
     pub sysfs: PathBuf,
 
-    /// The node of a part of the VM's memory (guest-physical), where its VMM binds it to none; sizes may end in K, M, G or T; can be
-    /// given several times
+    /// The node of a part of the VM's memory (guest-physical), where its VMM binds it to none;
+    /// sizes may end in K, M, G or T; can be given several times
     #[arg(long, value_name = "node=N,start=ADDRESS,length=BYTES")]
     pub memory_node: Vec<MemoryNode>,
 }
@@ -114,7 +114,8 @@ impl std::str::FromStr for MemoryNode {
     }
 }
 
-/// A number of bytes: decimal or, after 0x, hexadecimal, with K, M, G or T (powers of 1024) after it.
+/// A number of bytes: decimal or, after 0x, hexadecimal, with K, M, G or T (powers of 1024) after
+/// it.
 #[must_use]
 pub fn bytes(text: &str) -> Option<u64> {
     let (digits, shift) = match text.char_indices().last()? {
@@ -199,7 +200,8 @@ impl Capabilities {
 mod tests {
     use super::*;
 
-    /// Types of QEMU's `docs/interop/vhost-user.json` that libvirt's parser has (`qemuVhostUserType`).
+    /// Types of QEMU's `docs/interop/vhost-user.json` that libvirt's parser has
+    /// (`qemuVhostUserType`).
     const TYPES: [&str; 15] = [
         "9p",
         "balloon",

@@ -1,7 +1,8 @@
 //! What a panic does to a daemon: it ends it, whichever thread panics.
 //!
-//! A daemon that has lost a thread looks alive to its VMM and serves nobody; one that has ended is noticed and started again. The
-//! `release` profile has `panic = "abort"` for the same reason; this holds in every profile.
+//! A daemon that has lost a thread looks alive to its VMM and serves nobody; one that has ended is
+//! noticed and started again. The `release` profile has `panic = "abort"` for the same reason; this
+//! holds in every profile.
 
 /// Has every panic from now on end the process with SIGABRT, after its message.
 pub fn abort_on_panic() {

@@ -5,11 +5,11 @@
 //! and whose failure they take (opening files, above all), which fail with `EACCES`, and those that
 //! this kernel is said not to have.
 //!
-//! Calls that are newer than these lists are among the last: a C library that knows one tries it first, and takes an older one where
-//! the kernel says `ENOSYS`.
+//! Calls that are newer than these lists are among the last: a C library that knows one tries it
+//! first, and takes an older one where the kernel says `ENOSYS`.
 //!
-//! Many calls are many in one, told apart by an argument: those are allowed with the values that are
-//! needed ([`With`]).
+//! Many calls are many in one, told apart by an argument: those are allowed with the values that
+//! are needed ([`With`]).
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
@@ -149,17 +149,20 @@ const REFUSED: &[libc::c_long] = &[
     libc::SYS_uname,
 ];
 
-/// What this kernel is said not to have: `clone3` has its flags in memory, where no filter looks, so that libraries take `clone`.
+/// What this kernel is said not to have: `clone3` has its flags in memory, where no filter looks,
+/// so that libraries take `clone`.
 const MISSING: &[libc::c_long] = &[libc::SYS_clone3];
 
-/// The newest call of which these lists say something, be it by leaving it out (Linux 6.10). Numbers grow with time, and since 5.0 they
-/// are the same on all processors.
+/// The newest call of which these lists say something, be it by leaving it out (Linux 6.10).
+/// Numbers grow with time, and since 5.0 they are the same on all processors.
 const NEWEST: libc::c_long = libc::SYS_mseal;
 
-/// The first number that is no call of this interface: on x86-64 those of 32-bit pointers begin here (`__X32_SYSCALL_BIT`).
+/// The first number that is no call of this interface: on x86-64 those of 32-bit pointers begin
+/// here (`__X32_SYSCALL_BIT`).
 const OTHER_INTERFACE: u32 = 0x4000_0000;
 
-/// A system call that is allowed with certain values of an argument only, which the kernel takes as a number of 32 bits.
+/// A system call that is allowed with certain values of an argument only, which the kernel takes as
+/// a number of 32 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct With {
     /// The call.
@@ -171,7 +174,8 @@ pub struct With {
 }
 
 impl With {
-    /// Requests of `ioctl`. Others fail, and whoever tries them lives: libraries ask terminals for their width.
+    /// Requests of `ioctl`. Others fail, and whoever tries them lives: libraries ask terminals for
+    /// their width.
     #[must_use]
     pub const fn requests(values: &'static [u64]) -> Self {
         Self {
@@ -312,8 +316,9 @@ fn refused(any: &[libc::c_long], with: &[With]) -> Result<Rules, seccompiler::Ba
     Ok(rules)
 }
 
-/// What is put before an allow-list: newer calls fail with `ENOSYS`. It belongs into the list's program: whatever another one answered,
-/// the list's action would be stricter. That numbers are this architecture's all programs make sure of.
+/// What is put before an allow-list: newer calls fail with `ENOSYS`. It belongs into the list's
+/// program: whatever another one answered, the list's action would be stricter. That numbers are
+/// this architecture's all programs make sure of.
 fn newer_calls_fail() -> [sock_filter; 4] {
     let instruction = |code: u32, jt, jf, k| sock_filter {
         code: u16::try_from(code).unwrap_or(u16::MAX),
@@ -529,7 +534,8 @@ mod tests {
                 assert_eq!(request(&socket, libc::FIONBIO), expected);
             }
             "newer calls" => {
-                // The next one, which some kernels have, and the last that there could be: libraries go on with an older one.
+                // The next one, which some kernels have, and the last that there could be:
+                // libraries go on with an older one.
                 for call in [NEWEST + 1, libc::c_long::from(OTHER_INTERFACE - 1)] {
                     // SAFETY: there is none: the call fails.
                     let rc = unsafe { libc::syscall(call, 0, 0, 0, 0, 0, 0) };

@@ -87,7 +87,8 @@ impl Drop for ExitEvents {
 }
 
 /// Serves VMs on `socket`, one at a time and each with a device of its own made by `make`, for
-/// ever. A second VM waits until the first one has gone. What they can have logged goes by one limit, however often they come.
+/// ever. A second VM waits until the first one has gone. What they can have logged goes by one
+/// limit, however often they come.
 ///
 /// Whatever a VM or its VMM does ends its own connection at most.
 pub fn serve<D: VmDevice>(

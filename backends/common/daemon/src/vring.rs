@@ -73,11 +73,12 @@ pub fn signal_used(queue: &VringState<VmMemory>) {
 type Divert = Box<dyn Fn(Option<OwnedFd>) + Send + Sync>;
 type Follow = Box<dyn Fn(bool) + Send + Sync>;
 
-/// Where a queue goes on whose buffers nobody tracks in flight, of `size` buffers, `used` of which have been used so far, and which
-/// starts at `base` as its front-end says. Front-ends of a backend that was killed do not know what it has used, and some (Cloud Hypervisor,
-/// whenever a queue starts) name the driver's available index: buffers that are available and not used are nobody's then, and are
-/// taken (again). A device that stops uses what it has taken before it says where it is, so that for one that goes on the two are
-/// the same.
+/// Where a queue goes on whose buffers nobody tracks in flight, of `size` buffers, `used` of which
+/// have been used so far, and which starts at `base` as its front-end says. Front-ends of a backend
+/// that was killed do not know what it has used, and some (Cloud Hypervisor, whenever a queue
+/// starts) name the driver's available index: buffers that are available and not used are nobody's
+/// then, and are taken (again). A device that stops uses what it has taken before it says where it
+/// is, so that for one that goes on the two are the same.
 #[must_use]
 pub fn resume_at(base: u16, used: u16, size: u16) -> u16 {
     let unused = base.wrapping_sub(used);
@@ -113,10 +114,11 @@ thread_local! {
     static OF: RefCell<Option<(VmMemory, Arc<LogLimit>)>> = const { RefCell::new(None) };
 }
 
-/// Runs `make` and returns with its result the queues that it made on this thread, in order. They lie in `memory`, and what they log
-/// goes by `limit`.
+/// Runs `make` and returns with its result the queues that it made on this thread, in order. They
+/// lie in `memory`, and what they log goes by `limit`.
 ///
-/// `VhostUserDaemon` makes its queues itself, over memory of its own, and hands out only those that have a worker.
+/// `VhostUserDaemon` makes its queues itself, over memory of its own, and hands out only those that
+/// have a worker.
 pub(crate) fn collect<T>(
     memory: &QueueMemory,
     limit: &Arc<LogLimit>,
@@ -137,21 +139,23 @@ impl Vring {
         let _ = self.divert.set(Box::new(divert));
     }
 
-    /// Tells `follow` whenever the queue is enabled or disabled: some VMMs (Cloud Hypervisor) pause a VM by that alone. The queue is
-    /// disabled already when it is called. Only the first call counts.
+    /// Tells `follow` whenever the queue is enabled or disabled: some VMMs (Cloud Hypervisor) pause
+    /// a VM by that alone. The queue is disabled already when it is called. Only the first call
+    /// counts.
     pub fn follow_enabled(&self, follow: impl Fn(bool) + Send + Sync + 'static) {
         let _ = self.follow.set(Box::new(follow));
     }
 
-    /// Where the queue has gone on when it was started: at zero after a reset of the device, elsewhere after a pause of the VM. None:
-    /// it is stopped.
+    /// Where the queue has gone on when it was started: at zero after a reset of the device,
+    /// elsewhere after a pause of the VM. None: it is stopped.
     #[must_use]
     pub fn started_at(&self) -> Option<u16> {
         let is_started = self.inner.get_ref().get_queue().ready();
         is_started.then(|| self.base.load(Ordering::Acquire))
     }
 
-    /// Has the queue's worker look at it. A kick that it reads while the queue is disabled, or when it is stopped, is lost.
+    /// Has the queue's worker look at it. A kick that it reads while the queue is disabled, or when
+    /// it is stopped, is lost.
     fn kick_again(&self) {
         if let Some(kick) = self.inner.get_ref().get_kick() {
             // SAFETY: the queue, which is locked meanwhile, has it open.
@@ -177,8 +181,9 @@ impl Vring {
         }
     }
 
-    /// Tells the driver of what a backend before this one has used, once. If it was killed it may not have told, and nobody else ever would;
-    /// to a driver that knows it is one interrupt too many.
+    /// Tells the driver of what a backend before this one has used, once. If it was killed it may
+    /// not have told, and nobody else ever would; to a driver that knows it is one interrupt too
+    /// many.
     fn tell_owed(&self) {
         let queue = self.inner.get_ref();
         if queue.get_call().is_some() && self.owed.swap(false, Ordering::Relaxed) {

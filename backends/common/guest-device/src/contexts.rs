@@ -32,7 +32,8 @@ pub trait Contexts: Send + Sync {
         [0; 16]
     }
 
-    /// Opens a context, whose events go to `events` and whose host-allocated buffers come from `window`.
+    /// Opens a context, whose events go to `events` and whose host-allocated buffers come from
+    /// `window`.
     ///
     /// # Errors
     /// `EINVAL` for an id beyond the limit, `EEXIST` for one in use.
@@ -43,11 +44,13 @@ pub trait Contexts: Send + Sync {
         window: Option<Arc<Pool>>,
     ) -> Result<(), Errno>;
 
-    /// Closes a context and releases everything it owns. When it succeeds nothing touches its memory any more.
+    /// Closes a context and releases everything it owns. When it succeeds nothing touches its
+    /// memory any more.
     ///
     /// # Errors
-    /// `ENOENT` where none is open, `EAGAIN` where something still touches its memory: the driver asks again. Its other
-    /// requests wait as long as this takes, and after a few seconds it finds the device dead.
+    /// `ENOENT` where none is open, `EAGAIN` where something still touches its memory: the driver
+    /// asks again. Its other requests wait as long as this takes, and after a few seconds it finds
+    /// the device dead.
     fn close(&self, context: u32) -> Result<(), Errno>;
 
     /// Whether a context is open.
@@ -80,7 +83,8 @@ pub trait Contexts: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Makes device memory known: runs of guest-physical addresses, which may be no memory (any more).
+    /// Makes device memory known: runs of guest-physical addresses, which may be no memory (any
+    /// more).
     ///
     /// # Errors
     /// `EEXIST` for an id in use.
@@ -98,7 +102,8 @@ pub trait Contexts: Send + Sync {
     /// Takes memory away. When this succeeds nothing touches it any more.
     ///
     /// # Errors
-    /// `ENOENT` for an unknown region, `EBUSY` for a segment in use, `EAGAIN` as in [`close`](Self::close).
+    /// `ENOENT` for an unknown region, `EBUSY` for a segment in use, `EAGAIN` as in
+    /// [`close`](Self::close).
     fn detach(&self, context: u32, region: u32) -> Result<(), Errno>;
 
     /// Closes all contexts: the VM is gone, or has reset the device.
@@ -128,8 +133,8 @@ pub trait Contexts: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// The VM's doorbell: an eventfd that wakes whoever serves the contexts. It is in use until what this returns is
-    /// dropped; nothing is returned where there is nobody to wake.
+    /// The VM's doorbell: an eventfd that wakes whoever serves the contexts. It is in use until
+    /// what this returns is dropped; nothing is returned where there is nobody to wake.
     ///
     /// # Errors
     /// The system refuses.

@@ -124,7 +124,8 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// The control queue of a VM with these contexts and `memory`, of a device of this generation. What it logs goes by `limit`.
+    /// The control queue of a VM with these contexts and `memory`, of a device of this generation.
+    /// What it logs goes by `limit`.
     #[must_use]
     pub fn new(
         name: String,
@@ -185,7 +186,8 @@ impl Control {
         self.pause_locked(&mut state);
     }
 
-    /// The queue is enabled, or disabled: then nothing touches the VM's memory until it is enabled. What was goes on after that.
+    /// The queue is enabled, or disabled: then nothing touches the VM's memory until it is enabled.
+    /// What was goes on after that.
     pub fn set_enabled(&self, enabled: bool) {
         let mut state = self.state();
         state.disabled = !enabled;
@@ -212,8 +214,8 @@ impl Control {
         };
         state.suspended = false;
         if base == 0 {
-            // A pause after a whole number of rounds of the ring's index looks like a reset. A driver that goes on finds another
-            // generation, and its contexts at their end.
+            // A pause after a whole number of rounds of the ring's index looks like a reset. A
+            // driver that goes on finds another generation, and its contexts at their end.
             if !state.contexts.is_empty() {
                 state.generation = state.generation.wrapping_add(1).max(1);
             }
@@ -273,8 +275,8 @@ impl Control {
         }
     }
 
-    /// Asks the driver to tell of requests, or not to. That is written into the queue: not when it is stopped. Says whether there are
-    /// requests of which it will not tell.
+    /// Asks the driver to tell of requests, or not to. That is written into the queue: not when it
+    /// is stopped. Says whether there are requests of which it will not tell.
     fn set_notification(&self, vring: &Vring, enabled: bool) -> bool {
         let state = self.state();
         if !state.is_running() {
@@ -314,9 +316,11 @@ impl Control {
                         }
                         state.window_mapped = mapped.is_ok();
                         if state.stops != stops {
-                            // Paused in between: the request comes again when the queue goes on, all before it being answered.
+                            // Paused in between: the request comes again when the queue goes on,
+                            // all before it being answered.
                             let _ = self.ungrant(&mut state, context, place);
-                            // Unless it has begun anew. One that was stopped is begun by what it has answered.
+                            // Unless it has begun anew. One that was stopped is begun by what it
+                            // has answered.
                             let mut locked = vring.get_mut();
                             let queue = locked.get_queue_mut();
                             if !state.suspended && queue.next_avail() == before.wrapping_add(1) {

@@ -305,9 +305,9 @@ impl VhostUserBackend for Device {
         self.exit.take()
     }
 
-    /// A queue stops: the guest has reset the device, its driver has gone, or the VM pauses. (A VM that pauses without it is told
-    /// of by the queue, which is disabled.) The
-    /// window cannot be unmapped from here, and need not be: the VMM forgets it with a reset.
+    /// A queue stops: the guest has reset the device, its driver has gone, or the VM pauses. (A VM
+    /// that pauses without it is told of by the queue, which is disabled.) The window cannot be
+    /// unmapped from here, and need not be: the VMM forgets it with a reset.
     fn stop_vring(&self, index: u32) -> io::Result<()> {
         if index == u32::from(QUEUE_CONTROL) {
             self.control.suspend();

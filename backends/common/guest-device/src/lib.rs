@@ -1,7 +1,8 @@
 //! The virtio device that guests know as `/dev/farlaneN`, as a backend serves it over vhost-user.
 //!
 //! * [`request`]: bytes of a control request to a typed one, once, at the edge;
-//! * [`device`]: the vhost-user device of one VM, with [`control`], [`regions`] and [`events`] behind its queues;
+//! * [`device`]: the vhost-user device of one VM, with [`control`], [`regions`] and [`events`]
+//!   behind its queues;
 //! * [`contexts`]: what a backend makes of its guests' processes and their memory.
 
 pub mod contexts;

@@ -4,7 +4,8 @@ use farlane_sys::eventfd;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Where a queue's driver is told of used buffers, or its front-end that it cannot go on; it may change while the queue is in use.
+/// Where a queue's driver is told of used buffers, or its front-end that it cannot go on; it may
+/// change while the queue is in use.
 #[derive(Debug, Default)]
 pub struct Call(Mutex<State>);
 
@@ -20,16 +21,18 @@ impl Call {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells a driver there from now on, or nowhere; and tells at once. A backend that was killed may have published used buffers without
-    /// telling of them, and with event indices (VIRTIO 1.2, 2.7.7) its successor never would: those that the driver waits for
-    /// are behind what is published then. To a driver that knows of them it is one interrupt too many.
+    /// Tells a driver there from now on, or nowhere; and tells at once. A backend that was killed
+    /// may have published used buffers without telling of them, and with event indices (VIRTIO 1.2,
+    /// 2.7.7) its successor never would: those that the driver waits for are behind what is
+    /// published then. To a driver that knows of them it is one interrupt too many.
     pub fn set(&self, fd: Option<OwnedFd>) {
         self.forget();
         self.set_quietly(fd);
         self.signal();
     }
 
-    /// Tells there from now on, or nowhere, when there is something to tell: at once what nobody has heard.
+    /// Tells there from now on, or nowhere, when there is something to tell: at once what nobody
+    /// has heard.
     pub fn set_quietly(&self, fd: Option<OwnedFd>) {
         let mut state = self.state();
         if let Some(fd) = &fd

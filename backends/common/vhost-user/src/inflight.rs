@@ -6,7 +6,8 @@
 //! is killed right after it loses no request and completes none twice. The front-end may write
 //! it: whatever stands there is checked, and can at most name heads that are in the queue.
 //!
-//! Behind the queues is a [`Note`]: words of the device for its next backend. The guest does not see them.
+//! Behind the queues is a [`Note`]: words of the device for its next backend. The guest does not
+//! see them.
 
 use farlane_zero_copy::{Mapping, MappingError};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -140,8 +141,8 @@ impl Inflight {
             return None;
         }
         let at = all_queues_bytes(self.queues, self.entries);
-        // SAFETY: behind the queues the mapping has room for them, and begins at a page; the offset is a multiple of 64. Others
-        // write it, which atomics allow.
+        // SAFETY: behind the queues the mapping has room for them, and begins at a page; the offset
+        // is a multiple of 64. Others write it, which atomics allow.
         Some(unsafe { &*self.mapping.base().add(at).cast() })
     }
 

@@ -1,8 +1,10 @@
 //! Devices over vhost-user whose queues their own threads serve.
 //!
-//! * [`serve`]: one VMM after the other on a socket; [`session`]: what one has negotiated, for any [`session::Device`].
+//! * [`serve`]: one VMM after the other on a socket; [`session`]: what one has negotiated, for any
+//!   [`session::Device`].
 //! * [`memory`]: its memory table; [`channel`]: what a backend asks of it.
-//! * [`vring`], [`chain`], [`segment`], [`bits`]: queues in guest memory; [`call`]: how drivers are told.
+//! * [`vring`], [`chain`], [`segment`], [`bits`]: queues in guest memory; [`call`]: how drivers are
+//!   told.
 //! * [`inflight`]: requests under way, for the backend that comes next.
 
 #[cfg(not(target_endian = "little"))]

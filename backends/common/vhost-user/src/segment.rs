@@ -9,8 +9,8 @@ pub struct Segment {
     pub bytes: u64,
 }
 
-/// Takes the first `bytes` out of segments, and hands them over part by part. Where there are fewer,
-/// nothing has changed, and it returns `false`.
+/// Takes the first `bytes` out of segments, and hands them over part by part. Where there are
+/// fewer, nothing has changed, and it returns `false`.
 pub fn take_front(segments: &mut Vec<Segment>, bytes: u64, mut each: impl FnMut(Segment)) -> bool {
     if total(segments) < bytes {
         return false;

@@ -68,13 +68,14 @@ fn has_room(stream: &UnixStream) -> bool {
 }
 
 impl Closing {
-    /// Serves nobody any more. VMMs that are connected are not heard again. Returns when all requests that were taken from their
-    /// queues are answered, and their connections closed.
+    /// Serves nobody any more. VMMs that are connected are not heard again. Returns when all
+    /// requests that were taken from their queues are answered, and their connections closed.
     pub fn close(&self) {
         let mut state = self.0.state();
         state.closed = true;
         for stream in state.streams.values() {
-            // The VMM notices when its connection is closed, which is after the last request is answered.
+            // The VMM notices when its connection is closed, which is after the last request is
+            // answered.
             let _ = stream.shutdown(Shutdown::Read);
         }
         while !state.streams.is_empty() {
@@ -121,8 +122,8 @@ pub fn serve<D: Device>(
     }
 }
 
-/// Serves VMMs on `socket`, one at a time and each with a device of its own that `make` makes, until `closing`. A second one
-/// waits until the first has gone.
+/// Serves VMMs on `socket`, one at a time and each with a device of its own that `make` makes,
+/// until `closing`. A second one waits until the first has gone.
 ///
 /// Whatever a VM or its VMM does ends its own connection at most.
 pub fn serve_until<D: Device>(
@@ -157,14 +158,15 @@ fn accept_all<D: Device>(
     }
 }
 
-/// `SET_FEATURES`, the version of the protocol, and the bytes that follow (vhost-user, "Message Specification").
+/// `SET_FEATURES`, the version of the protocol, and the bytes that follow (vhost-user, "Message
+/// Specification").
 const SET_FEATURES: [u32; 3] = [2, 1, 8];
 
 /// What answers a VMM's messages.
 ///
-/// QEMU's front-end of network interfaces enables vrings before its first `SET_FEATURES`, as soon as it has seen that the
-/// protocol features are there; the handler takes that only once it was told of the feature bit. So it is told before it gets
-/// the VMM's socket.
+/// QEMU's front-end of network interfaces enables vrings before its first `SET_FEATURES`, as soon
+/// as it has seen that the protocol features are there; the handler takes that only once it was
+/// told of the feature bit. So it is told before it gets the VMM's socket.
 fn handler<D: Device>(
     stream: UnixStream,
     session: &Arc<Mutex<Session<D>>>,
@@ -180,13 +182,15 @@ fn handler<D: Device>(
     );
     before.write_all(&message)?;
     handler.handle_request().map_err(io::Error::other)?;
-    // SAFETY: `place` is the handler's descriptor: it is open, and stays so, as it is not closed here.
+    // SAFETY: `place` is the handler's descriptor: it is open, and stays so, as it is not closed
+    // here.
     let mut place = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(place) });
     rustix::io::dup3(&stream, &mut place, DupFlags::CLOEXEC)?;
     Ok(handler)
 }
 
-/// A VMM that is connected. When it is dropped, what is under way is ended; then the socket is closed.
+/// A VMM that is connected. When it is dropped, what is under way is ended; then the socket is
+/// closed.
 pub struct Connection<D: Device> {
     handler: BackendReqHandler<Mutex<Session<D>>>,
     session: Arc<Mutex<Session<D>>>,

@@ -90,16 +90,17 @@ pub trait Device: Send + 'static {
     /// What the system says.
     fn start(&mut self, queue: Setup) -> io::Result<Self::Worker>;
 
-    /// Several queues are going to be [stopped](Self::stop), this one among them: nothing more is taken from it. To stop the others
-    /// may take long.
+    /// Several queues are going to be [stopped](Self::stop), this one among them: nothing more is
+    /// taken from it. To stop the others may take long.
     fn ends(&mut self, _worker: &Self::Worker) {}
 
     /// Stops to serve a queue; returns the running number of the first buffer that was not taken.
     /// Nothing touches the queue or its memory then.
     fn stop(&mut self, worker: Self::Worker) -> u16;
 
-    /// The VMM tells of the memory that tracks requests, which outlives backends. `found` is the note that the last one has left
-    /// there, which may have been this one. Returns the one that is to be there from now on.
+    /// The VMM tells of the memory that tracks requests, which outlives backends. `found` is the
+    /// note that the last one has left there, which may have been this one. Returns the one that is
+    /// to be there from now on.
     ///
     /// # Errors
     /// The device cannot go on where the last backend has left it: the VMM has to come again.
@@ -415,8 +416,8 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        // Front-ends compare it with a number of queues (the vhost crate, Cloud Hypervisor) or of queue pairs (QEMU for network
-        // devices): queues suit all.
+        // Front-ends compare it with a number of queues (the vhost crate, Cloud Hypervisor) or of
+        // queue pairs (QEMU for network devices): queues suit all.
         Ok(self.device.queues().into())
     }
 

@@ -273,7 +273,8 @@ impl Progress {
         }
     }
 
-    /// Of a queue whose buffers nobody tracks in flight, which starts at `base` as its front-end says: see [`resume_at`].
+    /// Of a queue whose buffers nobody tracks in flight, which starts at `base` as its front-end
+    /// says: see [`resume_at`].
     #[must_use]
     pub fn resume(event_index: bool, base: u16, rings: &Rings) -> Self {
         let used = rings.used_index();
@@ -293,7 +294,8 @@ impl Progress {
         Ok(head)
     }
 
-    /// The first descriptor of the buffer that is `ahead` buffers after the next one; it is not taken.
+    /// The first descriptor of the buffer that is `ahead` buffers after the next one; it is not
+    /// taken.
     ///
     /// # Errors
     /// The driver's words make no sense.
@@ -370,7 +372,8 @@ impl Progress {
         self.ask_to_be_told_after(rings, 0);
     }
 
-    /// Asks the driver to tell of the buffer that is `ahead` buffers after the next one. Look once more before sleeping.
+    /// Asks the driver to tell of the buffer that is `ahead` buffers after the next one. Look once
+    /// more before sleeping.
     pub fn ask_to_be_told_after(&self, rings: &Rings, ahead: u16) {
         if self.event_index {
             rings.set_available_event(self.next_available.wrapping_add(ahead));

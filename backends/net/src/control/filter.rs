@@ -2,8 +2,8 @@
 
 use super::request::{Mac, Mode};
 
-/// Addresses of a table that are kept. A driver that gives more gets all frames of that kind; that is what `Best effort` means
-/// (5.1.6.5.2), and what other devices do.
+/// Addresses of a table that are kept. A driver that gives more gets all frames of that kind; that
+/// is what `Best effort` means (5.1.6.5.2), and what other devices do.
 pub const MAX_ADDRESSES: usize = 64;
 
 /// VLANs.
@@ -60,7 +60,8 @@ impl Filter {
         if self.promiscuous {
             return true;
         }
-        // Tags of IEEE 802.1Q. A driver says nothing of those of 802.1ad (Linux: `NETIF_F_HW_VLAN_CTAG_FILTER`).
+        // Tags of IEEE 802.1Q. A driver says nothing of those of 802.1ad (Linux:
+        // `NETIF_F_HW_VLAN_CTAG_FILTER`).
         if let Some(vlans) = &self.vlans
             && [header[12], header[13]] == [0x81, 0x00]
         {

@@ -97,8 +97,8 @@ impl Control {
         &self.filter
     }
 
-    /// Does a command. `request`: private memory, everything that the device reads of the buffer. The answer is
-    /// [`request::OK`] or, with an error, [`request::ERR`], and nothing has changed.
+    /// Does a command. `request`: private memory, everything that the device reads of the buffer.
+    /// The answer is [`request::OK`] or, with an error, [`request::ERR`], and nothing has changed.
     ///
     /// # Errors
     /// See [`ControlError`].
@@ -159,7 +159,8 @@ impl Control {
         }
     }
 
-    /// The table may name any receive queue of the device (5.1.6.5.6.1: it is the driver that has to enable them).
+    /// The table may name any receive queue of the device (5.1.6.5.6.1: it is the driver that has
+    /// to enable them).
     fn scaling(&self, scaling: &Scaling) -> Result<(), ControlError> {
         let strange = scaling.types & !hash_type::ALL;
         if strange != 0 {

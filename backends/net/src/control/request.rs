@@ -7,7 +7,8 @@ use thiserror::Error;
 /// A hardware address.
 pub type Mac = [u8; 6];
 
-/// Bytes of the longest command that is looked at, without the byte of the answer: a table of more than 1,300 addresses.
+/// Bytes of the longest command that is looked at, without the byte of the answer: a table of more
+/// than 1,300 addresses.
 pub const MAX_COMMAND_BYTES: usize = 8192;
 
 /// Entries of an indirection table at most, a power of two (`rss_max_indirection_table_length`).

@@ -1,5 +1,5 @@
-//! An assembler for the few instructions that the programs here are made of (Linux: Documentation/bpf/standardization,
-//! RFC 9669).
+//! An assembler for the few instructions that the programs here are made of (Linux:
+//! Documentation/bpf/standardization, RFC 9669).
 
 use std::collections::HashMap;
 

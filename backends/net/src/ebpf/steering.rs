@@ -1,8 +1,11 @@
 //! The program that tells a tap which of its queues gets a frame (`TUNSETSTEERINGEBPF`).
 //!
-//! It looks at VLANs, addresses, protocol and ports as [`flow::parse`](mod@crate::flow::parse) does, which sees frames with the tags that
-//! the kernel still has aside here, and looks the flow up in a map. A flow that is not there, or is steered to a queue that is not in use, goes to one by a keyed hash. So a frame's
-//! queue changes only when the map or the number of queues does; a tap without a program goes by the queue on which the flow's other direction was sent last, at once.
+//! It looks at VLANs, addresses, protocol and ports as [`flow::parse`](mod@crate::flow::parse)
+//! does, which sees frames with the tags that the kernel still has aside here, and looks the flow
+//! up in a map. A flow that is not there, or is steered to a queue that is not in use, goes to one
+//! by a keyed hash. So a frame's queue changes only when the map or the number of queues does; a
+//! tap without a program goes by the queue on which the flow's other direction was sent last, at
+//! once.
 
 use super::assemble::{
     Assembler, FRAME, Instruction, Operation, R0, R1, R2, R3, R4, R6, R7, R8, R9, Reg, When, Width,
@@ -25,7 +28,8 @@ const KEY_BYTES: usize = 48;
 const MAP_LOOKUP: i32 = 1;
 const LOAD_BYTES: i32 = 26;
 
-/// Where the key lies on the stack, and in it the ports, the protocol and the VLANs; and what is read of the packet.
+/// Where the key lies on the stack, and in it the ports, the protocol and the VLANs; and what is
+/// read of the packet.
 const KEY: i16 = -48;
 const PORTS: i16 = KEY + 32;
 const PROTOCOL: i16 = KEY + 36;
@@ -50,7 +54,8 @@ impl TapSteering {
     /// Loads the program, for so many queues.
     ///
     /// # Errors
-    /// [`BpfError`]: the system has none of it, or does not let this process (it takes `CAP_BPF`, or `CAP_SYS_ADMIN`).
+    /// [`BpfError`]: the system has none of it, or does not let this process (it takes `CAP_BPF`,
+    /// or `CAP_SYS_ADMIN`).
     pub fn new(queues: u16) -> Result<Self, BpfError> {
         let flows = Map::new(MapKind::Hash, MAX_FLOWS, "farlane_flows")?;
         let number = Map::new(MapKind::Array, 1, "farlane_queues")?;
@@ -82,7 +87,8 @@ impl TapSteering {
         Ok(steering)
     }
 
-    /// Only the first so many queues are in use from now on: flows that are unknown, or steered to another one, go there.
+    /// Only the first so many queues are in use from now on: flows that are unknown, or steered to
+    /// another one, go there.
     ///
     /// # Errors
     /// What the system says.
@@ -91,7 +97,8 @@ impl TapSteering {
             .set(&[0; 4], &u32::from(queues.max(1)).to_ne_bytes())
     }
 
-    /// Has a tap use the program, through any of its queues. The tap keeps it, and the map, as long as it lives.
+    /// Has a tap use the program, through any of its queues. The tap keeps it, and the map, as long
+    /// as it lives.
     ///
     /// # Errors
     /// What the system says.
@@ -159,7 +166,8 @@ fn half(bytes: [u8; 2]) -> i32 {
     u16::from_ne_bytes(bytes).into()
 }
 
-/// `bpf_skb_load_bytes` of a packet, from a register's offset and some more, onto the stack; else to `otherwise`.
+/// `bpf_skb_load_bytes` of a packet, from a register's offset and some more, onto the stack; else
+/// to `otherwise`.
 fn read(
     program: &mut Assembler,
     from: Reg,
@@ -215,7 +223,8 @@ fn program(flows: i32, queues: i32, seed: u64) -> Option<Vec<Instruction>> {
     program.finish()
 }
 
-/// VLANs of up to two tags into the key; then R7 is where the network layer's header begins, and R8 its type.
+/// VLANs of up to two tags into the key; then R7 is where the network layer's header begins, and R8
+/// its type.
 fn tags(p: &mut Assembler) {
     p.by(Operation::Move, R7, 0);
     read(p, R7, 12, SCRATCH, 2, "first");
@@ -249,7 +258,8 @@ fn tags(p: &mut Assembler) {
     p.label("no tag");
 }
 
-/// Addresses and protocol of IPv4 into the key; to "ports" with R7 at the next header, with a fragment to "look up".
+/// Addresses and protocol of IPv4 into the key; to "ports" with R7 at the next header, with a
+/// fragment to "look up".
 fn ipv4(p: &mut Assembler) {
     read(p, R7, 0, SCRATCH, 20, "first");
     // Mapped: the last two bytes before the address are ones.
@@ -274,8 +284,8 @@ fn ipv4(p: &mut Assembler) {
         .jump("ports");
 }
 
-/// Labels for each of the extension headers that are followed, of which there are as many as [`flow::parse`](mod@crate::flow::parse)
-/// follows.
+/// Labels for each of the extension headers that are followed, of which there are as many as
+/// [`flow::parse`](mod@crate::flow::parse) follows.
 const EXTENSIONS: [[&str; 5]; 8] = [
     [
         "header 0",

@@ -119,7 +119,8 @@ struct LinkCreate {
 /// The addresses in `attributes` are of memory that the command may read or write.
 unsafe fn bpf<T: IntoBytes + Immutable>(command: libc::c_int, attributes: &T) -> io::Result<RawFd> {
     let bytes = attributes.as_bytes();
-    // SAFETY: the kernel reads as many bytes as it is told there are, and the caller vouches for the addresses in them.
+    // SAFETY: the kernel reads as many bytes as it is told there are, and the caller vouches for
+    // the addresses in them.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, bytes.as_ptr(), bytes.len()) };
     if result < 0 {
         return Err(io::Error::last_os_error());
@@ -232,7 +233,8 @@ impl<const K: usize, const V: usize> Map<K, V> {
     pub fn clear(&self) -> io::Result<()> {
         let mut found = self.next_key(None)?;
         while let Some(key) = found {
-            // Asked for first: what comes after a key that is not there any more is the first of all, searched from the beginning.
+            // Asked for first: what comes after a key that is not there any more is the first of
+            // all, searched from the beginning.
             found = self.next_key(Some(&key))?;
             self.remove(&key)?;
         }
@@ -249,7 +251,8 @@ impl<const K: usize, const V: usize> Map<K, V> {
             value: address(next.as_mut_ptr().cast_const()),
             flags: 0,
         };
-        // SAFETY: both keys are as long as the map was told; the one is read, the other written, and nothing else refers to it.
+        // SAFETY: both keys are as long as the map was told; the one is read, the other written,
+        // and nothing else refers to it.
         match unsafe { bpf(MAP_NEXT_KEY, &attributes) } {
             Ok(_) => Ok(Some(next)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -314,8 +317,8 @@ pub fn load(
     }
 }
 
-/// Attaches a program to an interface; it is detached when the descriptor is closed, by the kernel if need be. `flags`:
-/// `XDP_FLAGS_*`.
+/// Attaches a program to an interface; it is detached when the descriptor is closed, by the kernel
+/// if need be. `flags`: `XDP_FLAGS_*`.
 ///
 /// # Errors
 /// What the system says: there is another program.

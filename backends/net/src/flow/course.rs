@@ -1,19 +1,23 @@
-//! The way of one flow's frames to a queue, in order, also while it changes (ioctopus-asplos20, 4.2: a flow moves "only after
-//! the network stack has dequeued incoming packets on the old CPU's Rx queue").
+//! The way of one flow's frames to a queue, in order, also while it changes (ioctopus-asplos20,
+//! 4.2: a flow moves "only after the network stack has dequeued incoming packets on the old CPU's
+//! Rx queue").
 //!
-//! Frames reach the workers through the queues of a port, which may begin to come from another queue at any time. Two things
-//! could reorder a flow: frames that wait in two *port queues*, and frames that wait in two *receive queues* of the guest.
+//! Frames reach the workers through the queues of a port, which may begin to come from another
+//! queue at any time. Two things could reorder a flow: frames that wait in two *port queues*, and
+//! frames that wait in two *receive queues* of the guest.
 //!
-//! * **Sequencer.** One worker decides the flow's order: frames go on in the order in which it takes them. Who reads one from
-//!   another port queue forwards it there, and the sequencer takes it after it has seen its own port queue empty: so whatever had
-//!   come there earlier goes first. When nothing is under way any more, the worker that reads the frames becomes the sequencer.
-//!   This holds as long as a port changes a flow's queue once, not twice, before its old one is read: the table asks it for a
-//!   change only when the one before has been seen.
-//! * **Home.** The receive queue that gets the frames. To change it, the sequencer *holds* the frames that come until the old home
-//!   has drained: all frames that were forwarded have been put into the queue, the driver has consumed the last, and what it does
-//!   with them is done: the guest has acknowledged the last segment, or a stated time has passed (a driver returns buffers before
-//!   its network stack has seen the last frames: Linux collects them until its poll ends). A hold has a bound in time; then the
-//!   flow stays, and in order.
+//! * **Sequencer.** One worker decides the flow's order: frames go on in the order in which it
+//!   takes them. Who reads one from another port queue forwards it there, and the sequencer takes
+//!   it after it has seen its own port queue empty: so whatever had come there earlier goes first.
+//!   When nothing is under way any more, the worker that reads the frames becomes the sequencer.
+//!   This holds as long as a port changes a flow's queue once, not twice, before its old one is
+//!   read: the table asks it for a change only when the one before has been seen.
+//! * **Home.** The receive queue that gets the frames. To change it, the sequencer *holds* the
+//!   frames that come until the old home has drained: all frames that were forwarded have been put
+//!   into the queue, the driver has consumed the last, and what it does with them is done: the
+//!   guest has acknowledged the last segment, or a stated time has passed (a driver returns buffers
+//!   before its network stack has seen the last frames: Linux collects them until its poll ends). A
+//!   hold has a bound in time; then the flow stays, and in order.
 
 /// No worker yet.
 const NOBODY: u16 = u16::MAX;
@@ -21,8 +25,8 @@ const NOBODY: u16 = u16::MAX;
 /// How a flow may be held while it moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// Microseconds from when the driver is seen to have consumed a flow's last frame until the next may go elsewhere, unless the
-    /// guest acknowledges it.
+    /// Microseconds from when the driver is seen to have consumed a flow's last frame until the
+    /// next may go elsewhere, unless the guest acknowledges it.
     pub settle_us: u64,
     /// Microseconds that frames are held at most.
     pub hold_us: u64,
@@ -75,7 +79,8 @@ pub struct Course {
     held_since: Option<u64>,
     /// End of the last segment that went to the home.
     last: Option<u32>,
-    /// The guest is done with what went to the home: nothing has, or it has acknowledged the last segment.
+    /// The guest is done with what went to the home: nothing has, or it has acknowledged the last
+    /// segment.
     done: bool,
 }
 
@@ -84,14 +89,15 @@ pub struct Course {
 pub struct Moment {
     /// Who it is.
     pub worker: u16,
-    /// Where the frame is in its own queue, if it is put there next. Of a frame that may have to wait for buffers it is not known
-    /// before.
+    /// Where the frame is in its own queue, if it is put there next. Of a frame that may have to
+    /// wait for buffers it is not known before.
     pub next: Option<Span>,
     /// Microseconds.
     pub now: u64,
 }
 
-/// The used buffers of a receive queue that a frame takes, counted from its beginning, without wrapping.
+/// The used buffers of a receive queue that a frame takes, counted from its beginning, without
+/// wrapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// Position that the frame before it ends at.
@@ -101,8 +107,8 @@ pub struct Span {
 }
 
 impl Course {
-    /// A flow that is to have this home. Frames that came before it was known went into the queue of whoever read them, and are
-    /// waited for as its own are.
+    /// A flow that is to have this home. Frames that came before it was known went into the queue
+    /// of whoever read them, and are waited for as its own are.
     #[must_use]
     pub fn known(target: u16) -> Self {
         Self {
@@ -149,7 +155,8 @@ impl Course {
         (self.sequencer != NOBODY).then_some(self.sequencer)
     }
 
-    /// The worker that decides the order is gone, and has thrown away what it had: whoever reads the next frame does.
+    /// The worker that decides the order is gone, and has thrown away what it had: whoever reads
+    /// the next frame does.
     pub fn release(&mut self) {
         self.sequencer = NOBODY;
         self.heard = NOBODY;
@@ -171,7 +178,8 @@ impl Course {
         self.home != NOBODY && self.home != self.target
     }
 
-    /// Whether nothing of the flow is in anybody's hands and its last frame is consumed: it may be forgotten.
+    /// Whether nothing of the flow is in anybody's hands and its last frame is consumed: it may be
+    /// forgotten.
     #[must_use]
     pub fn is_idle(&self, consumed: impl Fn(u16) -> u64) -> bool {
         self.sequencer == NOBODY
@@ -209,7 +217,8 @@ impl Course {
         self.order(at, end, patience, consumed)
     }
 
-    /// A frame that was forwarded to the sequencer, which has seen its port queue empty since. `from`: who has read it.
+    /// A frame that was forwarded to the sequencer, which has seen its port queue empty since.
+    /// `from`: who has read it.
     pub fn sequenced(
         &mut self,
         at: Moment,
@@ -239,7 +248,8 @@ impl Course {
         self.go(at, end)
     }
 
-    /// The home's worker has put a forwarded frame into its queue, or has thrown it away; its position.
+    /// The home's worker has put a forwarded frame into its queue, or has thrown it away; its
+    /// position.
     pub fn delivered(&mut self, position: u64) {
         self.pending = self.pending.saturating_sub(1);
         self.position = self.position.max(position);
@@ -309,7 +319,8 @@ impl Course {
             return;
         }
         let since = *self.held_since.get_or_insert(now);
-        // Who waits for a queue that is not in use waits for nobody: what was under way there is thrown away, or never taken.
+        // Who waits for a queue that is not in use waits for nobody: what was under way there is
+        // thrown away, or never taken.
         let unused = consumed(self.home) == u64::MAX;
         if unused || (self.pending == 0 && consumed(self.home) >= self.position) {
             let at = *self.drained_at.get_or_insert(now);

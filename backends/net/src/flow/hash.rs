@@ -1,4 +1,5 @@
-//! Hashes of flows: a keyed one for the table and for placement, and Toeplitz, by which a driver may ask for placement.
+//! Hashes of flows: a keyed one for the table and for placement, and Toeplitz, by which a driver
+//! may ask for placement.
 
 use super::key::FlowKey;
 use super::parse::protocol;
@@ -142,7 +143,8 @@ impl Scaling {
     }
 }
 
-/// The Toeplitz hash: for each bit that is set, the 32 bits of the key that begin there, added without carry.
+/// The Toeplitz hash: for each bit that is set, the 32 bits of the key that begin there, added
+/// without carry.
 #[must_use]
 pub fn toeplitz(key: &[u8; TOEPLITZ_KEY_BYTES], input: &[u8]) -> u32 {
     let mut window = u64::from_be_bytes([

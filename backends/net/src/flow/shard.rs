@@ -1,11 +1,13 @@
 //! A bounded store of flows that a flood does not empty.
 //!
-//! All memory is bounded at the beginning: a slab of entries, and chains of a hash index in it. An entry begins in *probation*; one
-//! whose both directions have been seen several times is *protected*. Room is made in probation only, its oldest first, with a
-//! second chance for those that were seen since. So strangers push out strangers.
+//! All memory is bounded at the beginning: a slab of entries, and chains of a hash index in it. An
+//! entry begins in *probation*; one whose both directions have been seen several times is
+//! *protected*. Room is made in probation only, its oldest first, with a second chance for those
+//! that were seen since. So strangers push out strangers.
 //!
-//! When the protected are too many, one goes back into probation: of the oldest few the one whose *source* has the most; and a source
-//! that has more than any of those gets no more. So one peer that opens many connections pushes out its own.
+//! When the protected are too many, one goes back into probation: of the oldest few the one whose
+//! *source* has the most; and a source that has more than any of those gets no more. So one peer
+//! that opens many connections pushes out its own.
 
 use super::key::FlowKey;
 
@@ -178,7 +180,8 @@ impl<T> Shard<T> {
         self.of(slot).is_some_and(|entry| entry.protected)
     }
 
-    /// Puts a flow in, into probation. `spare`: whether an entry, last seen at this time, may be forgotten; `gone`: one was. `None`: no room now.
+    /// Puts a flow in, into probation. `spare`: whether an entry, last seen at this time, may be
+    /// forgotten; `gone`: one was. `None`: no room now.
     pub fn insert(
         &mut self,
         named: Named,
@@ -304,7 +307,8 @@ impl<T> Shard<T> {
         None
     }
 
-    /// Of the oldest protected entries the one whose source has the most; those seen since get a second chance.
+    /// Of the oldest protected entries the one whose source has the most; those seen since get a
+    /// second chance.
     fn richest(&mut self) -> Option<u32> {
         let mut found: Option<(u16, u32)> = None;
         for _ in 0..ATTEMPTS.min(self.protected.len) {

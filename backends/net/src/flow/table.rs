@@ -86,21 +86,24 @@ impl FlowTable {
         );
     }
 
-    /// The driver wants frames placed by its own rule (virtio 1.2, 5.1.6.5.6), or no longer. While it does, nothing is learned.
+    /// The driver wants frames placed by its own rule (virtio 1.2, 5.1.6.5.6), or no longer. While
+    /// it does, nothing is learned.
     pub fn set_scaling(&self, scaling: Option<Scaling>) {
         let mut place = self.scaling.write().unwrap_or_else(PoisonError::into_inner);
         self.scaled.store(scaling.is_some(), Ordering::Release);
         *place = scaling;
     }
 
-    /// The driver has consumed so many of the used elements of a receive queue, counted from its beginning, without wrapping.
+    /// The driver has consumed so many of the used elements of a receive queue, counted from its
+    /// beginning, without wrapping.
     pub fn set_consumed(&self, queue: u16, position: u64) {
         if let Some(place) = self.consumed.get(usize::from(queue)) {
             place.fetch_max(position, Ordering::AcqRel);
         }
     }
 
-    /// Queues begin anew (the device was reset): all flows are forgotten, and what the port was asked for, too; positions begin at zero.
+    /// Queues begin anew (the device was reset): all flows are forgotten, and what the port was
+    /// asked for, too; positions begin at zero.
     pub fn reset(&self) {
         for shard in &self.shards {
             lock(shard).flows.clear(|_, _| self.count_forgotten());
@@ -112,7 +115,8 @@ impl FlowTable {
         self.set_scaling(None);
     }
 
-    /// A frame that a worker has read from its port queue. `next`: where in its receive queue the frame would be.
+    /// A frame that a worker has read from its port queue. `next`: where in its receive queue the
+    /// frame would be.
     pub fn received(&self, worker: u16, frame: &Parsed, next: Span, now_us: u64) -> Route {
         let active = self.active.load(Ordering::Acquire);
         let Some(key) = frame.flow else {
@@ -166,8 +170,9 @@ impl FlowTable {
         })
     }
 
-    /// A frame that came with [`Task::Sequence`], once the worker has seen its own port queue empty. It may have to wait for buffers: when
-    /// it is in the worker's own queue, that is told as of one that was forwarded.
+    /// A frame that came with [`Task::Sequence`], once the worker has seen its own port queue
+    /// empty. It may have to wait for buffers: when it is in the worker's own queue, that is told
+    /// as of one that was forwarded.
     pub fn sequenced(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
         let mut shard = self.shard(ticket.shard);
         let at = Moment {
@@ -185,7 +190,8 @@ impl FlowTable {
         )
     }
 
-    /// The oldest frame of a flow that the worker holds: may it go? As [`sequenced`](Self::sequenced).
+    /// The oldest frame of a flow that the worker holds: may it go? As
+    /// [`sequenced`](Self::sequenced).
     pub fn retry(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
         let mut shard = self.shard(ticket.shard);
         let at = Moment {
@@ -201,7 +207,8 @@ impl FlowTable {
         )
     }
 
-    /// A frame that came with [`Task::Deliver`] is in the worker's queue and ends at this position, or was thrown away.
+    /// A frame that came with [`Task::Deliver`] is in the worker's queue and ends at this position,
+    /// or was thrown away.
     pub fn delivered(&self, ticket: Ticket, position: u64) {
         let mut shard = self.shard(ticket.shard);
         if let Some((_, flow)) = shard.flows.peek(ticket.slot) {

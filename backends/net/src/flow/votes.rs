@@ -1,17 +1,21 @@
 //! Where the process of a flow runs, told from the queues on which the guest sends.
 //!
-//! A NIC learns a flow's queue from the queue on which its other direction is sent (Linux: `tun`'s automatic steering; virtio 1.2,
-//! 5.1.5.6.1). To take the last one is not enough: a Linux guest sends on the queue of the CPU that it happens to be on, and for a
-//! received stream that is in turn the CPU of the *process* that reads and the CPU of the *receive queue*, where the soft interrupt
-//! acknowledges. After a process has moved, both are seen mixed until the flow has moved too, and the last one would make it flap.
+//! A NIC learns a flow's queue from the queue on which its other direction is sent (Linux: `tun`'s
+//! automatic steering; virtio 1.2, 5.1.5.6.1). To take the last one is not enough: a Linux guest
+//! sends on the queue of the CPU that it happens to be on, and for a received stream that is in
+//! turn the CPU of the *process* that reads and the CPU of the *receive queue*, where the soft
+//! interrupt acknowledges. After a process has moved, both are seen mixed until the flow has moved
+//! too, and the last one would make it flap.
 //!
-//! * A frame on *another* queue than the flow's shows that somebody is there: only a process can be, the soft interrupt runs where
-//!   the flow's queue is. A frame on the flow's own queue shows little when it is a bare acknowledgement, and that the process may
-//!   be here when it carries data. So other queues gain by what is sent there; data at home takes that away, acknowledgements at
-//!   home hardly do. Among other queues the majority wins (Boyer and Moore).
-//! * Timers, and what waits in queues, still send from the old CPU after a move: for some time after it (`stay`) votes are not
-//!   counted. If they still come in its second half, two processes share the flow: the time doubles, up to a bound. A time without
-//!   any brings it back to the least.
+//! * A frame on *another* queue than the flow's shows that somebody is there: only a process can
+//!   be, the soft interrupt runs where the flow's queue is. A frame on the flow's own queue shows
+//!   little when it is a bare acknowledgement, and that the process may be here when it carries
+//!   data. So other queues gain by what is sent there; data at home takes that away,
+//!   acknowledgements at home hardly do. Among other queues the majority wins (Boyer and Moore).
+//! * Timers, and what waits in queues, still send from the old CPU after a move: for some time
+//!   after it (`stay`) votes are not counted. If they still come in its second half, two processes
+//!   share the flow: the time doubles, up to a bound. A time without any brings it back to the
+//!   least.
 
 use super::parse::Signal;
 
@@ -53,7 +57,8 @@ pub struct Votes {
 }
 
 impl Votes {
-    /// A frame was sent on `queue`; the flow's queue is `home`. Returns the queue to which it is to move.
+    /// A frame was sent on `queue`; the flow's queue is `home`. Returns the queue to which it is to
+    /// move.
     pub fn count(
         &mut self,
         home: u16,

@@ -1,13 +1,13 @@
-//! What the flow table asks of a port: frames of a flow from a queue of its choice. It is asked aside, by one worker at a time, and may
-//! refuse.
+//! What the flow table asks of a port: frames of a flow from a queue of its choice. It is asked
+//! aside, by one worker at a time, and may refuse.
 
 use super::key::FlowKey;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Wishes that wait, at most: half of them for flows that are to be steered. What is to be taken back has the others for itself, and
-/// a flow with a rule is not forgotten while there is no room.
+/// Wishes that wait, at most: half of them for flows that are to be steered. What is to be taken
+/// back has the others for itself, and a flow with a rule is not forgotten while there is no room.
 const MOST: usize = 1024;
 
 /// Microseconds after a refusal until a port is asked again.
@@ -36,7 +36,8 @@ pub(super) struct Wishes {
     queue: Mutex<VecDeque<Wish>>,
     /// How many, for a look without the lock.
     waiting: AtomicUsize,
-    /// Held by the worker that asks the port: of two wishes for one flow the later one is to count. Taken before any other lock.
+    /// Held by the worker that asks the port: of two wishes for one flow the later one is to count.
+    /// Taken before any other lock.
     turn: Mutex<()>,
     /// The port is not asked before this time.
     resumes_us: AtomicU64,
@@ -54,8 +55,8 @@ impl Wishes {
         result
     }
 
-    /// Frames of a flow are to come from queue `to`. `false`: this cannot be asked for now. While something else waits for the flow it
-    /// cannot: the port would change the flow's queue twice.
+    /// Frames of a flow are to come from queue `to`. `false`: this cannot be asked for now. While
+    /// something else waits for the flow it cannot: the port would change the flow's queue twice.
     pub fn set(&self, flow: FlowKey, to: u16, from: Option<u16>, now_us: u64) -> bool {
         now_us >= self.resumes_us.load(Ordering::Acquire)
             && self.change(|wishes| {
@@ -73,14 +74,16 @@ impl Wishes {
         self.waiting.load(Ordering::Acquire) < MOST
     }
 
-    /// Frames of a flow may come from any queue again, which came from queue `from`. Where there was [room](Self::has_room) a moment ago:
-    /// there are as many too many at most as there are workers.
+    /// Frames of a flow may come from any queue again, which came from queue `from`. Where there
+    /// was [room](Self::has_room) a moment ago: there are as many too many at most as there are
+    /// workers.
     pub fn take_back(&self, flow: FlowKey, from: u16) {
         let rule = Rule::TakeBack { from };
         self.change(|wishes| wishes.push_back(Wish { flow, rule }));
     }
 
-    /// The right to ask the port, where there is something to ask for, nobody else does, and it is not to be left alone.
+    /// The right to ask the port, where there is something to ask for, nobody else does, and it is
+    /// not to be left alone.
     pub fn turn(&self, now_us: u64) -> Option<MutexGuard<'_, ()>> {
         let due = self.are_due(now_us);
         due.then(|| self.turn.try_lock().ok()).flatten()

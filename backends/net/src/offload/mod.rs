@@ -1,8 +1,10 @@
-//! What a NIC would do to a frame, in software: complete a checksum, cut a large segment. For ports that cannot.
+//! What a NIC would do to a frame, in software: complete a checksum, cut a large segment. For ports
+//! that cannot.
 //!
-//! A guest's header says where checksums are and how to cut. It may lie: here only the kind of segmentation and the size of the
-//! payload are taken from it; where headers begin and end is what the frame itself says, and it is checked to be a whole, unfragmented
-//! packet of that kind. A frame is private memory.
+//! A guest's header says where checksums are and how to cut. It may lie: here only the kind of
+//! segmentation and the size of the payload are taken from it; where headers begin and end is what
+//! the frame itself says, and it is checked to be a whole, unfragmented packet of that kind. A
+//! frame is private memory.
 
 use crate::bits::{FrameHeader, gso, header_flag};
 use crate::flow::parse::{self, protocol};
@@ -67,8 +69,8 @@ fn complement(sum: u32) -> u16 {
     !u16::try_from(sum & 0xffff).unwrap_or(0)
 }
 
-/// Completes the checksum of a frame (virtio 1.2, 5.1.6.2.2): the sum from `start` to the end, over a field that has that of the
-/// pseudo-header, is put `offset` bytes behind `start`.
+/// Completes the checksum of a frame (virtio 1.2, 5.1.6.2.2): the sum from `start` to the end, over
+/// a field that has that of the pseudo-header, is put `offset` bytes behind `start`.
 ///
 /// # Errors
 /// [`OffloadError::Checksum`].
@@ -187,7 +189,8 @@ impl<'a> Segments<'a> {
                 bytes: frame.len(),
             });
         }
-        // A packet that says how long it is may be followed by padding; one that is too long to say so is not.
+        // A packet that says how long it is may be followed by padding; one that is too long to say
+        // so is not.
         let at = parsed.network + if is_v4 { 2 } else { 4 };
         let said = frame
             .get(at..)
@@ -234,7 +237,8 @@ impl<'a> Segments<'a> {
         false
     }
 
-    /// Puts the next segment, with checksums, into `into`, which has room for the longest frame. Its bytes; `None`: there are no more.
+    /// Puts the next segment, with checksums, into `into`, which has room for the longest frame.
+    /// Its bytes; `None`: there are no more.
     pub fn next_into(&mut self, into: &mut [u8]) -> Option<usize> {
         if usize::from(self.count) >= self.len() {
             return None;
@@ -287,7 +291,8 @@ impl<'a> Segments<'a> {
             header.get_mut(4..8)?.copy_from_slice(&number.to_be_bytes());
             let flags = header.get_mut(13)?;
             if !last {
-                // FIN and PSH belong to the last (RFC 9293 does not say so of PSH, every NIC does it).
+                // FIN and PSH belong to the last (RFC 9293 does not say so of PSH, every NIC does
+                // it).
                 *flags &= !0x09;
             }
             if self.count > 0 {

@@ -59,8 +59,8 @@ pub trait Port: Send + Sync {
     /// What the system says.
     fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>>;
 
-    /// Frames that wait in a queue, from which nobody receives, are thrown away, where [opening](Self::open) it does not do that. Returns how
-    /// many.
+    /// Frames that wait in a queue, from which nobody receives, are thrown away, where
+    /// [opening](Self::open) it does not do that. Returns how many.
     fn discard(&self, _queue: u16) -> u64 {
         0
     }
@@ -68,21 +68,24 @@ pub trait Port: Send + Sync {
     /// Frames come from the first so many queues from now on.
     fn spread(&self, _queues: u16) {}
 
-    /// From now on frames of this flow, as they are received, come from this queue, or from any again (`None`). A hint: frames
-    /// that wait in another queue stay there. `false`: the port cannot, frames come from any queue.
+    /// From now on frames of this flow, as they are received, come from this queue, or from any
+    /// again (`None`). A hint: frames that wait in another queue stay there. `false`: the port
+    /// cannot, frames come from any queue.
     ///
     /// # Errors
     /// What the system says.
     fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<bool>;
 
-    /// Whoever has steered flows is gone: their frames come from any queue again. Nobody steers one meanwhile.
+    /// Whoever has steered flows is gone: their frames come from any queue again. Nobody steers one
+    /// meanwhile.
     fn forget_flows(&self) {}
 
     /// The backend ends: what outlives it on the host is as if it had not been there.
     fn give_back(&self) {}
 }
 
-/// A queue of a port. Frames have a [`FrameHeader`](crate::bits::FrameHeader) of 12 bytes before them.
+/// A queue of a port. Frames have a [`FrameHeader`](crate::bits::FrameHeader) of 12 bytes before
+/// them.
 pub trait PortQueue: Send {
     /// Readable when frames wait; writable when there is room.
     fn fd(&self) -> BorrowedFd<'_>;
@@ -92,7 +95,8 @@ pub trait PortQueue: Send {
         true
     }
 
-    /// Takes a frame; returns its bytes with the header, or `None` if none waits. What does not fit is lost.
+    /// Takes a frame; returns its bytes with the header, or `None` if none waits. What does not fit
+    /// is lost.
     ///
     /// # Errors
     /// What the system says.

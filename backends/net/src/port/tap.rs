@@ -113,8 +113,8 @@ fn system_call(
     request: libc::c_ulong,
     argument: libc::c_ulong,
 ) -> io::Result<()> {
-    // SAFETY: the callers give each request the argument that it takes: a number, or the address of a structure of its type
-    // that lives throughout the call.
+    // SAFETY: the callers give each request the argument that it takes: a number, or the address of
+    // a structure of its type that lives throughout the call.
     if unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -137,15 +137,17 @@ pub struct Tap {
     mtu: u16,
     hardware: [u8; 6],
     in_use: Vec<Arc<AtomicBool>>,
-    /// Says which frame comes from which queue. Without it frames come from the first queue only: by itself the kernel moves flows
-    /// to the queue that last sent something of them, at once, so that what waits in another queue is overtaken.
+    /// Says which frame comes from which queue. Without it frames come from the first queue only:
+    /// by itself the kernel moves flows to the queue that last sent something of them, at once, so
+    /// that what waits in another queue is overtaken.
     steering: Option<TapSteering>,
     /// Its log lines that a VMM can cause.
     limit: LogLimit,
 }
 
 impl Tap {
-    /// Opens a tap with this many queues: one that is there, or a new one, which goes when this does and is up.
+    /// Opens a tap with this many queues: one that is there, or a new one, which goes when this
+    /// does and is up.
     ///
     /// # Errors
     /// See [`TapError`].
@@ -334,7 +336,8 @@ impl Port for Tap {
     }
 
     fn link_is_up(&self) -> bool {
-        // A carrier is there as long as somebody holds a queue; what changes is whether the interface is up.
+        // A carrier is there as long as somebody holds a queue; what changes is whether the
+        // interface is up.
         self.flags().is_ok_and(|flags| flags & libc::IFF_UP != 0)
     }
 
@@ -384,7 +387,8 @@ impl Port for Tap {
         let Some(fd) = queue.and_then(|queue| self.queues.get(usize::from(queue))) else {
             return 0;
         };
-        // Where there is no room for its header a frame is thrown away, too, but with an error, as if there were none.
+        // Where there is no room for its header a frame is thrown away, too, but with an error, as
+        // if there were none.
         let mut header = [0; HEADER_BYTES];
         let mut count = 0;
         while count < STALE && rustix::io::read(&**fd, &mut header).is_ok() {
@@ -420,7 +424,8 @@ impl Port for Tap {
         }
     }
 
-    /// A tap that stays would keep the program, and whoever opens it next would have frames in the queues of our choice.
+    /// A tap that stays would keep the program, and whoever opens it next would have frames in the
+    /// queues of our choice.
     fn give_back(&self) {
         if self.steering.is_some()
             && let Some(first) = self.queues.first()

@@ -12,7 +12,8 @@ use farlane_zero_copy::topology::Node;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Most pieces that a frame is received into: below the kernel's limit of vectors, with room for what is around them.
+/// Most pieces that a frame is received into: below the kernel's limit of vectors, with room for
+/// what is around them.
 pub(super) const MAX_PIECES: usize = 960;
 
 /// Guest memory that is one run in the backend's memory, and on one node.
@@ -31,7 +32,8 @@ pub(super) fn most_bytes() -> u64 {
     u64::try_from(MAX_FRAME + HEADER_BYTES).unwrap_or(u64::MAX)
 }
 
-/// Adds the pieces that guest memory is made of, as far as it is of use: a buffer may be said to have terabytes, on many nodes.
+/// Adds the pieces that guest memory is made of, as far as it is of use: a buffer may be said to
+/// have terabytes, on many nodes.
 pub(super) fn resolve(
     rings: &Rings,
     segments: &[Segment],
@@ -143,7 +145,8 @@ impl Buffers {
         u16::try_from(self.found.len()).unwrap_or(u16::MAX)
     }
 
-    /// Finds further ones until they have so many bytes, or only one where a frame may have only one.
+    /// Finds further ones until they have so many bytes, or only one where a frame may have only
+    /// one.
     pub fn find(
         &mut self,
         end: &mut End,
@@ -199,7 +202,8 @@ impl Buffers {
         })
     }
 
-    /// How many of them a frame of so many bytes takes. Where they have fewer, as many more as it takes of those like the last.
+    /// How many of them a frame of so many bytes takes. Where they have fewer, as many more as it
+    /// takes of those like the last.
     pub fn count_for(&self, bytes: usize) -> u16 {
         let mut left = bytes;
         let mut count = 0_u16;
@@ -260,8 +264,8 @@ pub(super) fn copy_in(pieces: impl Iterator<Item = Piece>, bytes: &[u8]) {
         if part.is_empty() {
             return;
         }
-        // SAFETY: pieces come from `resolve` as writable memory of a view that whoever has them keeps; the guest may write
-        // it meanwhile, so that no reference to it is made.
+        // SAFETY: pieces come from `resolve` as writable memory of a view that whoever has them
+        // keeps; the guest may write it meanwhile, so that no reference to it is made.
         unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.base, part.len()) };
         rest = after;
     }

@@ -73,7 +73,8 @@ impl End {
         Ok(rings)
     }
 
-    /// Another turn had work. Returns whether memory is to be looked at anew, and whatever was found in it forgotten.
+    /// Another turn had work. Returns whether memory is to be looked at anew, and whatever was
+    /// found in it forgotten.
     pub fn turned(&mut self) -> bool {
         // A queue that has been found broken is not mapped again, and counts on.
         self.turns = self.turns.saturating_add(1);

@@ -1,7 +1,9 @@
-//! Frames whose flow is moving: they are kept, in order, until the queue that it leaves has drained.
+//! Frames whose flow is moving: they are kept, in order, until the queue that it leaves has
+//! drained.
 //!
-//! How long a frame is held is the flow table's to say ([`Patience`](crate::flow::course::Patience)); how many there are at most, and
-//! how large, is said here.
+//! How long a frame is held is the flow table's to say
+//! ([`Patience`](crate::flow::course::Patience)); how many there are at most, and how large, is
+//! said here.
 
 use super::mail::Handed;
 use crate::flow::Ticket;
@@ -39,8 +41,9 @@ impl Held {
         self.stay.clear();
     }
 
-    /// The next one that may go, if any: the oldest of its flow, or one whose elders have gone. Pushed again, it stays. So a frame whose
-    /// time comes while the frames are looked at does not overtake one that was looked at before.
+    /// The next one that may go, if any: the oldest of its flow, or one whose elders have gone.
+    /// Pushed again, it stays. So a frame whose time comes while the frames are looked at does not
+    /// overtake one that was looked at before.
     pub fn next(&mut self) -> Option<HeldFrame> {
         while self.ahead > 0 {
             self.ahead -= 1;
@@ -151,7 +154,8 @@ mod tests {
         for (ticket, number) in [(one, 1), (other, 2), (one, 3), (other, 4), (one, 5)] {
             held.push(frame(ticket, number)).unwrap();
         }
-        // The first frame of the one flow stays, all of the other go; then all go. New ones come meanwhile.
+        // The first frame of the one flow stays, all of the other go; then all go. New ones come
+        // meanwhile.
         let mut went = Vec::new();
         held.look_through();
         while let Some(frame) = held.next() {

@@ -1,6 +1,8 @@
-//! What the worker of a queue pair is sent: the front-end's commands, and frames that other workers have read.
+//! What the worker of a queue pair is sent: the front-end's commands, and frames that other workers
+//! have read.
 //!
-//! All of it comes through one mailbox ([`farlane_daemon::mailbox`]), which wakes a worker that sleeps.
+//! All of it comes through one mailbox ([`farlane_daemon::mailbox`]), which wakes a worker that
+//! sleeps.
 
 use super::Terms;
 use super::pair::Side;
@@ -148,7 +150,8 @@ impl Inbox {
         Some(mail)
     }
 
-    /// The worker will sleep. `false`: there is mail, it is not to. Either way [`awake`](Self::awake) follows.
+    /// The worker will sleep. `false`: there is mail, it is not to. Either way
+    /// [`awake`](Self::awake) follows.
     pub fn announce(&mut self) -> bool {
         self.receiver.announce()
     }

@@ -1,8 +1,9 @@
-//! A queue pair in use: a thread of the node that its memory lies on, which moves frames between port and guest.
+//! A queue pair in use: a thread of the node that its memory lies on, which moves frames between
+//! port and guest.
 //!
-//! A turn takes a bounded number of frames each way, shows the driver all that it used in one step, and tells it at most once a
-//! queue. Without work it polls for a short while, giving way, and then sleeps until a driver, the port or another worker has
-//! something.
+//! A turn takes a bounded number of frames each way, shows the driver all that it used in one step,
+//! and tells it at most once a queue. Without work it polls for a short while, giving way, and then
+//! sleeps until a driver, the port or another worker has something.
 
 mod buffers;
 mod control;
@@ -151,8 +152,8 @@ struct Turn {
 }
 
 pub(super) fn work(parts: Parts) {
-    // Naps are meant as they are said, and a woken worker is not to wait for the end of others' time slices. What works without
-    // is slower, no more.
+    // Naps are meant as they are said, and a woken worker is not to wait for the end of others'
+    // time slices. What works without is slower, no more.
     let _ = farlane_worker::timing::set_timer_slack();
     if let Err(e) = timeslice::request(SLICE) {
         log::debug!("No short time slices: {e}");
@@ -265,7 +266,8 @@ impl Engine {
                 receive.end.progress.next_available
             }
             Side::Transmit => {
-                // What the driver has sent before it stopped the queue goes out, as far as the port has room.
+                // What the driver has sent before it stopped the queue goes out, as far as the port
+                // has room.
                 for _ in 0..LAST_TURNS {
                     if !matches!(self.transmit_frames(), Ok(true)) {
                         break;
@@ -393,7 +395,8 @@ impl Engine {
     fn rest(&mut self) {
         match self.idle.idle() {
             Rest::Look => (),
-            // Drivers and ports tell: that costs less than looking again and again, and wakes at once.
+            // Drivers and ports tell: that costs less than looking again and again, and wakes at
+            // once.
             Rest::Nap(_) | Rest::Sleep => match self.sleep() {
                 Ok(()) => (),
                 Err((side, why)) => self.after(side, Err(why)),

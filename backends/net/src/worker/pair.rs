@@ -49,11 +49,12 @@ struct Gauge {
     offset: u16,
 }
 
-/// Used buffers of a ring of `size` entries that the driver has taken, at least, of which `used` were shown to it.
+/// Used buffers of a ring of `size` entries that the driver has taken, at least, of which `used`
+/// were shown to it.
 ///
-/// `available` is its own index: it has as many buffers at most as the ring has entries. `event` is the used buffer of which it
-/// wants to be told; zero while it wants to be told of none (as Linux has it), and behind `used` by no more than there are
-/// entries where it means something.
+/// `available` is its own index: it has as many buffers at most as the ring has entries. `event` is
+/// the used buffer of which it wants to be told; zero while it wants to be told of none (as Linux
+/// has it), and behind `used` by no more than there are entries where it means something.
 fn taken(used: u64, offset: u16, size: u16, available: u16, event: Option<u16>) -> u64 {
     let [low, high, ..] = used.to_le_bytes();
     let index = u16::from_le_bytes([low, high]).wrapping_add(offset);
@@ -89,7 +90,8 @@ impl Pair {
         self.position.fetch_add(used, Ordering::AcqRel);
     }
 
-    /// How many used buffers of its receive queue the driver has taken, at least; nothing where the queue cannot be read.
+    /// How many used buffers of its receive queue the driver has taken, at least; nothing where the
+    /// queue cannot be read.
     pub fn consumed(&self) -> Option<u64> {
         let gauge = self.gauge.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(gauge) = &*gauge else {
@@ -187,8 +189,8 @@ impl Worker {
         self.tell(Command::Begin(side, Box::new(setup), terms));
     }
 
-    /// Has it stop to; returns the running number of the first buffer that was not taken. It touches neither the queue nor its
-    /// memory then.
+    /// Has it stop to; returns the running number of the first buffer that was not taken. It
+    /// touches neither the queue nor its memory then.
     #[must_use]
     pub fn end(&self, side: Side) -> u16 {
         let (reply, answer) = channel();

@@ -1,8 +1,9 @@
 //! Frames from the port, and from other workers, to the guest.
 //!
-//! A frame goes straight from the port into the guest's buffers; where the guest has a filter, into memory of the backend, and into the
-//! buffers if it passes. Then the flow table says whose it is: where it is another queue pair's, it is copied out again, the buffers are
-//! used for the next one, and that pair's worker gets it.
+//! A frame goes straight from the port into the guest's buffers; where the guest has a filter, into
+//! memory of the backend, and into the buffers if it passes. Then the flow table says whose it is:
+//! where it is another queue pair's, it is copied out again, the buffers are used for the next one,
+//! and that pair's worker gets it.
 
 use super::buffers::{Buffers, copy_in, copy_out};
 use super::end::End;
@@ -43,12 +44,14 @@ pub(super) struct Receive {
     expected: usize,
     /// Where bytes lie that were moved since somebody looked.
     pub moved: Vec<(Node, u64)>,
-    /// Where the end of a frame goes that is larger than expected, or all of one that the guest may not want.
+    /// Where the end of a frame goes that is larger than expected, or all of one that the guest may
+    /// not want.
     scratch: Box<[u8]>,
     vectors: Vec<libc::iovec>,
 }
 
-// SAFETY: the vectors are filled for one call at a time; what they point to stays where it is when this moves.
+// SAFETY: the vectors are filled for one call at a time; what they point to stays where it is when
+// this moves.
 unsafe impl Send for Receive {}
 
 /// How a frame was put into buffers.
@@ -146,7 +149,8 @@ impl Receive {
         self.hungry = true;
     }
 
-    /// Puts a frame into the guest's buffers, of which those that are known hold the first `there` bytes of it already.
+    /// Puts a frame into the guest's buffers, of which those that are known hold the first `there`
+    /// bytes of it already.
     fn place(
         &mut self,
         interface: &Interface,
@@ -266,8 +270,8 @@ impl Engine {
             }
             worked = true;
         }
-        // What others have sent comes before the port's own frames: the table counts on it. It is taken without buffers, too: frames
-        // whose order is decided here may be for another queue.
+        // What others have sent comes before the port's own frames: the table counts on it. It is
+        // taken without buffers, too: frames whose order is decided here may be for another queue.
         while let Some(frame) = self.handed.pop_front() {
             worked = true;
             match frame.task {
@@ -374,8 +378,8 @@ impl Engine {
         }
     }
 
-    /// Puts a frame of its own memory into the guest's buffers, behind those that wait, or as the `first`. Returns whether it is
-    /// there, or gone.
+    /// Puts a frame of its own memory into the guest's buffers, behind those that wait, or as the
+    /// `first`. Returns whether it is there, or gone.
     fn place_or_wait(
         &mut self,
         receive: &mut Receive,
@@ -457,9 +461,10 @@ impl Engine {
             }
         }
         vectors.push(vector(receive.scratch.as_mut_ptr(), room));
-        // SAFETY: the header and the scratch memory are ours and as long as is said (what the buffers do not take of MAX_FRAME,
-        // the length of the scratch memory); the pieces are writable memory of the view that the rings hold, which this end
-        // keeps while buffers are found.
+        // SAFETY: the header and the scratch memory are ours and as long as is said (what the
+        // buffers do not take of MAX_FRAME, the length of the scratch memory); the pieces are
+        // writable memory of the view that the rings hold, which this end keeps while buffers are
+        // found.
         let got = match unsafe { self.port.receive(vectors) } {
             Ok(Some(got)) => got,
             Ok(None) => return Ok(Took::Nothing),
@@ -484,7 +489,8 @@ impl Engine {
         result.map(|()| Took::One)
     }
 
-    /// A frame has come from the port: its first bytes are in the buffers that are known, `rest` are the others.
+    /// A frame has come from the port: its first bytes are in the buffers that are known, `rest`
+    /// are the others.
     fn received(
         &mut self,
         receive: &mut Receive,
@@ -518,7 +524,8 @@ impl Engine {
                 None => Route::Deliver,
                 Some(table) => {
                     let parsed = parse(prefix);
-                    // It may be larger than expected: the driver is not done with it before its last buffer.
+                    // It may be larger than expected: the driver is not done with it before its
+                    // last buffer.
                     let (total, several) = (header_bytes + frame, receive.terms.mergeable);
                     let (buffers, end) = (&mut receive.buffers, &mut receive.end);
                     buffers.find(end, total, several, &self.places)?;

@@ -1,8 +1,9 @@
-//! Frames whose order this worker decides and that another one has read: they go on after what had come to this worker's own queue of
-//! the port before them.
+//! Frames whose order this worker decides and that another one has read: they go on after what had
+//! come to this worker's own queue of the port before them.
 //!
-//! That is known when the queue was seen empty, or when as many frames were read from it as it has room for. Whatever else happens, a
-//! frame waits for a bounded time, and so many wait at most: then the oldest goes on, at worst before one that it should have followed.
+//! That is known when the queue was seen empty, or when as many frames were read from it as it has
+//! room for. Whatever else happens, a frame waits for a bounded time, and so many wait at most:
+//! then the oldest goes on, at worst before one that it should have followed.
 
 use super::mail::Handed;
 use std::collections::VecDeque;
@@ -11,7 +12,8 @@ use std::collections::VecDeque;
 const MOST: usize = 1024;
 const MOST_BYTES: usize = 4 << 20;
 
-/// Frames that a port's queue has room for, if not more: a tap keeps 500 to 1,000, a NIC's ring 2,048.
+/// Frames that a port's queue has room for, if not more: a tap keeps 500 to 1,000, a NIC's ring
+/// 2,048.
 const PORT_FRAMES: u64 = 2048;
 
 /// Microseconds that a frame waits, at most: as long as frames are held while their flow moves.
@@ -50,7 +52,8 @@ impl Sequence {
         self.read = self.read.wrapping_add(1);
     }
 
-    /// The oldest frame, if it waits no longer. `is_empty`: the port's queue was seen empty since it was pushed.
+    /// The oldest frame, if it waits no longer. `is_empty`: the port's queue was seen empty since
+    /// it was pushed.
     pub fn next(&mut self, is_empty: bool, now_us: u64) -> Option<Handed> {
         let oldest = self.waiting.front()?;
         let goes = is_empty

@@ -14,8 +14,9 @@ use farlane_zero_copy::topology::Node;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
-/// Buffers whose frames are gone are shown to the driver together, when there are so many, or after so long, or before the worker
-/// sleeps: no one waits for them, and each showing may cost the guest an interrupt.
+/// Buffers whose frames are gone are shown to the driver together, when there are so many, or after
+/// so long, or before the worker sleeps: no one waits for them, and each showing may cost the guest
+/// an interrupt.
 const SHOWN_TOGETHER: u16 = 64;
 const SHOWN_AFTER: Duration = Duration::from_micros(100);
 
@@ -36,7 +37,8 @@ pub(super) struct Transmit {
     hidden: Option<Instant>,
 }
 
-// SAFETY: the vectors are filled for one call at a time; what they point to stays where it is when this moves.
+// SAFETY: the vectors are filled for one call at a time; what they point to stays where it is when
+// this moves.
 unsafe impl Send for Transmit {}
 
 /// What became of a frame.
@@ -213,8 +215,8 @@ fn send(
         vectors.push(vector(scratch.as_mut_ptr(), scratch.len()));
         transmit.scratch = scratch;
     }
-    // SAFETY: the header is ours, as is the scratch memory; the pieces are memory of the view that the rings hold, which the
-    // caller has.
+    // SAFETY: the header is ours, as is the scratch memory; the pieces are memory of the view that
+    // the rings hold, which the caller has.
     let result = unsafe { port.send(&vectors) };
     transmit.vectors = vectors;
     match result {

@@ -102,7 +102,8 @@ impl PortQueue for FeedQueue {
         let mut rest = &bytes[..];
         for room in into {
             let (part, after) = rest.split_at(rest.len().min(room.iov_len));
-            // SAFETY: the caller vouches for the memory of the vectors; the part is no longer than this one.
+            // SAFETY: the caller vouches for the memory of the vectors; the part is no longer than
+            // this one.
             unsafe {
                 std::ptr::copy_nonoverlapping(part.as_ptr(), room.iov_base.cast(), part.len())
             };

@@ -17,7 +17,8 @@ use std::sync::Arc;
 /// Host memory that one process can have in buffers, in bytes.
 const BUFFER_BYTES: u64 = 1 << 30;
 
-/// Descriptors of strangers that wait to be closed: more are closed at once, whatever they wait for.
+/// Descriptors of strangers that wait to be closed: more are closed at once, whatever they wait
+/// for.
 const MOST_OF_STRANGERS: usize = 1024;
 
 /// What becomes of a connection.

@@ -26,14 +26,17 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Connections that one process can have, with the descriptors that wait to be closed. All of them are one user's: what tells a container
-/// from another is the process.
+/// Connections that one process can have, with the descriptors that wait to be closed. All of them
+/// are one user's: what tells a container from another is the process.
 const MAX_OF_PROCESS: usize = 64;
-/// Connections of processes of other users, which say something once and hear that they are refused. The oldest of more goes unheard.
+/// Connections of processes of other users, which say something once and hear that they are
+/// refused. The oldest of more goes unheard.
 const MAX_REFUSED: usize = 16;
-/// Connections that were not let in and wait to be closed: then others wait before they are accepted.
+/// Connections that were not let in and wait to be closed: then others wait before they are
+/// accepted.
 const MOST_CLOSING: usize = 1024;
-/// Descriptors of a connection: its socket, its process, its doorbell and the eventfd that wakes it.
+/// Descriptors of a connection: its socket, its process, its doorbell and the eventfd that wakes
+/// it.
 const DESCRIPTORS: u64 = 4;
 /// Pause where a connection cannot be accepted, because files have run out most likely.
 const PAUSE: Duration = Duration::from_millis(500);

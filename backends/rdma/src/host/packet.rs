@@ -11,7 +11,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Descriptors that a packet can carry (`SCM_MAX_FD`): none is left for the kernel to close while others wait.
+/// Descriptors that a packet can carry (`SCM_MAX_FD`): none is left for the kernel to close while
+/// others wait.
 const MAX_DESCRIPTORS: usize = 253;
 
 /// What has come.

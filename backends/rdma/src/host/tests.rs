@@ -189,7 +189,8 @@ fn pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
 }
 
-/// The last `close` of a TCP socket waits for its peer if it is to (`SO_LINGER`): also where the kernel does it, of what nobody receives.
+/// The last `close` of a TCP socket waits for its peer if it is to (`SO_LINGER`): also where the
+/// kernel does it, of what nobody receives.
 #[test]
 fn sockets_that_linger_keep_nobody_waiting() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -3,8 +3,9 @@
 //! * `self-test`: video memory through the BAR, copies, search, checksum, gather.
 //! * `is-zero`, `fill`: what is in video memory.
 //! * `search`: searches until it is stopped.
-//! * `make`, `make-pieces`, `read`, `write`, `rewrite`, `rewrite-pieces`, `keep-on`, `read-matrix`, `write-matrix`: files and video memory, by plain calls of the C library, which
-//!   another library may have replaced.
+//! * `make`, `make-pieces`, `read`, `write`, `rewrite`, `rewrite-pieces`, `keep-on`, `read-matrix`,
+//!   `write-matrix`: files and video memory, by plain calls of the C library, which another library
+//!   may have replaced.
 //!
 //! Prints a line of JSON; fails with a message at the first byte that is not what it should be.
 
@@ -24,7 +25,8 @@ use std::path::PathBuf;
 /// Software GPU and files
 #[derive(Debug, Parser)]
 struct Options {
-    /// PCI address of the device, such as 0000:01:00.0; the first that is free where it is not given
+    /// PCI address of the device, such as 0000:01:00.0; the first that is free where it is not
+    /// given
     #[arg(long, global = true, value_name = "ADDRESS")]
     device: Option<String>,
     #[command(subcommand)]
@@ -71,7 +73,8 @@ enum Command {
     Read(transfer::Transfer),
     /// Writes known contents from video memory to a range of a file
     Write(transfer::Transfer),
-    /// Reads a range of a file of known contents into video memory, then writes other ones from there to the same range
+    /// Reads a range of a file of known contents into video memory, then writes other ones from
+    /// there to the same range
     Rewrite {
         #[command(flatten)]
         transfer: transfer::Transfer,
@@ -100,7 +103,8 @@ enum Command {
     },
     /// Reads with all sizes, alignments and calls, by several threads
     ReadMatrix(matrix::Matrix),
-    /// Writes with all sizes, alignments and calls, by several threads; the file has the contents of its seed before, and again after
+    /// Writes with all sizes, alignments and calls, by several threads; the file has the contents
+    /// of its seed before, and again after
     WriteMatrix(matrix::Matrix),
 }
 

@@ -29,7 +29,8 @@ const SIZES: &[usize] = &[
     (16 << 20) + 1,
     64 << 20,
 ];
-/// Up to this size each combination is tried; above, each alignment with one call; from [`LARGE`] on a few.
+/// Up to this size each combination is tried; above, each alignment with one call; from [`LARGE`]
+/// on a few.
 const SMALL: usize = 64 << 10;
 const LARGE: usize = 4 << 20;
 /// What is read before anything is written.
@@ -200,8 +201,8 @@ impl Work<'_> {
             .with_context(|| format!("Cannot open {}", self.matrix.file.display()))?;
         let mut buffer = buffer(gpu, largest + GUARD)?;
         if self.way == Way::Write {
-            // What is there before, from where it is: also for those that write around the page cache only where they have read
-            // around it.
+            // What is there before, from where it is: also for those that write around the page
+            // cache only where they have read around it.
             let first = stretch.begin + u64::try_from(GUARD)?;
             let range = place(0, largest.min(FIRST_READ));
             read_checked(
@@ -296,8 +297,8 @@ impl Matrix {
         self.run(gpu, Way::Read, "read-matrix")
     }
 
-    /// Writes. First it reads a little: whoever chooses the way may trust none with what is written before it has seen where
-    /// it leads.
+    /// Writes. First it reads a little: whoever chooses the way may trust none with what is written
+    /// before it has seen where it leads.
     pub fn write(&self, gpu: &Gpu) -> Result<Report> {
         let file = File::open(&self.file)
             .with_context(|| format!("Cannot open {}", self.file.display()))?;

@@ -33,8 +33,8 @@ fn pieces(bytes: usize) -> impl DoubleEndedIterator<Item = (usize, usize, Piece)
     })
 }
 
-/// Makes such a file, of which the last piece comes to the disk first: they do not lie there one behind the other. Says how many bytes
-/// of it are written.
+/// Makes such a file, of which the last piece comes to the disk first: they do not lie there one
+/// behind the other. Says how many bytes of it are written.
 pub fn make(path: &Path, seed: u64, bytes: usize) -> Result<Report> {
     let file = File::create(path).with_context(|| format!("Cannot make {}", path.display()))?;
     file.set_len(u64::try_from(bytes)?)?;
@@ -66,7 +66,8 @@ pub fn make(path: &Path, seed: u64, bytes: usize) -> Result<Report> {
     })
 }
 
-/// Reads such a file into video memory, and writes contents with the seed `to` from there over all of it; checks both.
+/// Reads such a file into video memory, and writes contents with the seed `to` from there over all
+/// of it; checks both.
 pub fn rewrite(transfer: &Transfer, gpu: &Gpu, to: u64) -> Result<Report> {
     let (file, mut buffer, range) = transfer.open(gpu, true)?;
     let mut of_file = contents::make(transfer.seed, 0, transfer.bytes);

@@ -266,8 +266,8 @@ impl Transfer {
         self.report("rewrite")
     }
 
-    /// Rewrites again and again, to and fro, until there is a file `end`, and then until the contents are again what they were; says
-    /// how often it has.
+    /// Rewrites again and again, to and fro, until there is a file `end`, and then until the
+    /// contents are again what they were; says how often it has.
     pub fn keep_on(&self, gpu: &Gpu, to: u64, end: &Path) -> Result<Report> {
         let (file, mut buffer, range) = self.open(gpu, true)?;
         let (at, call) = (self.offset, self.call);

@@ -1,7 +1,8 @@
 //! Memory of CUDA devices: through `libcuda.so.1`, loaded when it is first asked for.
 //!
-//! A device pointer is no address of this process's own memory: file contents go through a bounce buffer, and the driver copies.
-//! Where an application has a mapping of the device's BAR (gdrcopy), it registers that as [`soft`](super::Soft) instead.
+//! A device pointer is no address of this process's own memory: file contents go through a bounce
+//! buffer, and the driver copies. Where an application has a mapping of the device's BAR (gdrcopy),
+//! it registers that as [`soft`](super::Soft) instead.
 
 use super::Provider;
 use crate::lock::Lock;
@@ -145,8 +146,10 @@ impl Cuda {
         kind == Some(MEMORY_DEVICE) && is_mapped != Some(0)
     }
 
-    /// The allocation that `address` lies in, or the reservation of addresses (`cuMemAddressReserve`), of which not all need be mapped:
-    /// first byte and length. Unlike `cuMemGetAddressRange`, pointer attributes are told in every thread, whatever context it has.
+    /// The allocation that `address` lies in, or the reservation of addresses
+    /// (`cuMemAddressReserve`), of which not all need be mapped: first byte and length. Unlike
+    /// `cuMemGetAddressRange`, pointer attributes are told in every thread, whatever context it
+    /// has.
     #[must_use]
     pub fn allocation(&self, address: usize) -> Option<(usize, usize)> {
         let start: u64 = self.attribute(address, POINTER_START, 0)?;
@@ -161,7 +164,8 @@ impl Cuda {
         let found = self.attribute(address, POINTER_CONTEXT, null);
         let mut context = found.ok_or(Errno::FAULT)?;
         if context.is_null() {
-            // Stream-ordered and mapped allocations are of no context: all of their device reach them.
+            // Stream-ordered and mapped allocations are of no context: all of their device reach
+            // them.
             let device: c_int = self
                 .attribute(address, POINTER_DEVICE, -1)
                 .ok_or(Errno::FAULT)?;

@@ -117,7 +117,8 @@ pub(crate) unsafe fn release() {
     unsafe { TUNNELS.give() };
 }
 
-/// In a child: the tunnels are the parent's, and so is the memory beneath them, which children do not inherit.
+/// In a child: the tunnels are the parent's, and so is the memory beneath them, which children do
+/// not inherit.
 ///
 /// # Safety
 /// As [`release`].

@@ -1,10 +1,13 @@
-//! Address tunnelling (spin-atc17, section 5.1): direct I/O into phony memory, of which the backend of the disk makes I/O into
-//! device memory. What the bytes between the two mean is in [`farlane_abi::tunnel`].
+//! Address tunnelling (spin-atc17, section 5.1): direct I/O into phony memory, of which the backend
+//! of the disk makes I/O into device memory. What the bytes between the two mean is in
+//! [`farlane_abi::tunnel`].
 //!
-//! **What is trusted.** A page that is sent as an envelope and that the backend does not open would be what is on the disk. So
-//! tunnelled writes are made only where nothing but disks of the backend lies beneath the file system ([`crate::disks`]), after a
-//! read of the same file system has arrived, inside the file's size, and with `RWF_NOWAIT`, which ext4 and xfs refuse where they would go through the page cache instead. Each sector without a receipt is
-//! written again at once, and so are all where the layers beneath the file system have changed meanwhile.
+//! **What is trusted.** A page that is sent as an envelope and that the backend does not open would
+//! be what is on the disk. So tunnelled writes are made only where nothing but disks of the backend
+//! lies beneath the file system ([`crate::disks`]), after a read of the same file system has
+//! arrived, inside the file's size, and with `RWF_NOWAIT`, which ext4 and xfs refuse where they
+//! would go through the page cache instead. Each sector without a receipt is written again at once,
+//! and so are all where the layers beneath the file system have changed meanwhile.
 
 mod client;
 mod phony;
@@ -30,12 +33,14 @@ use std::sync::atomic::Ordering;
 
 pub(crate) use client::{forget, hold, release};
 
-/// How often a write is tried: each time what it could have waited for has been done before. That includes the file's modification
-/// time, which is due again with the next tick of the kernel's clock: on a machine with other things to do some ticks are missed.
+/// How often a write is tried: each time what it could have waited for has been done before. That
+/// includes the file's modification time, which is due again with the next tick of the kernel's
+/// clock: on a machine with other things to do some ticks are missed.
 const TRIES: usize = 12;
 /// In how many of them pages of its range are dropped from the page cache first.
 const DROPS: usize = 4;
-/// How far around a range pages are dropped where its own pages could not be: they may be parts of larger ones.
+/// How far around a range pages are dropped where its own pages could not be: they may be parts of
+/// larger ones.
 const AROUND: u64 = 2 << 20;
 
 /// The part of a region that tunnels reach.
@@ -129,7 +134,8 @@ impl PinnedDevice {
     }
 }
 
-/// Moves as much as it can of a request that is aligned to pages in the file; its buffer lies where [`PinnedDevice::part`] says.
+/// Moves as much as it can of a request that is aligned to pages in the file; its buffer lies where
+/// [`PinnedDevice::part`] says.
 ///
 /// # Errors
 /// When nothing was moved: the caller goes another way.
@@ -215,7 +221,8 @@ impl Part<'_> {
         let runs = armed.runs(bytes);
         let mut others = runs.iter().filter(|sectors| !sectors.landed);
         if others.any(|sectors| armed.has_envelope(lent, sectors)) {
-            // What was read is not in this page, and nobody tells where it is: a device that was reset meanwhile writes no receipts.
+            // What was read is not in this page, and nobody tells where it is: a device that was
+            // reset meanwhile writes no receipts.
             return Err(Errno::STALE);
         }
         let mut landed = 0;
@@ -275,8 +282,9 @@ impl Part<'_> {
             }
         }
         if bytes.is_err() && self.has_landed(&armed) {
-            // Up to something that cannot be written at once, such as a hole. What was only allocated before stays so
-            // (fs/ext4/file.c: `ext4_dio_write_end_io`), though the bytes are there: all of it is written again.
+            // Up to something that cannot be written at once, such as a hole. What was only
+            // allocated before stays so (fs/ext4/file.c: `ext4_dio_write_end_io`), though the bytes
+            // are there: all of it is written again.
             self.write_out(direct.number(), &(0..self.length))?;
             return Ok(Moved {
                 bytes: self.length,
@@ -306,10 +314,12 @@ impl Part<'_> {
         Arc::ptr_eq(self.beneath, &self.opened.file.disk.stack.now())
     }
 
-    /// Removes what keeps a write from being made at once: pages of the range in the page cache, or parts of larger ones that reach
-    /// `around` bytes beyond it; a modification time that is due; and that the file system does not know yet that the file has no rights to be taken
-    /// away (ext4 forgets it with the inode, and then writes in turn). `own` is the library's descriptor: what could not be written back
-    /// the kernel tells once for each time that the file was opened, and through its own one the program is to be told.
+    /// Removes what keeps a write from being made at once: pages of the range in the page cache, or
+    /// parts of larger ones that reach `around` bytes beyond it; a modification time that is due;
+    /// and that the file system does not know yet that the file has no rights to be taken away
+    /// (ext4 forgets it with the inode, and then writes in turn). `own` is the library's
+    /// descriptor: what could not be written back the kernel tells once for each time that the file
+    /// was opened, and through its own one the program is to be told.
     fn make_way(&self, own: RawFd, around: u64) {
         let end = self.offset + self.length as u64;
         let start = self.offset.saturating_sub(around);
@@ -319,8 +329,8 @@ impl Part<'_> {
         sys::modify(own, self.offset);
     }
 
-    /// Envelopes of these sectors may be on the disk: puts the bytes in their place, there too, before anything else.
-    /// `own` is as in [`make_way`](Self::make_way).
+    /// Envelopes of these sectors may be on the disk: puts the bytes in their place, there too,
+    /// before anything else. `own` is as in [`make_way`](Self::make_way).
     fn write_again(&self, own: RawFd, range: &Range<usize>) -> Result<(), Errno> {
         self.opened.file.tunnel_off.store(true, Ordering::Relaxed);
         log::once(&format!(

@@ -1,7 +1,8 @@
-//! Phony memory: buffers that a request borrows for its time. A page of it belongs to one slot for good, so that who has the
-//! page has the slot.
+//! Phony memory: buffers that a request borrows for its time. A page of it belongs to one slot for
+//! good, so that who has the page has the slot.
 //!
-//! There are small buffers, for many short requests at a time, and a few large ones; memory is pinned when it is used first.
+//! There are small buffers, for many short requests at a time, and a few large ones; memory is
+//! pinned when it is used first.
 
 use farlane_abi::tunnel::{SECTOR_BYTES, SECTORS_PER_PAGE};
 use farlane_transport::{Link, Map, Pin};
@@ -37,7 +38,8 @@ impl Memory {
     fn new(link: &Arc<dyn Link>, pages: usize) -> Option<Self> {
         let map = Map::anonymous(pages * PAGE).ok()?;
         let base = map.base().as_ptr().cast();
-        // In a child it would be copied for nothing, and envelopes are not for files that others read.
+        // In a child it would be copied for nothing, and envelopes are not for files that others
+        // read.
         for advice in [
             rustix::mm::Advice::LinuxDontFork,
             rustix::mm::Advice::LinuxDontDump,
@@ -67,8 +69,8 @@ struct Class {
     count: usize,
     /// A bit for each buffer that is not lent.
     free: AtomicU64,
-    /// Counts buffers that have been given back. Those who wait for one of this size sleep on it, and nobody else: one of them is
-    /// woken for each.
+    /// Counts buffers that have been given back. Those who wait for one of this size sleep on it,
+    /// and nobody else: one of them is woken for each.
     returned: AtomicU32,
     /// Pieces of memory, for one buffer each, or one for all.
     memory: Vec<OnceLock<Option<Memory>>>,
@@ -140,8 +142,8 @@ impl Phony {
         }
     }
 
-    /// Lends a buffer for up to `length` bytes: a large one for what is too long for a small one. Waits while all are lent. None
-    /// where no memory can be pinned.
+    /// Lends a buffer for up to `length` bytes: a large one for what is too long for a small one.
+    /// Waits while all are lent. None where no memory can be pinned.
     pub(crate) fn lend(&self, link: &Arc<dyn Link>, length: usize) -> Option<Lent<'_>> {
         let class = if length <= SMALL_PAGES * PAGE {
             &self.small

@@ -96,13 +96,13 @@ impl Slots {
         let word = self
             .header
             .at(OFF_SLOTS + slot * SLOT_BYTES + field, size_of::<u64>());
-        // SAFETY: inside the mapping, which lives as long as `self`; slots and their fields are multiples of eight; atomics may
-        // change under a shared reference.
+        // SAFETY: inside the mapping, which lives as long as `self`; slots and their fields are
+        // multiples of eight; atomics may change under a shared reference.
         unsafe { word.cast::<AtomicU64>().as_ref() }
     }
 
-    /// Makes tokens for the first `length` bytes, whole pages, of a phony buffer: they stand for `target` and what follows in
-    /// device region `region`. Puts the envelopes into the pages.
+    /// Makes tokens for the first `length` bytes, whole pages, of a phony buffer: they stand for
+    /// `target` and what follows in device region `region`. Puts the envelopes into the pages.
     pub(crate) fn arm(
         &self,
         lent: &Lent<'_>,
@@ -204,7 +204,8 @@ impl Armed<'_> {
         runs
     }
 
-    /// Whether a sector of these still carries its envelope, once the request is done: nothing was read into it.
+    /// Whether a sector of these still carries its envelope, once the request is done: nothing was
+    /// read into it.
     pub(crate) fn has_envelope(&self, lent: &Lent<'_>, sectors: &Sectors) -> bool {
         let pages = self.tokens.iter().zip((0..).step_by(PAGE));
         pages

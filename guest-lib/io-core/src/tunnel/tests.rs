@@ -1,4 +1,5 @@
-//! The client against a backend that is a part of the test: it sees the envelopes where a disk would, or does not open them.
+//! The client against a backend that is a part of the test: it sees the envelopes where a disk
+//! would, or does not open them.
 
 use super::*;
 use crate::files::{self, Opened};
@@ -397,14 +398,16 @@ fn envelopes() -> Vec<u8> {
     bytes
 }
 
-/// A disk that completes a read without touching the page and without a receipt: so it looks where the file has what was in the page.
+/// A disk that completes a read without touching the page and without a receipt: so it looks where
+/// the file has what was in the page.
 #[test]
 fn envelopes_are_no_data_where_a_read_leaves_no_receipt() {
     let plain: Vec<u8> = (0..8 * PAGE)
         .map(|index| (index / 7 % 251).try_into().unwrap())
         .collect();
     let untouched = envelopes();
-    // All of it, the first and the last sector, one in the middle of a page, a last one that ends with the file.
+    // All of it, the first and the last sector, one in the middle of a page, a last one that ends
+    // with the file.
     for (sectors, bytes) in [
         (0..64, 8 * PAGE),
         (0..1, 8 * PAGE),
@@ -435,7 +438,8 @@ fn envelopes_are_no_data_where_a_read_leaves_no_receipt() {
     }
 }
 
-/// An envelope of another token may be what a file holds, and one that has its receipt stands in the page as ever.
+/// An envelope of another token may be what a file holds, and one that has its receipt stands in
+/// the page as ever.
 #[test]
 fn what_only_looks_like_an_envelope_is_read() {
     for (field, with) in [(0, 1), (8, 1), (16, 1), (24, 1), (32, 1), (36, 1)] {

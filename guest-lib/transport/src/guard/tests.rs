@@ -208,7 +208,8 @@ fn a_number_of_the_same_file_that_is_not_for_direct_io_is_the_programs() {
     let ours = Guarded::new(ours, Kind::File);
     let before = number(&ours);
     assert!(is_ours(before));
-    // SAFETY: as a program that makes system calls by itself, and gets the number again for the same file.
+    // SAFETY: as a program that makes system calls by itself, and gets the number again for the
+    // same file.
     let at = unsafe { libc::dup2(program.as_raw_fd(), before) };
     assert_eq!(at, before);
     assert!(!is_ours(before) && !ours.is_intact());

@@ -18,8 +18,9 @@ struct Numbers {
     draws: Draws,
 }
 
-/// Numbers that nobody can tell beforehand: who gives one back does not get it again by asking often, nor does a peer that was
-/// connected to it, or to an earlier life of this backend, meet another in its place.
+/// Numbers that nobody can tell beforehand: who gives one back does not get it again by asking
+/// often, nor does a peer that was connected to it, or to an earlier life of this backend, meet
+/// another in its place.
 #[derive(Debug, Default)]
 struct Draws {
     /// Keys of a pseudorandom function.

@@ -19,8 +19,8 @@ use std::time::Instant;
 /// Lives of requesters and responders that have begun.
 static LIVES: AtomicU64 = AtomicU64::new(0);
 
-/// One life of half a queue pair, from reset to reset. No other half, and no other life of the same one, has its equal: a successor
-/// with the same number is told from whom it succeeds.
+/// One life of half a queue pair, from reset to reset. No other half, and no other life of the same
+/// one, has its equal: a successor with the same number is told from whom it succeeds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life(u64);
 

@@ -274,8 +274,8 @@ impl Requester {
             .filter(|peer| peer.is_named_by(&self.attr))
     }
 
-    /// Whether the peer answers the message at hand: a responder that was reset since the last one, or has succeeded another one,
-    /// expects another sequence number.
+    /// Whether the peer answers the message at hand: a responder that was reset since the last one,
+    /// or has succeeded another one, expects another sequence number.
     fn is_answered(&self, qp: &SoftQp, peer: &SoftQp, responder: &Responder) -> bool {
         let expected = match self.started {
             None => responder.expects(self.attr.sq_psn.get()),
@@ -336,8 +336,9 @@ impl Requester {
                 Step::More
             }
             Ok(true) => {
-                // The sender is told first: when the receiver's answer is there, the completion of what it answers is, as where an
-                // acknowledgement precedes the answer on the wire. Programs with a completion queue of one entry rely on it.
+                // The sender is told first: when the receiver's answer is there, the completion of
+                // what it answers is, as where an acknowledgement precedes the answer on the wire.
+                // Programs with a completion queue of one entry rely on it.
                 let length = active.length;
                 self.complete(qp);
                 if self.request.opcode.consumes_receive() {
@@ -400,7 +401,8 @@ impl Requester {
         };
         *left = left.checked_sub(1).ok_or(status)?;
         if matches!(wait, Wait::Receiver(_)) && *left == 0 {
-            // The last retry has met no receive request either; an answer that is missing is missed when its timer has passed.
+            // The last retry has met no receive request either; an answer that is missing is missed
+            // when its timer has passed.
             return Err(status);
         }
         let until = now + delay;

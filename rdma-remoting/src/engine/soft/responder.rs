@@ -34,7 +34,8 @@ pub struct Responder {
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
     life: Life,
-    /// Who has sent the first message of the peer, where one has come: the connection is with that one.
+    /// Who has sent the first message of the peer, where one has come: the connection is with that
+    /// one.
     heard: Option<Life>,
     /// Answers nobody.
     paused: bool,
@@ -93,7 +94,8 @@ impl Responder {
         self.life
     }
 
-    /// A message of the peer comes. Its program may wait for that to make the connection ready to send (IBTA 11.6.3.1).
+    /// A message of the peer comes. Its program may wait for that to make the connection ready to
+    /// send (IBTA 11.6.3.1).
     pub fn hears(&mut self, qp: &SoftQp, peer: Life) {
         let is_first = self.heard.replace(peer).is_none();
         if is_first && qp.state() == State::ReadyToReceive {

@@ -38,8 +38,9 @@ pub struct Round {
 }
 
 impl Rounds {
-    /// Has `mechanisms` do the rounds of a plan and one before that does not count: until the router beside each of the others is
-    /// judged by `bar`. `round` says what is done in one, and `arrange` brings the page cache into the state before it.
+    /// Has `mechanisms` do the rounds of a plan and one before that does not count: until the
+    /// router beside each of the others is judged by `bar`. `round` says what is done in one, and
+    /// `arrange` brings the page cache into the state before it.
     pub fn take(
         team: &mut Team,
         disk: &Disk,

@@ -1,4 +1,5 @@
-//! A disk with a path on each of two nodes: steered and not, split and not (ioctopus-asplos20, sections 3.3 and 5.4).
+//! A disk with a path on each of two nodes: steered and not, split and not (ioctopus-asplos20,
+//! sections 3.3 and 5.4).
 
 use crate::Options;
 use crate::drive::{Direction, Drive, MOST};

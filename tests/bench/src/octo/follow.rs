@@ -1,4 +1,5 @@
-//! A flow whose process goes from node to node: where its frames are received, over time (ioctopus-asplos20, figure 14).
+//! A flow whose process goes from node to node: where its frames are received, over time
+//! (ioctopus-asplos20, figure 14).
 
 use crate::Options;
 use crate::machine::Machine;

@@ -19,8 +19,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, if it has two nodes with memory and processors of their own. Otherwise one that has this machine's
-    /// processors in turns, described in `folder`.
+    /// This machine, if it has two nodes with memory and processors of their own. Otherwise one
+    /// that has this machine's processors in turns, described in `folder`.
     pub fn find(folder: &Path) -> Result<Self> {
         let this = Topology::default();
         let nodes = [Node(0), Node(1)];
@@ -37,7 +37,8 @@ impl Machine {
         })
     }
 
-    /// The words that tell a backend of the machine, and on which node each range of the VM's memory is.
+    /// The words that tell a backend of the machine, and on which node each range of the VM's
+    /// memory is.
     pub fn words(&self, ranges: &[Range; 2]) -> Vec<OsString> {
         let mut words = vec!["--sysfs".into(), self.sysfs.clone().into_os_string()];
         for (node, Range { start, length }) in ranges.iter().enumerate() {

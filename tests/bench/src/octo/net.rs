@@ -1,4 +1,5 @@
-//! farlane-net without a VM, beside a plain loop of system calls on a tap (ioctopus-asplos20, figures 6 to 9 and 14 in shape).
+//! farlane-net without a VM, beside a plain loop of system calls on a tap (ioctopus-asplos20,
+//! figures 6 to 9 and 14 in shape).
 
 use crate::Options;
 use crate::follow;
@@ -318,8 +319,8 @@ fn packets(options: &Options, medians: &[(&str, usize, f64, f64)]) -> Result<()>
     .write(&options.out.join("octo-fig8-frames.svg"))
 }
 
-/// Times of round trips (fig. 9): the plain loop's and two wake-ups, as many as a backend needs that sleeps, measured in the same
-/// rounds.
+/// Times of round trips (fig. 9): the plain loop's and two wake-ups, as many as a backend needs
+/// that sleeps, measured in the same rounds.
 fn trips(
     options: &Options,
     [ours, plain]: &[Figures; 2],

@@ -1,4 +1,5 @@
-//! What steering costs, without the I/O that is steered: where the bytes of a request lie, and where a flow goes.
+//! What steering costs, without the I/O that is steered: where the bytes of a request lie, and
+//! where a flow goes.
 
 use crate::machine::NODES;
 use crate::report::Report;
@@ -150,7 +151,8 @@ fn frames(received: bool) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The flow table as a limb uses it: the way of a frame that is received, and learning from one that is sent.
+/// The flow table as a limb uses it: the way of a frame that is received, and learning from one
+/// that is sent.
 fn flows(keep: &mut impl FnMut(&str, Result<Comparison>) -> Result<()>) -> Result<()> {
     let frames = [frames(true), frames(false)];
     let first = frames[0].first().context("No frame")?;

@@ -1,4 +1,5 @@
-//! The ways between a program and a tap that are compared: a plain loop of system calls, and farlane-net with a driver.
+//! The ways between a program and a tap that are compared: a plain loop of system calls, and
+//! farlane-net with a driver.
 
 use crate::rig::{Generator, taken};
 use anyhow::{Context as _, Result, ensure};
@@ -10,7 +11,8 @@ use zerocopy::IntoBytes as _;
 
 /// How long frames may take to come.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of a receive buffer of the driver, with mergeable buffers: a page, as Linux takes for a stream of large frames.
+/// Bytes of a receive buffer of the driver, with mergeable buffers: a page, as Linux takes for a
+/// stream of large frames.
 pub const BUFFER: usize = 4096;
 
 /// How fast frames went, and what that took.

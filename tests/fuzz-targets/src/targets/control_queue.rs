@@ -1,5 +1,5 @@
-//! The driver of a VM that writes whatever it likes into its control and its event queue, and a VMM that stops the queues
-//! and takes memory away meanwhile.
+//! The driver of a VM that writes whatever it likes into its control and its event queue, and a VMM
+//! that stops the queues and takes memory away meanwhile.
 
 use farlane_abi::control::{Extent, MAX_CONTEXTS, Reply, Request};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
@@ -276,7 +276,8 @@ impl<'a> Scene<'a> {
         self.driver.post(&chain);
         self.serve();
         if self.vmm.mood.get() % 4 == 3 {
-            // A request during which the device was reset is never given back; a driver starts its queue anew then.
+            // A request during which the device was reset is never given back; a driver starts its
+            // queue anew then.
             self.honest &= self.driver.used() == self.driver.next_avail;
         } else if self.honest {
             assert_eq!(

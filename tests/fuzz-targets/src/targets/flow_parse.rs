@@ -1,5 +1,5 @@
-//! Frames of any kind, from outside and from a guest: what the flow table makes of them, and workers that take every step at any
-//! time; and what is cut and summed in place of a NIC.
+//! Frames of any kind, from outside and from a guest: what the flow table makes of them, and
+//! workers that take every step at any time; and what is cut and summed in place of a NIC.
 
 use crate::{Input, format_all_logs};
 use farlane_net::bits::{FrameHeader, HEADER_BYTES};

@@ -1,5 +1,5 @@
-//! A guest that writes whatever it likes into the registers, the queue and the video memory of the software GPU, also while a
-//! command is executed, and lends it whatever system memory.
+//! A guest that writes whatever it likes into the registers, the queue and the video memory of the
+//! software GPU, also while a command is executed, and lends it whatever system memory.
 
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_abi::gpu as abi;

@@ -1,8 +1,9 @@
-//! A lender that is told anything, by a borrower that holds a device or not; and a borrower's end of the protocol.
+//! A lender that is told anything, by a borrower that holds a device or not; and a borrower's end
+//! of the protocol.
 //!
-//! Input: frames, each a length and its bytes. They follow a hello, or come instead of it. Lease 1 in a message stands for
-//! the lease that the lender has given last; a key of ones is that of a device which another borrower holds. After all
-//! frames the device must be on offer again.
+//! Input: frames, each a length and its bytes. They follow a hello, or come instead of it. Lease 1
+//! in a message stands for the lease that the lender has given last; a key of ones is that of a
+//! device which another borrower holds. After all frames the device must be on offer again.
 
 use crate::Input;
 use farlane_nvme::{Backing, NvmeConfig, NvmeSource};

@@ -1,5 +1,5 @@
-//! A VMM that sends any vhost-user message at any time, with queues that are in use, and a guest that writes whatever it likes into
-//! them.
+//! A VMM that sends any vhost-user message at any time, with queues that are in use, and a guest
+//! that writes whatever it likes into them.
 
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_vhost_user::bits::feature;
@@ -32,7 +32,8 @@ const FEATURES: u64 =
 const PAGES: u64 = 32;
 /// The VMM's address of the guest's first byte.
 const USER: u64 = 0x7f00_0000_0000;
-/// Entries of the queues of a VMM that behaves, and how many pages each takes: descriptors, available ring, used ring.
+/// Entries of the queues of a VMM that behaves, and how many pages each takes: descriptors,
+/// available ring, used ring.
 const SIZE: u16 = 16;
 const QUEUE_PAGES: u64 = 3;
 /// Messages of one input.
@@ -333,8 +334,8 @@ impl<'r> Scene<'r> {
         }
     }
 
-    /// Sends a message and has it answered; says whether the connection goes on. The size in the header may be a lie: then it is the
-    /// last message.
+    /// Sends a message and has it answered; says whether the connection goes on. The size in the
+    /// header may be a lie: then it is the last message.
     fn send(&mut self, message: &Message, flags: u32, lie: u32) -> bool {
         let bytes = u32::try_from(message.body.len()).expect("a short body");
         let header = [message.request, VERSION | flags, bytes.wrapping_add(lie)];

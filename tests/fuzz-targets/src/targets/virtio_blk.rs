@@ -1,5 +1,5 @@
-//! A guest that writes whatever it likes into the queue of a disk and the memory around it, and a VMM that does the same
-//! to the memory that tracks requests.
+//! A guest that writes whatever it likes into the queue of a disk and the memory around it, and a
+//! VMM that does the same to the memory that tracks requests.
 
 use farlane_blk::limb::steering::{MAX_PARTS, cut, single_node};
 use farlane_blk::request::{HEADER_BYTES, Limits, Request, parse, parse_ranges};

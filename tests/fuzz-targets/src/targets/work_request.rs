@@ -1,5 +1,5 @@
-//! Two queue pairs whose processes write whatever they like into their queues and completion queues, connected to each
-//! other or to anybody.
+//! Two queue pairs whose processes write whatever they like into their queues and completion
+//! queues, connected to each other or to anybody.
 
 use farlane_abi::queue::{
     CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_PRODUCED, CqLayout, MAX_INLINE_BYTES, MAX_SGE,
@@ -47,7 +47,8 @@ const REGIONS: [(u64, u64, u32, u32); 4] = [
         2,
     ),
 ];
-/// Pages that no request may write: in no region, in one without the right, or in another protection domain.
+/// Pages that no request may write: in no region, in one without the right, or in another
+/// protection domain.
 const UNTOUCHED: [u64; 8] = [5, 8, 10, 11, 12, 13, 14, 15];
 /// The first page of a region starts, and its last one ends, so many bytes inside of the page.
 const MARGIN: usize = 24;
@@ -338,8 +339,8 @@ impl Scene<'_> {
         a.qp.progress(self.now).worked | b.qp.progress(self.now).worked
     }
 
-    /// Gives turns until neither has anything to do any more, and so a worker would sleep. An entry takes at most
-    /// so many turns as its elements have megabytes.
+    /// Gives turns until neither has anything to do any more, and so a worker would sleep. An entry
+    /// takes at most so many turns as its elements have megabytes.
     fn rest(&self) {
         for _ in 0..2000 {
             if !self.turn() {

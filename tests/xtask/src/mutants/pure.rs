@@ -1,6 +1,8 @@
-//! cargo-mutants over the pure parts of the product: code without system calls, whose unit tests take seconds.
+//! cargo-mutants over the pure parts of the product: code without system calls, whose unit tests
+//! take seconds.
 //!
-//! Beside the list of deliberate faults it finds what nobody thought of. It takes hours, and is for nights.
+//! Beside the list of deliberate faults it finds what nobody thought of. It takes hours, and is for
+//! nights.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +15,8 @@ use farlane_kit::process::{Process, describe};
 use farlane_kit::progress;
 use farlane_kit::workspace::Workspace;
 
-/// A part of the product: its package, and which of its files, as globs from the root of the checkout.
+/// A part of the product: its package, and which of its files, as globs from the root of the
+/// checkout.
 struct Part {
     package: &'static str,
     files: &'static [&'static str],
@@ -38,7 +41,8 @@ const fn part(package: &'static str, files: &'static [&'static str]) -> Part {
     Part { package, files }
 }
 
-/// What starts it: a process namespace of its own, with which tests end that a fault keeps from ending.
+/// What starts it: a process namespace of its own, with which tests end that a fault keeps from
+/// ending.
 const NAMESPACE: [&str; 4] = ["unshare", "--pid", "--fork", "--kill-child"];
 
 /// How long the tests may take with one fault.

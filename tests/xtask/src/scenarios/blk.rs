@@ -1,5 +1,5 @@
-//! Disks of farlane-blk: the guest's own virtio driver makes a file system, checks what it reads, gives blocks back, sees
-//! a disk grow, and is refused writes to a read-only one.
+//! Disks of farlane-blk: the guest's own virtio driver makes a file system, checks what it reads,
+//! gives blocks back, sees a disk grow, and is refused writes to a read-only one.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt as _;
@@ -26,7 +26,8 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// A disk with direct I/O, where the temporary folder has it; one in memory; one that cannot be written.
+/// A disk with direct I/O, where the temporary folder has it; one in memory; one that cannot be
+/// written.
 const DISK: &str = "disk";
 const MEMORY: &str = "memory";
 const SEALED: &str = "sealed";

@@ -1,4 +1,5 @@
-//! fio in one guest, in turns, on disks of farlane-blk and of qemu-storage-daemon over files that are alike.
+//! fio in one guest, in turns, on disks of farlane-blk and of qemu-storage-daemon over files that
+//! are alike.
 
 use std::ffi::OsString;
 use std::process::Command;

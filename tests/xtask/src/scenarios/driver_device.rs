@@ -1,4 +1,5 @@
-//! Device memory of a process at the guest driver: what is refused, and that the backend lets go of it before it goes.
+//! Device memory of a process at the guest driver: what is refused, and that the backend lets go of
+//! it before it goes.
 
 use std::time::Duration;
 
@@ -407,8 +408,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// A backend that is asked to let go of several regions, and cannot yet, is asked for each of them before it is asked again: nothing
-    /// more begins in any.
+    /// A backend that is asked to let go of several regions, and cannot yet, is asked for each of
+    /// them before it is asked again: nothing more begins in any.
     fn each_is_asked(&self) -> Result<()> {
         for part in 0..PARTS {
             let region = u32::try_from(part)?;
@@ -428,7 +429,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// The driver is unbound: device memory goes before the device is reset. The contexts stay, their processes live.
+    /// The driver is unbound: device memory goes before the device is reset. The contexts stay,
+    /// their processes live.
     fn unbound(&self) -> Result<()> {
         let line = |what| format!("{PROGRAM} {what} {} {}/resource2", self.node, self.bars[1]);
         let device = format!("basename $(readlink -f /sys/class/farlane/{}/device)", {

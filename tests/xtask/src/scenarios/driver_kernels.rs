@@ -1,4 +1,5 @@
-//! The guest driver in kernels of earlier Debian releases: it loads, does what its own scenario asks of it, and carries RDMA.
+//! The guest driver in kernels of earlier Debian releases: it loads, does what its own scenario
+//! asks of it, and carries RDMA.
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::debian::{HEADERS_6_1, HEADERS_6_12, TreeSpec};

@@ -1,5 +1,6 @@
-//! One process writes a file through the page cache and another reads it into GPU memory, and the reverse, with fsync and
-//! without: whatever was written before is what is read, whichever way bytes take.
+//! One process writes a file through the page cache and another reads it into GPU memory, and the
+//! reverse, with fsync and without: whatever was written before is what is read, whichever way
+//! bytes take.
 
 use anyhow::{Result, ensure};
 use farlane_kit::progress;

@@ -1,5 +1,5 @@
-//! A guest process forges, replays and steals tokens, takes memory away in flight, and uses tokens of another VM; an honest
-//! one beside it, and another VM, go on.
+//! A guest process forges, replays and steals tokens, takes memory away in flight, and uses tokens
+//! of another VM; an honest one beside it, and another VM, go on.
 
 use std::path::Path;
 use std::time::Duration;
@@ -37,7 +37,8 @@ const HELD_BYTES: u64 = 64 << 10;
 /// The files that have the attacker read, and unmap its memory.
 const READ: &str = "/tmp/read";
 const UNMAP: &str = "/tmp/unmap";
-/// How long the guest is seen to wait for a read: twice as long as a backend may be silent to the guest's driver.
+/// How long the guest is seen to wait for a read: twice as long as a backend may be silent to the
+/// guest's driver.
 const HOLD_SECONDS: u64 = 8;
 /// The disk that is attacked, and the one of honest processes.
 const TARGET: &str = "/dev/vda";
@@ -140,7 +141,8 @@ fn honest(guests: &[Guest; 2], report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Stops what serves the disks of a VM, and has it go on until it is about to read blocks into memory for what `begin` begins.
+/// Stops what serves the disks of a VM, and has it go on until it is about to read blocks into
+/// memory for what `begin` begins.
 fn hold_read(
     backends: &Backends,
     blocks: &Path,
@@ -157,8 +159,8 @@ fn hold_read(
     Ok(held)
 }
 
-/// Goes on holding, by the guest's clock, as its driver counts. Time for a backend that does not wait to let go of the memory,
-/// too: where it is not enough, what lands afterwards tells.
+/// Goes on holding, by the guest's clock, as its driver counts. Time for a backend that does not
+/// wait to let go of the memory, too: where it is not enough, what lands afterwards tells.
 fn hold_on(guest: &Guest, mut check: impl FnMut() -> Result<()>) -> Result<()> {
     let uptime = || {
         let seconds = guest.run("cut -d . -f 1 /proc/uptime")?;
@@ -171,7 +173,8 @@ fn hold_on(guest: &Guest, mut check: impl FnMut() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// Memory is unmapped while a disk reads into it: the unmapping waits, and nothing lands afterwards.
+/// Memory is unmapped while a disk reads into it: the unmapping waits, and nothing lands
+/// afterwards.
 fn unmapped_in_flight(
     guest: &Guest,
     backends: &Backends,
@@ -206,8 +209,9 @@ fn unmapped_in_flight(
     Ok(())
 }
 
-/// The tunnel's driver is unbound while a disk reads into device memory: that waits, and the VM goes on. The process that reads has
-/// its bytes, by the tunnel; one that writes to the other disk meanwhile is told of each write that has not arrived, and none of its envelopes is on a disk.
+/// The tunnel's driver is unbound while a disk reads into device memory: that waits, and the VM
+/// goes on. The process that reads has its bytes, by the tunnel; one that writes to the other disk
+/// meanwhile is told of each write that has not arrived, and none of its envelopes is on a disk.
 fn unbound_in_flight(
     guest: &Guest,
     backends: &Backends,

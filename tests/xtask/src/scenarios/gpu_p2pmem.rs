@@ -1,5 +1,5 @@
-//! Direct I/O between an SSD and the memory of another PCI device by the kernel's own peer-to-peer DMA: an NVMe controller
-//! with a controller memory buffer stands for a GPU.
+//! Direct I/O between an SSD and the memory of another PCI device by the kernel's own peer-to-peer
+//! DMA: an NVMe controller with a controller memory buffer stands for a GPU.
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;

@@ -1,5 +1,5 @@
-//! Plain reads of a file into GPU memory: of all sizes and alignments, by eight threads, each checked on the GPU's side;
-//! by the way that the library is told, and by the one it chooses.
+//! Plain reads of a file into GPU memory: of all sizes and alignments, by eight threads, each
+//! checked on the GPU's side; by the way that the library is told, and by the one it chooses.
 
 use anyhow::{Result, ensure};
 use farlane_kit::progress;

@@ -1,6 +1,7 @@
-//! A log scanner built on plain `pread`: it looks on the GPU for addresses in a log file that lies on an ext4 disk. The
-//! program knows nothing of how bytes get there; run with the library, they come from the page cache, by read-ahead, or
-//! straight from the disk, past the guest's memory (spin-atc17, section 6.2).
+//! A log scanner built on plain `pread`: it looks on the GPU for addresses in a log file that lies
+//! on an ext4 disk. The program knows nothing of how bytes get there; run with the library, they
+//! come from the page cache, by read-ahead, or straight from the disk, past the guest's memory
+//! (spin-atc17, section 6.2).
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -108,7 +109,8 @@ fn counted(backends: &Backends) -> Result<Counted> {
     })
 }
 
-/// Makes a log of harmless lines with an address that is looked for after each piece; returns its length.
+/// Makes a log of harmless lines with an address that is looked for after each piece; returns its
+/// length.
 fn plant(guest: &Guest) -> Result<u64> {
     let mut piece = String::new();
     for line in 0..PIECE_LINES {

@@ -1,5 +1,5 @@
-//! A software GPU that another process lends: a guest uses all of it from user space, it is taken away while it works, and the next
-//! guest finds nothing in its memory.
+//! A software GPU that another process lends: a guest uses all of it from user space, it is taken
+//! away while it works, and the next guest finds nothing in its memory.
 
 use std::time::Duration;
 
@@ -32,8 +32,8 @@ const LARGEST: u32 = (1 << 20) + 513;
 /// How long a program may take to begin, or to notice that its GPU is gone.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// For large memory to be plugged in: QEMU reserves the last addresses of its emulated processor, as an AMD processor's, and its
-/// firmware places them there.
+/// For large memory to be plugged in: QEMU reserves the last addresses of its emulated processor,
+/// as an AMD processor's, and its firmware places them there.
 const PLUG_MEMORY: [&str; 1] = ["pci=no_e820"];
 
 /// Patterns that lie in the log at known places: at chunks' and pages' borders among others.
@@ -181,7 +181,8 @@ fn log_scan(guest: &Guest) -> Result<String> {
     Ok(format!("{} occurrences, all of them", found.len()))
 }
 
-/// Unplugs the device while a program has it search. The program ends with an error, and the device is on offer.
+/// Unplugs the device while a program has it search. The program ends with an error, and the device
+/// is on offer.
 fn taken_away(guest: &Guest, lender: &Lender) -> Result<()> {
     let searching = guest.spawn("gpu_io search 2>&1; echo ended: $?")?;
     searching.wait_output(PATIENCE, |text| text.contains("searching"))?;

@@ -1,5 +1,6 @@
-//! Programs that know nothing of the I/O library behave with it as they do without, byte for byte; and one of them, told only that
-//! its buffers are a mapped file, which is the GPU's memory, has its bytes moved past the page cache.
+//! Programs that know nothing of the I/O library behave with it as they do without, byte for byte;
+//! and one of them, told only that its buffers are a mapped file, which is the GPU's memory, has
+//! its bytes moved past the page cache.
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::{Guest, Output};
@@ -147,7 +148,8 @@ fn changed_alike(guest: &Guest, mode: &str) -> Result<()> {
     Ok(())
 }
 
-/// What fio writes with the library it finds again without, and the reverse. (The files themselves differ: fio puts the time in.)
+/// What fio writes with the library it finds again without, and the reverse. (The files themselves
+/// differ: fio puts the time in.)
 fn verified_alike(guest: &Guest) -> Result<()> {
     for engine in ["psync", "pvsync2", "sync"] {
         for (write, check) in [("farlane-run --io ", ""), ("", "farlane-run --io ")] {

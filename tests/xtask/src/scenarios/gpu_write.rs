@@ -1,5 +1,5 @@
-//! Plain writes of GPU memory to files: of all sizes and alignments, by eight threads; the file system and the file are
-//! right afterwards, also to programs that know nothing of GPUs.
+//! Plain writes of GPU memory to files: of all sizes and alignments, by eight threads; the file
+//! system and the file are right afterwards, also to programs that know nothing of GPUs.
 
 use anyhow::{Result, ensure};
 use farlane_kit::progress;

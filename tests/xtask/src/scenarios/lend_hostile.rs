@@ -1,5 +1,6 @@
-//! Attackers of a lender and of a borrower, and a VM that abuses its lent disk, beside a VM that uses a disk of the same
-//! lender through the same borrower. They get errors, or lose their connections; the VM finds all that it has written.
+//! Attackers of a lender and of a borrower, and a VM that abuses its lent disk, beside a VM that
+//! uses a disk of the same lender through the same borrower. They get errors, or lose their
+//! connections; the VM finds all that it has written.
 
 use std::fs;
 use std::path::PathBuf;
@@ -217,7 +218,8 @@ impl Attacker {
     }
 }
 
-/// Runs an attack with so many messages. It fails when one of those that are invalid is not refused; it must have had some.
+/// Runs an attack with so many messages. It fails when one of those that are invalid is not
+/// refused; it must have had some.
 fn outcome(name: &str, command: Command, count: u64) -> Result<String> {
     let begin = Instant::now();
     let said = check_output(name, command, ATTACK_TIMEOUT)?;

@@ -1,8 +1,10 @@
-//! A lender and a borrower that do not hear each other any more, while the physical NVMe that is lent is about to write into the memory of
-//! the borrower's VM: packets are dropped, the lender's process is stopped, or killed. When the lender says that the lease has ended,
-//! nothing lands in that memory any more, whose next user may be another VM.
+//! A lender and a borrower that do not hear each other any more, while the physical NVMe that is
+//! lent is about to write into the memory of the borrower's VM: packets are dropped, the lender's
+//! process is stopped, or killed. When the lender says that the lease has ended, nothing lands in
+//! that memory any more, whose next user may be another VM.
 //!
-//! The device's reads are throttled before, so that they are under way for longer than the lease, and let go after it.
+//! The device's reads are throttled before, so that they are under way for longer than the lease,
+//! and let go after it.
 
 use std::fs;
 use std::path::Path;
@@ -45,7 +47,8 @@ const DISK_MIB: u32 = 96;
 const BORROWER: &str = "b";
 const MEMORY_MIB: u32 = 512;
 
-/// Reads of the VM, and so many at least at a time: the block layer makes one of those that follow each other.
+/// Reads of the VM, and so many at least at a time: the block layer makes one of those that follow
+/// each other.
 const READS: &str = "--rw=randread --bs=256k --iodepth=8 --time_based --runtime=600";
 const UNDER_WAY: u64 = 4;
 
@@ -224,7 +227,8 @@ impl<'r> Stage<'r> {
         qmp.execute("block_set_io_throttle", limits).map(drop)
     }
 
-    /// Waits until the disk of the lender's machine has nothing under way: a command that is to wait for all of it has ended.
+    /// Waits until the disk of the lender's machine has nothing under way: a command that is to
+    /// wait for all of it has ended.
     fn disk_is_idle(&self) -> Result<()> {
         self.machine.qmp().stop()?;
         self.machine.qmp().cont()
@@ -236,7 +240,8 @@ fn say(report: &mut Report, what: &str, figure: &str) {
     report.add("NVMe lent by another kernel", what, figure);
 }
 
-/// How many reads the controllers of a VM have not completed. A disk that may have several paths counts them there.
+/// How many reads the controllers of a VM have not completed. A disk that may have several paths
+/// counts them there.
 fn under_way(vm: &Guest) -> Result<u64> {
     let text = vm.run("cat /sys/block/nvme*/inflight")?;
     let reads = text

@@ -1,5 +1,5 @@
-//! One disk and three guests that take turns: each finds what the one before has written. Then the administrator takes
-//! the disk away from one that is using it.
+//! One disk and three guests that take turns: each finds what the one before has written. Then the
+//! administrator takes the disk away from one that is using it.
 
 use std::time::Instant;
 
@@ -91,7 +91,8 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// One guest gets the disk, finds the stamp of the one before, leaves its own, and lets go of the disk.
+    /// One guest gets the disk, finds the stamp of the one before, leaves its own, and lets go of
+    /// the disk.
     fn round(&self, round: usize) -> Result<()> {
         let who = round % self.guests.len();
         let guest = &self.guests[who];
@@ -120,8 +121,8 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// The administrator takes the disk from the guest that writes to it: the guest sees it going and lives, and the
-    /// next one gets the disk.
+    /// The administrator takes the disk from the guest that writes to it: the guest sees it going
+    /// and lives, and the next one gets the disk.
     fn revoke(&self, report: &mut Report) -> Result<()> {
         let [a, b, _] = self.guests;
         a.plug_vfio_user(DISK, self.borrowers[0].socket())?;

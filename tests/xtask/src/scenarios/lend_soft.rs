@@ -1,5 +1,5 @@
-//! A disk that another process lends: the guest's own NVMe driver, nvme-cli, ext4 and fio work with it, and the next
-//! guest finds the same files on it.
+//! A disk that another process lends: the guest's own NVMe driver, nvme-cli, ext4 and fio work with
+//! it, and the next guest finds the same files on it.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use farlane_compare::cpu::kept_from;
@@ -44,8 +44,9 @@ const STEADY_TRIES: usize = 4;
 /// In steady state at most one access to the device's registers stops the VM for so many requests.
 const REQUESTS_PER_TRAP: u64 = 20;
 
-/// For how long others have a processor at a time (`base_slice_ns` of Linux on two processors, rounded up). A device whose guest does not
-/// run so long sleeps (`farlane_block::idle`), and the next request wakes it, by a doorbell of each queue of the pair at most.
+/// For how long others have a processor at a time (`base_slice_ns` of Linux on two processors,
+/// rounded up). A device whose guest does not run so long sleeps (`farlane_block::idle`), and the
+/// next request wakes it, by a doorbell of each queue of the pair at most.
 const TIME_SLICE: Duration = Duration::from_millis(3);
 const DOORBELLS: u64 = 2;
 
@@ -137,7 +138,8 @@ impl<'a> Story<'a> {
         self.report.add(self.place, what, figure);
     }
 
-    /// A guest makes a file system on the lent disk; after it lets go of the disk another one has its files.
+    /// A guest makes a file system on the lent disk; after it lets go of the disk another one has
+    /// its files.
     fn tell(
         &mut self,
         lender: &Lender,
@@ -201,8 +203,9 @@ impl<'a> Story<'a> {
         Ok(())
     }
 
-    /// Many requests at a time hardly ever stop the VM, as far as nothing else keeps guest and device from running: the
-    /// device sleeps when the guest has not run for long, and then needs to be woken.
+    /// Many requests at a time hardly ever stop the VM, as far as nothing else keeps guest and
+    /// device from running: the device sleeps when the guest has not run for long, and then needs
+    /// to be woken.
     fn steady(
         &mut self,
         guest: &Guest,

@@ -1,4 +1,5 @@
-//! fio in one guest, in turns, on QEMU's own NVMe, on a lent one over the same file, and on NVMe/TCP to another guest.
+//! fio in one guest, in turns, on QEMU's own NVMe, on a lent one over the same file, and on
+//! NVMe/TCP to another guest.
 
 use anyhow::Result;
 use farlane_compare::{Bar, Bars};
@@ -32,9 +33,9 @@ const LOCAL: &str = "local";
 const LENT: &str = "lent";
 const FAR: &str = "far";
 
-/// What fio does, what of it counts, and how much more of it a lent device must give than the others. The small form's bars are
-/// half of what a lent device usually gives: they are missed where the time of a request doubles, as it does when it takes a
-/// message or a wake-up more.
+/// What fio does, what of it counts, and how much more of it a lent device must give than the
+/// others. The small form's bars are half of what a lent device usually gives: they are missed
+/// where the time of a request doubles, as it does when it takes a message or a wake-up more.
 struct Measure {
     name: &'static str,
     words: &'static str,
@@ -53,7 +54,8 @@ const MEASURES: &[Measure] = &[
         figure: |figures| figures.read.iops,
         over_local: 1.0,
         over_far: 5.0,
-        // One at a time is a question of wake-ups, of which a lent device takes one more: too much of the machine's.
+        // One at a time is a question of wake-ups, of which a lent device takes one more: too much
+        // of the machine's.
         small: None,
     },
     Measure {
@@ -117,7 +119,8 @@ fn long(run: &Run<'_>, report: &mut Report) -> Result<()> {
     rig.lender.stop()
 }
 
-/// A file, a lender of it, and a borrower; and a file for QEMU's own device: one is for one of them only.
+/// A file, a lender of it, and a borrower; and a file for QEMU's own device: one is for one of them
+/// only.
 struct Rig {
     _lent: Blocks,
     local: Blocks,
@@ -131,8 +134,8 @@ impl Rig {
         let local = Blocks::random(form.disk_mib())?;
         let lending = run.context.lending()?;
         let lender = lending.lender(run, "lender", &[Nvme::new(LENT, &lent)])?;
-        // As QEMU's own device and an NVMe of the host have it: an interrupt, and with it a queue, for each processor. It is
-        // not the default because QEMU 11.1 cannot unplug such a device.
+        // As QEMU's own device and an NVMe of the host have it: an interrupt, and with it a queue,
+        // for each processor. It is not the default because QEMU 11.1 cannot unplug such a device.
         let msix = ["--interrupts", "msix"].map(String::from);
         let borrower = lending.borrower_at(run, "borrower", &lender.address(), LENT, &msix)?;
         Ok(Self {
@@ -155,7 +158,8 @@ impl Rig {
     }
 }
 
-/// Measures a lent device, the first of the nodes, in turns with QEMU's own and, in the long form, with one behind TCP.
+/// Measures a lent device, the first of the nodes, in turns with QEMU's own and, in the long form,
+/// with one behind TCP.
 fn compare(form: Form, guest: &Guest, nodes: &[String], report: &mut Report) -> Result<()> {
     let mut bars = Bars::default();
     for measure in MEASURES {

@@ -71,7 +71,8 @@ pub struct Scenario {
     run: fn(&Run<'_>, &mut Report) -> Result<()>,
 }
 
-/// Why a scenario cannot be run on this machine. As the error of one it says that it has neither passed nor failed.
+/// Why a scenario cannot be run on this machine. As the error of one it says that it has neither
+/// passed nor failed.
 #[derive(Debug)]
 pub struct NotRun(pub String);
 
@@ -91,7 +92,8 @@ pub enum Ending {
     NotRun(String),
 }
 
-/// The exit status of `cargo xtask scenario` when nothing has failed and something could not be run, as automake's tests have it.
+/// The exit status of `cargo xtask scenario` when nothing has failed and something could not be
+/// run, as automake's tests have it.
 const NOT_RUN_STATUS: u8 = 77;
 
 /// All scenarios, in the order in which a test run begins them: the longest first.

@@ -1,5 +1,5 @@
-//! iperf3 and a ping-pong in one guest, in turns, on an interface of farlane-net and on one of QEMU's own over a tap that is
-//! alike; the peer is the same.
+//! iperf3 and a ping-pong in one guest, in turns, on an interface of farlane-net and on one of
+//! QEMU's own over a tap that is alike; the peer is the same.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,8 @@ pub const LONG: Scenario = Scenario {
     run: |run, report| versus(run, Form::Long, report),
 };
 
-/// farlane-net is no worse than the other: at least so much of its rate, at most so much of its time.
+/// farlane-net is no worse than the other: at least so much of its rate, at most so much of its
+/// time.
 const BAR: f64 = 1.0;
 
 /// The small form's: usual is 0.9 to 1.2, and 0.5 where the time of a frame has doubled.

@@ -1,5 +1,6 @@
-//! Flows whose endpoints in the guest migrate between its nodes: each is received by the limb of the node that its process is
-//! on, nothing is lost, and hardly anything comes out of order on the way there.
+//! Flows whose endpoints in the guest migrate between its nodes: each is received by the limb of
+//! the node that its process is on, nothing is lost, and hardly anything comes out of order on the
+//! way there.
 
 use std::process::Command;
 use std::time::Duration;
@@ -38,16 +39,18 @@ const FOLLOWED_MOVES: u32 = 40;
 /// Frames within which a stream follows.
 const MOST_FRAMES: u32 = 2000;
 
-/// Of each hundred frames that come to a stream that has followed, so many at least come to its program's node.
+/// Of each hundred frames that come to a stream that has followed, so many at least come to its
+/// program's node.
 const STAYS: u64 = 95;
 
-/// A flow that moves is to keep its order, and does not quite: a frame of the new queue has been seen before the last one of the old, once
-/// in about a thousand moves, as a queue counts as drained when the driver has taken its frames and not when the guest's stack has seen
-/// them. More than one late frame in so many moves is something else.
+/// A flow that moves is to keep its order, and does not quite: a frame of the new queue has been
+/// seen before the last one of the old, once in about a thousand moves, as a queue counts as
+/// drained when the driver has taken its frames and not when the guest's stack has seen them. More
+/// than one late frame in so many moves is something else.
 const MOVES_A_LATE_FRAME: u64 = 100;
 
-/// Of each hundred frames so many at most are handed from one thread to another, on the way of a move: later the tap itself gives
-/// them to the right one.
+/// Of each hundred frames so many at most are handed from one thread to another, on the way of a
+/// move: later the tap itself gives them to the right one.
 const MOST_HANDED_OVER: u64 = 10;
 
 /// How often each program migrates, and how long it stays, where its flows cannot follow each time.
@@ -57,8 +60,9 @@ const STAY: Duration = Duration::from_millis(15);
 /// The flows meanwhile.
 const FLOWS: [&str; 4] = ["-b 400M", "-b 200M -R", "-u -b 10M", "-u -b 10M -R"];
 
-/// Of each hundred bytes that come to the guest, so many at least are moved by the limb of the node where they lie: that a pair's
-/// limb is that of its buffers. Of those that it sends, fewer: a frame may lie where its program was before.
+/// Of each hundred bytes that come to the guest, so many at least are moved by the limb of the node
+/// where they lie: that a pair's limb is that of its buffers. Of those that it sends, fewer: a
+/// frame may lie where its program was before.
 const RECEIVED_LOCALLY: u64 = 99;
 const SENT_LOCALLY: u64 = 75;
 
@@ -99,7 +103,8 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     backend.stop()
 }
 
-/// A stream whose receiver migrates every 100 ms, and what each limb moves meanwhile, as it happens.
+/// A stream whose receiver migrates every 100 ms, and what each limb moves meanwhile, as it
+/// happens.
 pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     const MIGRATIONS: u32 = 80;
     const PAUSE: Duration = Duration::from_millis(100);
@@ -245,7 +250,8 @@ impl Ends<'_> {
             "The stream has followed its program {} of {FOLLOWED_MOVES} times within {MOST_FRAMES} frames",
             followed.moves
         );
-        // A few frames come between two steps of a move: those of the window that showed it are not among these.
+        // A few frames come between two steps of a move: those of the window that showed it are not
+        // among these.
         ensure!(
             per_cent(followed.here, followed.here + followed.elsewhere) >= STAYS,
             "The stream did not stay with its program: {followed:?}"
@@ -258,7 +264,8 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// Has flows of all kinds side by side whose servers, in the guest, migrate together, faster than flows can follow.
+    /// Has flows of all kinds side by side whose servers, in the guest, migrate together, faster
+    /// than flows can follow.
     fn keeps_order(&self, report: &mut Report) -> Result<()> {
         let at = At::new(self.guest);
         let captures = Captures::begin(self.run, self.network, self.guest, "tcp or udp")?;
@@ -301,9 +308,10 @@ impl Ends<'_> {
                 );
                 lost += order.lost;
             }
-            // What the guest sends is in the order of each of its transmit queues, and the guest chooses the queue of each frame:
-            // an acknowledgement by the program and one by the interrupt of the queue on which a segment came may overtake each
-            // other, as on any interface with several queues.
+            // What the guest sends is in the order of each of its transmit queues, and the guest
+            // chooses the queue of each frame: an acknowledgement by the program and one by the
+            // interrupt of the queue on which a segment came may overtake each other, as on any
+            // interface with several queues.
             late += there.late;
         }
         let tcp = format!(
@@ -348,8 +356,8 @@ struct Followed {
     elsewhere: u64,
 }
 
-/// Moves all processes of a name between the guest's two processors, each time when what they receive has followed, or has not
-/// within so many frames.
+/// Moves all processes of a name between the guest's two processors, each time when what they
+/// receive has followed, or has not within so many frames.
 fn follow(guest: &Guest, name: &str, moves: u32, most: u32) -> Result<Followed> {
     let said = ask(guest, &format!("--follow {}", words(name, moves, most)))?;
     Ok(Followed {
@@ -360,7 +368,8 @@ fn follow(guest: &Guest, name: &str, moves: u32, most: u32) -> Result<Followed> 
     })
 }
 
-/// Moves all processes of a name to a processor of the guest, and returns when the stream that one of them receives has followed.
+/// Moves all processes of a name to a processor of the guest, and returns when the stream that one
+/// of them receives has followed.
 pub fn settle_on(guest: &Guest, name: &str, cpu: u32) -> Result<()> {
     let moves = cpu + 1;
     let followed = follow(guest, name, moves, MOST_FRAMES)?;

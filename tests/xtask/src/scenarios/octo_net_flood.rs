@@ -1,4 +1,5 @@
-//! Many flows that each last for two frames, beside one that was there before and stays: they fill the flow table, and go on.
+//! Many flows that each last for two frames, beside one that was there before and stays: they fill
+//! the flow table, and go on.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -36,14 +37,16 @@ pub const LONG: Scenario = Scenario {
     run: |run, report| flood(run, 1_000_000, report),
 };
 
-/// Floods: the first fills the table, and whatever is allocated once; the others find all of that there.
+/// Floods: the first fills the table, and whatever is allocated once; the others find all of that
+/// there.
 const FLOODS: u32 = 3;
 
 /// Flows that the backend knows at most (docs/net.md).
 const CAPACITY: u64 = 65_536;
 
-/// So much of its own memory the backend may grow by a flood that finds the table full. An entry of the table has more than 100
-/// bytes: it would be 10 MB if the flows of the smaller floods were kept.
+/// So much of its own memory the backend may grow by a flood that finds the table full. An entry of
+/// the table has more than 100 bytes: it would be 10 MB if the flows of the smaller floods were
+/// kept.
 const GROWTH: u64 = 1 << 20;
 
 /// How long a flood may take on a busy machine.
@@ -64,7 +67,8 @@ fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
         .numa(numa)
         .files([migrator(run)?])])?;
     connect(&guest)?;
-    // Each beginning is answered and forgotten (SYN cookies): what is to be filled is the backend's table, not the guest's.
+    // Each beginning is answered and forgotten (SYN cookies): what is to be filled is the backend's
+    // table, not the guest's.
     guest.run(&format!(
         "/usr/sbin/ip route add default via {PEER} && echo 2 > /proc/sys/net/ipv4/tcp_syncookies"
     ))?;
@@ -84,7 +88,8 @@ fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
     let mut sizes = Vec::new();
     let mut answered = 0;
     for number in 0..FLOODS {
-        // The kernel's choice for a flow that is not steered is one of the queues: the stream is on the other at least once.
+        // The kernel's choice for a flow that is not steered is one of the queues: the stream is on
+        // the other at least once.
         settle_on(&guest, "iperf3", number % 2)?;
         let steady = Steady::reached(&backend)?;
         answered += floods.send(number)?;
@@ -158,7 +163,8 @@ fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
     backend.stop()
 }
 
-/// What does not change while a flow stays with its thread: moves of flows, and frames that one thread took and another delivered.
+/// What does not change while a flow stays with its thread: moves of flows, and frames that one
+/// thread took and another delivered.
 #[derive(Debug, PartialEq, Eq)]
 struct Steady {
     moves: u64,
@@ -166,7 +172,8 @@ struct Steady {
 }
 
 impl Steady {
-    /// What it is when nothing has moved for [`QUIET`]: the queue pair's thread follows the program a while after its frames do.
+    /// What it is when nothing has moved for [`QUIET`]: the queue pair's thread follows the program
+    /// a while after its frames do.
     fn reached(backend: &NetBackend<'_>) -> Result<Self> {
         let mut last = Self::read(backend)?;
         wait_until("the stream stays", || {

@@ -1,5 +1,6 @@
-//! A lent NVMe moves blocks to and from the video memory of lent GPUs: of the same lender, of one on the VM's own host,
-//! and of one that is reached over the network; and a GPU is unplugged while the NVMe writes into it.
+//! A lent NVMe moves blocks to and from the video memory of lent GPUs: of the same lender, of one
+//! on the VM's own host, and of one that is reached over the network; and a GPU is unplugged while
+//! the NVMe writes into it.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::time::Duration;
@@ -232,8 +233,8 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// Whether the first bytes of the disk are those that the program has put into the GPU's memory; they are not any
-    /// more afterwards.
+    /// Whether the first bytes of the disk are those that the program has put into the GPU's
+    /// memory; they are not any more afterwards.
     fn disk_has(&self, bytes: u64) -> Result<bool> {
         let mut file = std::fs::File::options()
             .read(true)

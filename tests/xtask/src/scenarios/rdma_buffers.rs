@@ -1,5 +1,5 @@
-//! Host-allocated buffers and transfers with callbacks: the examples of libfarlane, C and Rust, against each other; and
-//! what becomes of a buffer's memory.
+//! Host-allocated buffers and transfers with callbacks: the examples of libfarlane, C and Rust,
+//! against each other; and what becomes of a buffer's memory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -173,8 +173,9 @@ fn memory(
         }
         Ok(output.all())
     };
-    // Several times what there is, in pieces, one at a time: it must come back. The half of it, written to by a process
-    // that ends without freeing; then more than the other half by another process: no room but for what came back.
+    // Several times what there is, in pieces, one at a time: it must come back. The half of it,
+    // written to by a process that ends without freeing; then more than the other half by another
+    // process: no room but for what came back.
     let (piece, large) = (limit / 4, limit / 16);
     for (arguments, wanted) in [
         (format!("cycle 16 {piece}"), "cycled "),

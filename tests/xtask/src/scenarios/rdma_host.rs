@@ -1,4 +1,5 @@
-//! The same programs between two processes of this machine, over the daemon's host socket: RDMA for containers.
+//! The same programs between two processes of this machine, over the daemon's host socket: RDMA for
+//! containers.
 
 use anyhow::{Context as _, Result};
 use farlane_kit::packages;
@@ -40,7 +41,8 @@ const PERFTESTS: &[&str] = &[
     "ib_read_lat -s 8 -n 2000",
 ];
 
-/// The tests of qperf over reliable connections but those of atomic operations, which there are not.
+/// The tests of qperf over reliable connections but those of atomic operations, which there are
+/// not.
 const QPERF: &[&str] = &[
     "rc_bi_bw",
     "rc_bw",

@@ -1,5 +1,6 @@
-//! A hostile process, in a VM and on this machine, beside victims: the process next to it, and unmodified programs
-//! between two VMs. It gets an error for everything that it tries, and they notice nothing.
+//! A hostile process, in a VM and on this machine, beside victims: the process next to it, and
+//! unmodified programs between two VMs. It gets an error for everything that it tries, and they
+//! notice nothing.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -59,8 +60,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let mut pair = farlane.boot_pair_with(run, &wire, &files, Some(&socket))?;
     let host = Host::new(farlane.programs(), &socket, run.logs());
 
-    // What the first programs cost once is no growth: the window, for one, becomes a part of the VM's memory when it is
-    // first used.
+    // What the first programs cost once is no growth: the window, for one, becomes a part of the
+    // VM's memory when it is first used.
     round(&pair.a, &pair.b)?;
     for guest in [&pair.a, &pair.b] {
         Witness::begin(guest, FILE)?.end()?;

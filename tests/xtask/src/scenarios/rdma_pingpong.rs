@@ -18,7 +18,8 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// The ping-pongs: polling, sleeping on completion events, with the received bytes checked, small, large and many.
+/// The ping-pongs: polling, sleeping on completion events, with the received bytes checked, small,
+/// large and many.
 const LINES: &[&str] = &[
     "ibv_rc_pingpong",
     "ibv_rc_pingpong -e",

@@ -32,8 +32,8 @@ pub const LONG: Scenario = Scenario {
 const BANDWIDTH_RATIO: f64 = 20.0;
 const LATENCY_RATIO: f64 = 2.0;
 
-/// A program, its arguments, what it measures, and how often it repeats over the slow and the fast one in each form; the small form
-/// leaves one out.
+/// A program, its arguments, what it measures, and how often it repeats over the slow and the fast
+/// one in each form; the small form leaves one out.
 struct Measure {
     line: &'static str,
     figure: Figure,
@@ -72,7 +72,8 @@ const MEASURES: &[Measure] = &[
     },
 ];
 
-/// Few rounds, as starting the programs takes seconds in emulated guests, and as the bars are far from the figures.
+/// Few rounds, as starting the programs takes seconds in emulated guests, and as the bars are far
+/// from the figures.
 const SMALL: Plan = Plan {
     least: 4,
     step: 2,

@@ -1,4 +1,5 @@
-//! The scenarios of virtual RDMA with two worker threads: what one context waits for is posted in another, which another thread serves.
+//! The scenarios of virtual RDMA with two worker threads: what one context waits for is posted in
+//! another, which another thread serves.
 
 use super::{
     Scenario, rdma_buffers, rdma_crash, rdma_host, rdma_isolation, rdma_perftest, rdma_pingpong,

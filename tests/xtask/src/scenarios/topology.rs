@@ -1,5 +1,5 @@
-//! A kernel with two NUMA nodes: what farlane-topology shows of it, and whether memory is found where it lies and followed when it
-//! moves.
+//! A kernel with two NUMA nodes: what farlane-topology shows of it, and whether memory is found
+//! where it lies and followed when it moves.
 
 use anyhow::{Result, ensure};
 use farlane_kit::guest_root::GuestFile;

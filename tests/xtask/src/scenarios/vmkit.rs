@@ -1,5 +1,5 @@
-//! The VM kit itself: guests boot, run commands side by side, reach each other over the wire, lose and get devices,
-//! and a guest that hangs is ended.
+//! The VM kit itself: guests boot, run commands side by side, reach each other over the wire, lose
+//! and get devices, and a guest that hangs is ended.
 
 use std::fs::File;
 use std::io::Read as _;

@@ -1,6 +1,7 @@
-//! Abort (NVMe 1.4, 5.1): a command that has not been begun is completed at once, and never begun. What has been given to a device
-//! cannot be taken back. Of those that wait in a submission queue only the oldest can be aborted: a completion tells the driver that an
-//! entry is free, but the entries are freed in their order (4.1).
+//! Abort (NVMe 1.4, 5.1): a command that has not been begun is completed at once, and never begun.
+//! What has been given to a device cannot be taken back. Of those that wait in a submission queue
+//! only the oldest can be aborted: a completion tells the driver that an entry is free, but the
+//! entries are freed in their order (4.1).
 
 use super::fetch::read_entry;
 use super::{CommandId, Controller};

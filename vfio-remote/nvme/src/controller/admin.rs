@@ -271,7 +271,8 @@ impl Controller {
         match &self.cqs[index] {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(cq) if cq.users > 0 => Err(Status::INVALID_QUEUE_DELETION),
-            // No entry is on its way to it: a submission queue stays until its commands' completions have been written.
+            // No entry is on its way to it: a submission queue stays until its commands'
+            // completions have been written.
             Some(_) => {
                 self.cqs[index] = None;
                 Ok(Answer::Done(0))
@@ -279,8 +280,9 @@ impl Controller {
         }
     }
 
-    /// The queue goes once nothing of it is under way (5.6): neither commands, nor completions that the driver does not have yet, nor
-    /// entries that would be taken for those of the next queue with its identifier.
+    /// The queue goes once nothing of it is under way (5.6): neither commands, nor completions that
+    /// the driver does not have yet, nor entries that would be taken for those of the next queue
+    /// with its identifier.
     fn delete_sq(&mut self, id: &CommandId, queue: u16) -> Result<Answer, Status> {
         let index = self.io_queue(queue)?;
         match &mut self.sqs[index] {

@@ -95,7 +95,8 @@ impl Controller {
         );
     }
 
-    /// Counts a failure and has the error log tell of it. Returns the status to complete the command with.
+    /// Counts a failure and has the error log tell of it. Returns the status to complete the
+    /// command with.
     fn note_failure(&mut self, command: &CommandId, status: Status) -> Status {
         count(&self.shared.counters.errors, 1);
         // The driver knows what it has aborted.

@@ -85,8 +85,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// A disabled controller for the calling thread. `rings` says whether doorbells ring. `link` stays open for as long as
-    /// anything is under way, however this process ends.
+    /// A disabled controller for the calling thread. `rings` says whether doorbells ring. `link`
+    /// stays open for as long as anything is under way, however this process ends.
     pub fn new(
         shared: Arc<Shared>,
         identity: Arc<Identity>,
@@ -97,8 +97,9 @@ impl Controller {
             .namespaces
             .iter()
             .map(|n| n.file().map_or(-1, |file| file.as_raw_fd()))
-            // Last: nothing is done with it. The kernel lets go of a ring's files when all that was under way has ended, which
-            // it does not wait for where it closes those of a process that was killed.
+            // Last: nothing is done with it. The kernel lets go of a ring's files when all that was
+            // under way has ended, which it does not wait for where it closes those of a process
+            // that was killed.
             .chain(link.map(|link| link.as_raw_fd()))
             .collect();
         let ring = Ring::new(&files, &[shared.kick.as_fd()])?;

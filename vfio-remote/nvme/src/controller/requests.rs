@@ -14,8 +14,9 @@ use std::rc::Rc;
 /// Most commands in flight, those of the admin queue, and others.
 const MAX_REQUESTS: usize = 1024;
 const MAX_IO_REQUESTS: usize = MAX_REQUESTS - 16;
-/// Bytes of copies there may be at a time before no further command is taken, for those of the admin queue and for others: each
-/// has its own, so that deletions and aborts find room. One command more makes a copy of at most 1 MiB, or two to compare them.
+/// Bytes of copies there may be at a time before no further command is taken, for those of the
+/// admin queue and for others: each has its own, so that deletions and aborts find room. One
+/// command more makes a copy of at most 1 MiB, or two to compare them.
 const MAX_ADMIN_COPIES: u64 = 2 << 20;
 const MAX_IO_COPIES: u64 = 16 << 20;
 

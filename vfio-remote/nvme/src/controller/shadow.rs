@@ -166,9 +166,9 @@ impl Controller {
         }
     }
 
-    /// Whether a doorbell has been written that has not been seen, or one has been seen that has not
-    /// been followed: the pin's level is looked at last in a turn, and with it the driver's heads, which
-    /// may have made room for completions that wait.
+    /// Whether a doorbell has been written that has not been seen, or one has been seen that has
+    /// not been followed: the pin's level is looked at last in a turn, and with it the driver's
+    /// heads, which may have made room for completions that wait.
     pub(super) fn doorbells_rang(&mut self) -> bool {
         if self.state != super::State::Running {
             return false;

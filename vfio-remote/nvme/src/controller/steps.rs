@@ -257,7 +257,8 @@ impl Controller {
                 if syncs_after && request.done >= request.length {
                     return self.step_sync(slot, request);
                 }
-                // The device may have dropped what it had cached when another one's flush failed, before its own succeeded.
+                // The device may have dropped what it had cached when another one's flush failed,
+                // before its own succeeded.
                 let is_as_it_was = self.failed_syncs(request.namespace) == request.failed_syncs;
                 if durable.0 && request.done >= request.length && !is_as_it_was {
                     return Ok(Step::Done(Status::WRITE_FAULT));
@@ -331,7 +332,8 @@ impl Controller {
         }
     }
 
-    /// Whether not all blocks of a request are there any more. `fallocate` zeroes what is left of them then, and succeeds.
+    /// Whether not all blocks of a request are there any more. `fallocate` zeroes what is left of
+    /// them then, and succeeds.
     fn is_beyond(&self, request: &Request) -> bool {
         let end = request.offset + request.length;
         let namespace = self.identity.namespaces.get(request.namespace);

@@ -24,8 +24,8 @@ pub enum Shutdown {
 }
 
 impl Controller {
-    /// A flush of the namespaces that have something to flush. What is only read has nothing, and its file system may have no
-    /// `fsync`.
+    /// A flush of the namespaces that have something to flush. What is only read has nothing, and
+    /// its file system may have no `fsync`.
     pub(super) fn flush_of(&self, nsid: u32) -> Work {
         let all = self.identity.namespaces.iter().enumerate();
         let named = all.filter(|(index, namespace)| {
@@ -73,8 +73,8 @@ impl Controller {
         namespace.is_some_and(Namespace::can_sync)
     }
 
-    /// Whether a sync can still make durable what a request has done. What was written around the page cache after a sync has failed is not lost
-    /// with what was written before.
+    /// Whether a sync can still make durable what a request has done. What was written around the
+    /// page cache after a sync has failed is not lost with what was written before.
     fn can_sync_of(&self, request: &Request, namespace: usize) -> bool {
         if matches!(request.work, Work::Write(_)) && !self.is_cached(namespace) {
             return self.failed_syncs(namespace) == request.failed_syncs;
@@ -88,8 +88,9 @@ impl Controller {
         namespace.map_or(0, Namespace::failed_syncs)
     }
 
-    /// Whether the page cache of the host takes part in what a namespace holds: a durable write is a write and then a sync there.
-    /// Of an operation that does both nobody can say which has failed, and it would use up the error of an earlier write.
+    /// Whether the page cache of the host takes part in what a namespace holds: a durable write is
+    /// a write and then a sync there. Of an operation that does both nobody can say which has
+    /// failed, and it would use up the error of an earlier write.
     pub(super) fn is_cached(&self, namespace: usize) -> bool {
         let namespace = self.identity.namespaces.get(namespace);
         namespace.is_some_and(|namespace| {
@@ -98,13 +99,15 @@ impl Controller {
         })
     }
 
-    /// Whether a durable write is a write and then a sync: so that it is known which of them has failed. Of one from the memory of another
-    /// device that is asked, too: the disk may not reach it.
+    /// Whether a durable write is a write and then a sync: so that it is known which of them has
+    /// failed. Of one from the memory of another device that is asked, too: the disk may not reach
+    /// it.
     pub(super) fn syncs_after(&self, request: &Request) -> bool {
         request.from_device || self.is_cached(request.namespace)
     }
 
-    /// A write has failed: if it was to be durable by itself, that may have been the device's flush.
+    /// A write has failed: if it was to be durable by itself, that may have been the device's
+    /// flush.
     pub(super) fn note_failed_sync(&self, request: &Request, errno: i32) {
         let is_durable = matches!(request.work, Work::Write(Durable(true)));
         if is_durable
@@ -212,7 +215,8 @@ mod tests {
 
     const FLUSHES: [usize; 2] = [0, 1];
 
-    /// A controller with two flushes of its namespace under way, whose slots are those numbers. The kernel is not told of them.
+    /// A controller with two flushes of its namespace under way, whose slots are those numbers. The
+    /// kernel is not told of them.
     fn flushing(is_cached: bool) -> Controller {
         let config = NamespaceConfig::from(Backing::Null { bytes: 1 << 20 });
         let mut namespace = Namespace::open(&config, Cache::Buffered).unwrap();
@@ -304,8 +308,8 @@ mod tests {
         assert!(!controller.can_sync(0));
         let errors = answered(controller).1;
         assert_eq!(errors, 1);
-        // What is written after a flush has failed is not lost with what was written before; what is written before one fails may be:
-        // also by an operation that flushes by itself.
+        // What is written after a flush has failed is not lost with what was written before; what
+        // is written before one fails may be: also by an operation that flushes by itself.
         let writes =
             |controller: &Controller| controller.shared.counters.writes.load(Ordering::Relaxed);
         let from_device = [(true, None), (true, Some(0)), (true, Some(1))];

@@ -30,8 +30,8 @@ pub struct Scratch {
 }
 
 impl Controller {
-    /// Locates `length` bytes of data of `buffer`; the vectors are in `scratch` and valid as long as the
-    /// current view.
+    /// Locates `length` bytes of data of `buffer`; the vectors are in `scratch` and valid as long
+    /// as the current view.
     pub(super) fn locate(
         &mut self,
         scratch: &mut Scratch,

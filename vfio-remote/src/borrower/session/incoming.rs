@@ -21,13 +21,15 @@ pub(super) fn start(
             let mut end = receive(&shared, &mut receiver, &queue);
             if end.is_of_this_end() {
                 log::warn!("The link has failed: {}", chain(&end));
-                // The device is given up, and its lender stops it when it hears that. Its end says so.
+                // The device is given up, and its lender stops it when it hears that. Its end says
+                // so.
                 shared.hang_up();
                 shared.lose_and_tell();
                 end = receiver.wait_for_end();
             }
             match end {
-                // A lender stops its device before it hangs up, or it has ended, and its device with it.
+                // A lender stops its device before it hangs up, or it has ended, and its device
+                // with it.
                 LinkError::Closed => {
                     shared.stopped(None);
                     log::warn!("The lender has hung up");
@@ -36,7 +38,8 @@ pub(super) fn start(
                 LinkError::Ended => {}
                 e => log::warn!("The link has failed: {}", chain(&e)),
             }
-            // What may still reach something of the lender's says by its end that it does not any more.
+            // What may still reach something of the lender's says by its end that it does not any
+            // more.
             match shared.holds_on() {
                 true => shared.ask_nothing(),
                 false => shared.close(),

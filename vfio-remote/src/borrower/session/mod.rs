@@ -123,7 +123,8 @@ pub(crate) fn greet(
 
 impl Session {
     /// Connects and attaches to `device`. `memory` is what the lender may reach by messages;
-    /// `on_loss` is called once, when a lease has ended. Here and in what follows, all that is asked is answered by the deadline.
+    /// `on_loss` is called once, when a lease has ended. Here and in what follows, all that is
+    /// asked is answered by the deadline.
     pub fn open(
         connector: &Connector,
         (name, device): (&str, &str),
@@ -236,9 +237,9 @@ impl Session {
         Ok(())
     }
 
-    /// Has the device reach a range no more. The lender is asked once at least, and `again` as long as it can answer in time. False
-    /// where the device is still at it: this is to be called again. A device that is not kept from it by this is given up, as by
-    /// [`give_up`](Self::give_up).
+    /// Has the device reach a range no more. The lender is asked once at least, and `again` as long
+    /// as it can answer in time. False where the device is still at it: this is to be called again.
+    /// A device that is not kept from it by this is given up, as by [`give_up`](Self::give_up).
     pub fn unmap(
         &self,
         fence: Fence,
@@ -272,8 +273,8 @@ impl Session {
         }
     }
 
-    /// Gives back a device that does not do what it must, and ends the link: the VM loses it. Whether it reaches memory after
-    /// this, [`doubt`](Self::doubt) says.
+    /// Gives back a device that does not do what it must, and ends the link: the VM loses it.
+    /// Whether it reaches memory after this, [`doubt`](Self::doubt) says.
     pub fn give_up(&self, fence: Fence, deadline: Deadline) {
         if !self.is_lost() {
             let deadline = deadline.for_the_last_word();
@@ -286,15 +287,16 @@ impl Session {
         self.shared.hang_up();
     }
 
-    /// Ends the link of a device that is at it for too long, without waiting any more: the VM loses it, and its lender takes it
-    /// back when it can. Until then it may reach memory, as [`doubt`](Self::doubt) says.
+    /// Ends the link of a device that is at it for too long, without waiting any more: the VM loses
+    /// it, and its lender takes it back when it can. Until then it may reach memory, as
+    /// [`doubt`](Self::doubt) says.
     pub fn abandon(&self) {
         self.shared.set_at_it(true);
         self.shared.hang_up();
     }
 
-    /// How long the device may reach memory that it has been shown, where the lender does not say anything any more. None
-    /// where it is known to reach nothing.
+    /// How long the device may reach memory that it has been shown, where the lender does not say
+    /// anything any more. None where it is known to reach nothing.
     pub fn doubt(&self) -> Option<Doubt> {
         self.shared.doubt()
     }
@@ -351,7 +353,8 @@ impl Session {
         Ok(())
     }
 
-    /// Writes registers, without waiting but now and then: so few writes wait at the lender that it reads on, and hears renewals.
+    /// Writes registers, without waiting but now and then: so few writes wait at the lender that it
+    /// reads on, and hears renewals.
     pub fn post(
         &self,
         fence: Fence,

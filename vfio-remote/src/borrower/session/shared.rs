@@ -1,4 +1,5 @@
-//! What the threads of a session share: what has been asked of the lender, and what is known of the lease.
+//! What the threads of a session share: what has been asked of the lender, and what is known of the
+//! lease.
 
 use super::super::signals::Signals;
 use super::SessionError;
@@ -11,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How much longer than by its term a lease may last at a lender that has fallen silent: until it has looked at the time
-/// (once a second) and stopped the device.
+/// How much longer than by its term a lease may last at a lender that has fallen silent: until it
+/// has looked at the time (once a second) and stopped the device.
 const STOPPING: Duration = Duration::from_secs(2);
 
 /// Shortest term of a lease that makes sense.
@@ -39,13 +40,14 @@ struct Answers {
     resting: bool,
 }
 
-/// How long a device may reach memory that it has been shown, where nothing says that it has stopped.
+/// How long a device may reach memory that it has been shown, where nothing says that it has
+/// stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doubt {
     /// So much longer at most: by then its lender has noticed that the lease is over.
     For(Duration),
-    /// While its lender runs. One of this host may be held, or wait for a device, and notices nothing; any other has said that its
-    /// device is at something, which ends when it ends.
+    /// While its lender runs. One of this host may be held, or wait for a device, and notices
+    /// nothing; any other has said that its device is at something, which ends when it ends.
     WhileItRuns,
 }
 
@@ -83,12 +85,14 @@ impl Tenure {
         }
     }
 
-    /// How long the device may reach memory, where time proves something of a lender that is silent, or not.
+    /// How long the device may reach memory, where time proves something of a lender that is
+    /// silent, or not.
     fn doubt(&self, time_proves: bool, now: Instant) -> Option<Doubt> {
         if !time_proves || self.at_it || self.stopping {
             return Some(Doubt::WhileItRuns);
         }
-        // A renewal that nobody has heard of may have reached the lender in the last moment of the term.
+        // A renewal that nobody has heard of may have reached the lender in the last moment of the
+        // term.
         let until = self.renewed + 2 * self.term + STOPPING;
         let left = until.saturating_duration_since(now);
         (!left.is_zero()).then_some(Doubt::For(left))
@@ -97,7 +101,8 @@ impl Tenure {
 
 #[derive(Debug, Default)]
 struct Lease {
-    /// None where there is no lease, and as soon as the lender has said that the device reaches nothing any more.
+    /// None where there is no lease, and as soon as the lender has said that the device reaches
+    /// nothing any more.
     tenure: Option<Tenure>,
     /// The lease that there is, or was, and its term.
     taken: Option<Fence>,
@@ -161,7 +166,8 @@ impl Shared {
         }
     }
 
-    /// The device reaches nothing any more; where a lease is named, the device that was taken under it. False where there is none.
+    /// The device reaches nothing any more; where a lease is named, the device that was taken under
+    /// it. False where there is none.
     pub fn stopped(&self, named: Option<Fence>) -> bool {
         let mut lease = self.lease();
         let is_meant = |tenure: &mut Tenure| named.is_none_or(|fence| fence == tenure.fence);
@@ -181,7 +187,8 @@ impl Shared {
         }
     }
 
-    /// The lender has said that a lease is over. Its device may take as long as it likes to stop: the lender says when it has.
+    /// The lender has said that a lease is over. Its device may take as long as it likes to stop:
+    /// the lender says when it has.
     pub fn set_stopping(&self, fence: Fence) {
         let mut lease = self.lease();
         if let Some(tenure) = lease.tenure.as_mut().filter(|t| t.fence == fence) {
@@ -194,7 +201,8 @@ impl Shared {
         self.with_current(fence, |_| ())
     }
 
-    /// Signals something to the VM, if it belongs to the lease that the VM has, and the VM goes on having it meanwhile.
+    /// Signals something to the VM, if it belongs to the lease that the VM has, and the VM goes on
+    /// having it meanwhile.
     pub fn with_current(&self, fence: Fence, act: impl FnOnce(&Signals)) -> bool {
         let lease = self.lease();
         let is_current = lease.tenure.is_some_and(|tenure| tenure.fence == fence);
@@ -214,8 +222,8 @@ impl Shared {
         self.told.load(Ordering::Acquire)
     }
 
-    /// From now on, or no more, something of the lender's may be reached, also after the lease: the link is not hung up, and the
-    /// lease is renewed.
+    /// From now on, or no more, something of the lender's may be reached, also after the lease: the
+    /// link is not hung up, and the lease is renewed.
     pub fn hold_on(&self, holds: bool) {
         self.holds_on.store(holds, Ordering::Release);
     }
@@ -238,7 +246,8 @@ impl Shared {
         }
     }
 
-    /// The same, and says so to whom it concerns. Not by a thread that holds locks: that may wait for other devices.
+    /// The same, and says so to whom it concerns. Not by a thread that holds locks: that may wait
+    /// for other devices.
     pub fn lose_and_tell(&self) {
         self.lose();
         let taken = self.lease().taken;
@@ -249,8 +258,9 @@ impl Shared {
         }
     }
 
-    /// The device is gone for the VM, and nothing is asked any more. What the lender still says is heard, until it hangs up too.
-    /// While something of the lender's may be reached, it alone is lost.
+    /// The device is gone for the VM, and nothing is asked any more. What the lender still says is
+    /// heard, until it hangs up too. While something of the lender's may be reached, it alone is
+    /// lost.
     pub fn hang_up(&self) {
         self.lose();
         if self.holds_on() {
@@ -288,7 +298,8 @@ impl Shared {
         self.answers().resting
     }
 
-    /// Waits until it is time to renew the lease, or nothing is asked any more. False where it is not renewed any more.
+    /// Waits until it is time to renew the lease, or nothing is asked any more. False where it is
+    /// not renewed any more.
     pub fn wait_to_renew(&self, interval: Duration) -> bool {
         let (answers, _) = self
             .changed
@@ -309,7 +320,8 @@ impl Shared {
     /// Takes an answer. One that came too late has nobody who waits for it.
     pub fn answered(&self, id: u32, result: Result<Reply, Refusal>, descriptors: Vec<OwnedFd>) {
         let is_take = self.answers().waiting.get(&id).is_some_and(|w| w.is_take);
-        // The device has been taken. Here, because what comes behind this answer may belong to the lease.
+        // The device has been taken. Here, because what comes behind this answer may belong to the
+        // lease.
         if is_take
             && let Ok(Reply::Taken { fence, term_ms, .. } | Reply::Sublet { fence, term_ms }) =
                 result
@@ -327,8 +339,9 @@ impl Shared {
         }
     }
 
-    /// Asks, and waits for the answer until then. A lender that gives none is not there; but of one that is slow to read its device,
-    /// renewals tell. Whoever asks sees to it that there is time for an answer.
+    /// Asks, and waits for the answer until then. A lender that gives none is not there; but of one
+    /// that is slow to read its device, renewals tell. Whoever asks sees to it that there is time
+    /// for an answer.
     pub fn ask(
         &self,
         request: Request,

@@ -1,4 +1,5 @@
-//! A lender's end of a link to another lender, a device of which its own ones reach under a sublease.
+//! A lender's end of a link to another lender, a device of which its own ones reach under a
+//! sublease.
 
 use super::renewal::Heart;
 use super::shared::Shared;
@@ -24,9 +25,10 @@ pub(crate) struct Subtenant {
 }
 
 impl Subtenant {
-    /// Connects as `name`, and shows the key of the device's lease, until then. `let_go` is called when the sublease has ended,
-    /// by which side ever; with a lender that falls silent, when its term is over. However long that takes, the sublease is renewed
-    /// and the link stays: the end of either says that nothing is reached.
+    /// Connects as `name`, and shows the key of the device's lease, until then. `let_go` is called
+    /// when the sublease has ended, by which side ever; with a lender that falls silent, when its
+    /// term is over. However long that takes, the sublease is renewed and the link stays: the end
+    /// of either says that nothing is reached.
     pub fn open(
         connector: &Connector,
         name: &str,
@@ -104,7 +106,8 @@ impl Subtenant {
         }
     }
 
-    /// Gives the sublease back, also one that is lost: nobody here reaches the device any more. A second time it says nothing.
+    /// Gives the sublease back, also one that is lost: nobody here reaches the device any more. A
+    /// second time it says nothing.
     pub fn give_back(&self) {
         let fence = self.fence;
         let until = Instant::now() + RETURNING;

@@ -8,7 +8,8 @@ use std::sync::mpsc;
 
 const LEASE: Fence = Fence(5);
 
-/// Answers a borrower, and says something behind the answer that gives it a lease; after that, what the test likes.
+/// Answers a borrower, and says something behind the answer that gives it a lease; after that, what
+/// the test likes.
 fn serve(sender: &Sender, mut receiver: Receiver, term_ms: u32, behind: &[ToBorrower]) {
     let class = ClassCode {
         base: 0xff,

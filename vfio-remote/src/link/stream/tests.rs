@@ -136,7 +136,8 @@ fn all_that_was_sent_is_heard_and_the_goodbye_whatever_the_other_end_still_says(
             far.send(b"not heard", false).unwrap();
             let mut unread = [PollFd::new(&near.socket, PollFlags::IN)];
             assert_eq!(poll(&mut unread, None), Ok(1));
-            // More than both systems keep: when the last of it leaves the near end, there is much that the far one has not got.
+            // More than both systems keep: when the last of it leaves the near end, there is much
+            // that the far one has not got.
             for _ in 0..FRAMES {
                 near.send(&[1; 40_000], false).unwrap();
             }

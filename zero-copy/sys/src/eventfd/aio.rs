@@ -1,9 +1,10 @@
 //! Eventfds that the kernel signals.
 //!
-//! Who has given us an eventfd may at any time clear its `O_NONBLOCK` and fill its counter: `write` blocks then, for as long as its owner
-//! pleases, and there is no flag for a single call that forbids it. The kernel itself never waits (`eventfd_signal`), and
-//! signals an eventfd of our choice when an asynchronous request ends (`IOCB_FLAG_RESFD`, `io_submit(2)`): a read of no bytes,
-//! which ends before `io_submit` returns.
+//! Who has given us an eventfd may at any time clear its `O_NONBLOCK` and fill its counter: `write`
+//! blocks then, for as long as its owner pleases, and there is no flag for a single call that
+//! forbids it. The kernel itself never waits (`eventfd_signal`), and signals an eventfd of our
+//! choice when an asynchronous request ends (`IOCB_FLAG_RESFD`, `io_submit(2)`): a read of no
+//! bytes, which ends before `io_submit` returns.
 
 use rustix::io::Errno;
 use std::fs::File;
@@ -14,7 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Events that are taken out of the context at a time. They say nothing.
 const REAPED: u32 = 64;
-/// Events that the context is asked to have room for; it has at least twice as many. `fs.aio-max-nr` is a bound on those of all processes.
+/// Events that the context is asked to have room for; it has at least twice as many.
+/// `fs.aio-max-nr` is a bound on those of all processes.
 const ROOM: libc::c_long = 64;
 /// How often a signal is tried again.
 const TRIES: usize = 8;
@@ -62,8 +64,8 @@ fn check(result: libc::c_long) -> Result<libc::c_long, Errno> {
 }
 
 impl Signaller {
-    /// Sets a context up. None: this kernel has none (`CONFIG_AIO`), or keeps them from us, or as many are in use as may be
-    /// (`fs.aio-max-nr`).
+    /// Sets a context up. None: this kernel has none (`CONFIG_AIO`), or keeps them from us, or as
+    /// many are in use as may be (`fs.aio-max-nr`).
     pub fn new() -> Option<Self> {
         if cfg!(target_endian = "big") {
             return None;
@@ -100,7 +102,8 @@ impl Signaller {
         let mut result = self.submit(fd);
         for _ in 0..TRIES {
             match result {
-                // There is no room: what has ended takes it, and is all there, or another thread has taken it out.
+                // There is no room: what has ended takes it, and is all there, or another thread
+                // has taken it out.
                 Err(Errno::AGAIN) => {
                     self.reap();
                 }
@@ -123,7 +126,8 @@ impl Signaller {
             ..Request::default()
         };
         let mut list = [&raw mut request];
-        // SAFETY: the list and the request live throughout the call, and the kernel has copied them when it returns; no bytes are read.
+        // SAFETY: the list and the request live throughout the call, and the kernel has copied them
+        // when it returns; no bytes are read.
         check(unsafe {
             libc::syscall(
                 libc::SYS_io_submit,
@@ -138,7 +142,8 @@ impl Signaller {
     /// Takes events out, so that there is room for others. Says whether there were some.
     fn reap(&self) -> bool {
         let mut events = [Event::default(); REAPED as usize];
-        // SAFETY: the events are written during the call; it does not wait, as none is the least that it is to return.
+        // SAFETY: the events are written during the call; it does not wait, as none is the least
+        // that it is to return.
         let taken = check(unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,

@@ -1,4 +1,5 @@
-//! Every byte in exactly one part, parts where they may begin, and each on the node that has most of it.
+//! Every byte in exactly one part, parts where they may begin, and each on the node that has most
+//! of it.
 
 use super::*;
 use farlane_zero_copy::AddressSpace;

@@ -1,9 +1,10 @@
 //! Mailboxes: how one limb hands work to another.
 //!
-//! Many may send, one receives. A mailbox has room for a number of items, and who finds it full is told so at once and keeps the
-//! item: nobody ever waits for a receiver. The receiver is woken through an eventfd, only if it sleeps: it says that it will
-//! sleep, looks once more, and sleeps; a sender sends, and then looks whether it sleeps. Each puts a full fence between its store
-//! and its load, so at least one of them sees the other's store (Dekker's argument).
+//! Many may send, one receives. A mailbox has room for a number of items, and who finds it full is
+//! told so at once and keeps the item: nobody ever waits for a receiver. The receiver is woken
+//! through an eventfd, only if it sleeps: it says that it will sleep, looks once more, and sleeps;
+//! a sender sends, and then looks whether it sleeps. Each puts a full fence between its store and
+//! its load, so at least one of them sees the other's store (Dekker's argument).
 //!
 //! ```
 //! let (sender, mut receiver) = farlane_daemon::mailbox::new::<u32>(64)?;
@@ -30,7 +31,8 @@ use sleep::{Event, Sleep};
 
 impl Event for OwnedFd {
     fn raise(&self) {
-        // Does not block; fails only where it has been raised 2^64 - 2 times, and then it is raised.
+        // Does not block; fails only where it has been raised 2^64 - 2 times, and then it is
+        // raised.
         let _ = rustix::io::write(self, &1_u64.to_ne_bytes());
     }
 }
@@ -86,7 +88,8 @@ impl<T> std::fmt::Debug for Sender<T> {
 }
 
 impl<T: Send> Sender<T> {
-    /// Sends an item, and wakes the receiver if it sleeps. Never waits. Items of one sender arrive in their order.
+    /// Sends an item, and wakes the receiver if it sleeps. Never waits. Items of one sender arrive
+    /// in their order.
     ///
     /// # Errors
     /// The item, where there is no room or nobody receives.
@@ -149,20 +152,24 @@ impl<T: Send> Receiver<T> {
         }
     }
 
-    /// Says that the receiver will sleep, and looks once more: false where there is an item, and then it is not to sleep. Whoever
-    /// waits for other things, too, looks at them after this. Either way [`awake`](Self::awake) follows.
+    /// Says that the receiver will sleep, and looks once more: false where there is an item, and
+    /// then it is not to sleep. Whoever waits for other things, too, looks at them after this.
+    /// Either way [`awake`](Self::awake) follows.
     ///
-    /// The last sender that goes wakes nobody: who wants a receiver to end sends an item that says so, or nudges it.
+    /// The last sender that goes wakes nobody: who wants a receiver to end sends an item that says
+    /// so, or nudges it.
     pub fn announce(&mut self) -> bool {
         self.sleep.announce();
         !self.has()
     }
 
-    /// The receiver does not sleep any more: nobody wakes it until it announces the next time. Makes [`fd`](Self::fd) quiet.
+    /// The receiver does not sleep any more: nobody wakes it until it announces the next time.
+    /// Makes [`fd`](Self::fd) quiet.
     pub fn awake(&mut self) {
         self.owed |= !self.sleep.awake();
         if self.owed {
-            // Who was about to wake may not have done it yet: then the next sleep is short, and this is made up for after it.
+            // Who was about to wake may not have done it yet: then the next sleep is short, and
+            // this is made up for after it.
             let mut count = [0; 8];
             self.owed = rustix::io::read(&self.sleep.event, &mut count).is_err();
         }

@@ -1,8 +1,9 @@
 //! Sleeping without missing an item of a mailbox.
 //!
-//! The receiver says that it will sleep, looks once more, and sleeps; a sender sends, and then looks whether it sleeps. Each puts a
-//! full fence between its store and its load, so at least one of them sees the other's store (Dekker's argument). Checked with loom
-//! in `tests/loom`, also that it fails without the fence.
+//! The receiver says that it will sleep, looks once more, and sleeps; a sender sends, and then
+//! looks whether it sleeps. Each puts a full fence between its store and its load, so at least one
+//! of them sees the other's store (Dekker's argument). Checked with loom in `tests/loom`, also that
+//! it fails without the fence.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, Ordering, fence};
@@ -15,7 +16,8 @@ pub trait Event {
     fn raise(&self);
 }
 
-/// Whether the receiver sleeps, and what wakes it. In a cache line of its own: senders only read it while the receiver is awake.
+/// Whether the receiver sleeps, and what wakes it. In a cache line of its own: senders only read it
+/// while the receiver is awake.
 #[repr(align(128))]
 pub struct Sleep<E> {
     sleeps: AtomicBool,
@@ -38,7 +40,8 @@ impl<E: Event> Sleep<E> {
         fence(Ordering::SeqCst);
     }
 
-    /// The receiver's side: it does not sleep any more. Whether it had said so and nobody has woken it.
+    /// The receiver's side: it does not sleep any more. Whether it had said so and nobody has woken
+    /// it.
     pub fn awake(&self) -> bool {
         self.sleeps.swap(false, Ordering::Relaxed)
     }
@@ -83,7 +86,8 @@ mod tests {
         }
     }
 
-    /// `senders` send one item each; the receiver takes all. loom reports a deadlock if it misses one.
+    /// `senders` send one item each; the receiver takes all. loom reports a deadlock if it misses
+    /// one.
     fn run(senders: u32, wake: impl Fn(&Sleep<Counter>) + Send + Sync + Copy + 'static) {
         let mut model = loom::model::Builder::new();
         // All that can happen with up to three changes of thread at any place: more takes hours.

@@ -91,7 +91,8 @@ fn a_queue_goes_on_from_what_was_used_whatever_base_a_front_end_names() {
     let space = memory();
     let rings = rings(&space);
     let view = space.view();
-    // Over the end of the running numbers: three buffers are available and not used, the first of them in slot 6.
+    // Over the end of the running numbers: three buffers are available and not used, the first of
+    // them in slot 6.
     view.write(0x3002, &0xfffe_u16.to_le_bytes()).unwrap();
     view.write(0x2002, &1_u16.to_le_bytes()).unwrap();
     for (slot, head) in [(6, 4_u16), (7, 2), (0, 3)] {

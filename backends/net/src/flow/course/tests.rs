@@ -95,7 +95,8 @@ fn another_worker_becomes_sequencer_only_when_nothing_is_under_way() {
         course.received(at(0, 1, 0), None, &PATIENCE, consumed(9)),
         Step::Forward(1)
     );
-    // The port has changed: the first goes back to the sequencer, and so do all until it has been taken.
+    // The port has changed: the first goes back to the sequencer, and so do all until it has been
+    // taken.
     assert_eq!(
         course.received(at(1, 1, 1), None, &PATIENCE, consumed(9)),
         Step::Sequence(0)

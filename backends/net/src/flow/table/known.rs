@@ -11,12 +11,13 @@ use std::sync::atomic::Ordering;
 /// Entries that a [`tick`](FlowTable::tick) looks at.
 const TICK_STEPS: usize = 8;
 
-/// Frames in each direction that make a flow established. Of TCP those count that neither open a connection nor end one: what a
-/// sender under another's name has the guest say, however often.
+/// Frames in each direction that make a flow established. Of TCP those count that neither open a
+/// connection nor end one: what a sender under another's name has the guest say, however often.
 const ESTABLISHED: u8 = 2;
 
-/// The same of a flow that was established and had to make room, or for which there was none: where there are more than are kept, they
-/// take turns, and what the port is asked for then costs little beside so many frames.
+/// The same of a flow that was established and had to make room, or for which there was none: where
+/// there are more than are kept, they take turns, and what the port is asked for then costs little
+/// beside so many frames.
 const ESTABLISHED_AGAIN: u8 = 8;
 
 /// Whether a frame counts.
@@ -35,7 +36,8 @@ const LONG_AGO_US: u64 = 1_000_000;
 pub(super) struct Flow {
     pub(super) course: Course,
     pub(super) votes: Votes,
-    /// Frames that have come and gone, of those that [count](counts), and how many of each make it established.
+    /// Frames that have come and gone, of those that [count](counts), and how many of each make it
+    /// established.
     received: u8,
     sent: u8,
     needed: u8,
@@ -85,13 +87,15 @@ impl Flow {
         self.needed = ESTABLISHED_AGAIN;
     }
 
-    /// The port follows its rule no longer: frames come from another queue than `left`, from now on or soon.
+    /// The port follows its rule no longer: frames come from another queue than `left`, from now on
+    /// or soon.
     pub(super) fn leaves(&mut self, left: u16, now_us: u64) {
         self.left = left;
         self.left_us = now_us;
     }
 
-    /// Whether all frames have come that came by a rule that was taken back: they come from another queue now, or have done so all the time.
+    /// Whether all frames have come that came by a rule that was taken back: they come from another
+    /// queue now, or have done so all the time.
     pub(super) fn has_left(&self, sequencer: u16, now_us: u64) -> bool {
         self.left == NONE
             || self.left != sequencer
@@ -117,7 +121,8 @@ pub struct Census {
 /// A part of the table.
 pub(super) struct Part {
     pub(super) flows: Shard<Flow>,
-    /// When a flow that is not known was last seen to arrive, in microseconds, by some bits of its hash; zero: never.
+    /// When a flow that is not known was last seen to arrive, in microseconds, by some bits of its
+    /// hash; zero: never.
     strangers: Box<[u64; STRANGERS]>,
 }
 
@@ -218,8 +223,8 @@ impl FlowTable {
         }
     }
 
-    /// Whether a flow may be forgotten without reordering it. What a driver has consumed is not looked at while a queue is idle;
-    /// a frame that is a second old is done with.
+    /// Whether a flow may be forgotten without reordering it. What a driver has consumed is not
+    /// looked at while a queue is idle; a frame that is a second old is done with.
     fn spare(&self, flow: &Flow, seen_us: u64, now_us: u64) -> bool {
         let active = self.active.load(Ordering::Acquire);
         let old = now_us.saturating_sub(seen_us) >= LONG_AGO_US;

@@ -1,4 +1,5 @@
-//! What the port is asked for on behalf of flows, so that their frames come from the queue of their pair.
+//! What the port is asked for on behalf of flows, so that their frames come from the queue of their
+//! pair.
 
 use super::known::Flow;
 use super::{FlowTable, NONE, split};
@@ -21,9 +22,9 @@ impl FlowTable {
         self.port_queues.store(queues, Ordering::Release);
     }
 
-    /// Asks the port, `steer(flow, queue)`, for what would spare handing over: frames of a flow from a queue, or from any (`None`).
-    /// `false`: it cannot at all, and is not asked any more. What it refuses is asked for again later. Returns whether there is more
-    /// to be asked for now.
+    /// Asks the port, `steer(flow, queue)`, for what would spare handing over: frames of a flow
+    /// from a queue, or from any (`None`). `false`: it cannot at all, and is not asked any more.
+    /// What it refuses is asked for again later. Returns whether there is more to be asked for now.
     ///
     /// # Errors
     /// The first that the port has had.
@@ -73,7 +74,8 @@ impl FlowTable {
         });
     }
 
-    /// The port follows the rule of a flow no longer. The flow may have been forgotten, and be known again.
+    /// The port follows the rule of a flow no longer. The flow may have been forgotten, and be
+    /// known again.
     fn taken_back(&self, key: &FlowKey, from: u16, now_us: u64) {
         self.change(key, |flow| flow.leaves(from, now_us));
     }
@@ -110,8 +112,9 @@ impl FlowTable {
         }
     }
 
-    /// Takes back the rule of a flow that is established no more: long before it can be forgotten its frames come as those of strangers
-    /// do. Not before the rule has been seen to be followed, either.
+    /// Takes back the rule of a flow that is established no more: long before it can be forgotten
+    /// its frames come as those of strangers do. Not before the rule has been seen to be followed,
+    /// either.
     pub(super) fn take_back(&self, key: &FlowKey, flow: &mut Flow) {
         if flow.rule != NONE && flow.course.sequencer() == Some(flow.rule) && self.wishes.has_room()
         {

@@ -33,7 +33,8 @@ pub enum Route {
         /// What that one is to do.
         task: Task,
     },
-    /// Keep it: the flow is moving. After reading anew what the driver has consumed of queue `on`, [`FlowTable::retry`](super::FlowTable::retry).
+    /// Keep it: the flow is moving. After reading anew what the driver has consumed of queue `on`,
+    /// [`FlowTable::retry`](super::FlowTable::retry).
     Hold {
         /// The flow.
         ticket: Ticket,
@@ -45,11 +46,13 @@ pub enum Route {
 /// What a worker is to do with a frame that another has sent to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Put it into its own receive queue, then [`FlowTable::delivered`](super::FlowTable::delivered).
+    /// Put it into its own receive queue, then
+    /// [`FlowTable::delivered`](super::FlowTable::delivered).
     Deliver(Ticket),
     /// The same, of a flow that the table does not know: nothing to say afterwards.
     Stray,
-    /// Read its own port queue until that is empty, then [`FlowTable::sequenced`](super::FlowTable::sequenced).
+    /// Read its own port queue until that is empty, then
+    /// [`FlowTable::sequenced`](super::FlowTable::sequenced).
     Sequence(Ticket),
     /// Held by itself.
     Held(Ticket),

@@ -140,7 +140,8 @@ fn a_flow_goes_on_when_the_queue_of_its_order_is_not_used_any_more() {
     let table = table(64, Placement::Arrival);
     establish(&table, 1, 3, 10);
     table.set_queues(1);
-    // What comes next is read by another worker: first it moves, then it goes to the only queue that there is.
+    // What comes next is read by another worker: first it moves, then it goes to the only queue
+    // that there is.
     let mut now = 20;
     let mut route = table.received(0, &data(1), one(2), now);
     while let Route::Hold { ticket, on } = route {
@@ -251,7 +252,8 @@ fn what_a_port_refuses_is_asked_for_again_and_not_at_once() {
     assert_eq!(asked(&table, LATE + 600_000), []);
 }
 
-/// Flows of different sources that share a part of the table, in which there is room for four, and for three that are established.
+/// Flows of different sources that share a part of the table, in which there is room for four, and
+/// for three that are established.
 fn neighbours(table: &FlowTable) -> [u32; 4] {
     let place = |flow: &u32| split(table.hash.flow(&key(*flow))).0;
     let source = |flow: &u32| table.hash.source(&key(*flow)).to_le_bytes()[0];
@@ -323,7 +325,8 @@ fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() 
     assert_eq!(asked(&table, 2), [(key(first), Some(1))]);
 }
 
-/// The port fails for longer than frames are under way; the flow's come from queue 1 all the time, and go to queue 2.
+/// The port fails for longer than frames are under way; the flow's come from queue 1 all the time,
+/// and go to queue 2.
 fn fails_and_recovers(table: &FlowTable, flow: u32, since: u64) {
     let mut now = since;
     while now < since + 2_000_000 {
@@ -492,7 +495,8 @@ fn a_connection_that_is_not_made_is_not_established() {
         }
         table.census().established
     };
-    // Whoever sends with another's address hears nothing: the guest says again and again that it would, or that it would not.
+    // Whoever sends with another's address hears nothing: the guest says again and again that it
+    // would, or that it would not.
     assert_eq!(exchange(1, Signal::Open, Signal::Open), 0);
     assert_eq!(exchange(2, Signal::Data, Signal::Close), 0);
     assert_eq!(exchange(3, Signal::Acknowledge, Signal::Close), 0);
@@ -587,7 +591,8 @@ fn a_lookup_looks_at_few_entries_however_many_flows_there_are() {
             establish(&table, flow, 1, 0);
         }
         before = filled;
-        // One and a half where there are as many flows as chains (Knuth, volume 3, 6.4); those that are not there find one other.
+        // One and a half where there are as many flows as chains (Knuth, volume 3, 6.4); those that
+        // are not there find one other.
         let flows = usize::try_from(filled).unwrap();
         let known = looks(&table, 0..filled);
         let unknown = looks(&table, CAPACITY..CAPACITY + filled);

@@ -1,14 +1,17 @@
 //! Queues of a NIC, over AF_XDP (`--xdp`): frames come and go without the host's network stack.
 //!
-//! A program on the interface gives the frames of each queue to its socket ([`ebpf::redirect`](crate::ebpf::redirect)). It is attached by
-//! a link, which the kernel takes away when the process ends, however it does; the host's network stack then has the NIC again. While
-//! it is there, all frames of the queues go to the guest: the interface is the guest's, with the guest's address. It is put into
-//! promiscuous mode for that, as long as the port lives, and its driver is told to leave tags of VLANs in frames.
+//! A program on the interface gives the frames of each queue to its socket
+//! ([`ebpf::redirect`](crate::ebpf::redirect)). It is attached by a link, which the kernel takes
+//! away when the process ends, however it does; the host's network stack then has the NIC again.
+//! While it is there, all frames of the queues go to the guest: the interface is the guest's, with
+//! the guest's address. It is put into promiscuous mode for that, as long as the port lives, and
+//! its driver is told to leave tags of VLANs in frames.
 //!
-//! The NIC spreads flows over its queues by itself (RSS) and does not change a flow's queue; they are handed over in user space where they
-//! belong elsewhere. Checksums and large segments of the guest are completed and cut here ([`offload`](crate::offload)); towards the guest
-//! frames are as they came. A `veth`, which is good for tests, hands over frames whose checksum nobody has completed, unless its peer's
-//! offloads are switched off (`ethtool -K PEER tx off`).
+//! The NIC spreads flows over its queues by itself (RSS) and does not change a flow's queue; they
+//! are handed over in user space where they belong elsewhere. Checksums and large segments of the
+//! guest are completed and cut here ([`offload`](crate::offload)); towards the guest frames are as
+//! they came. A `veth`, which is good for tests, hands over frames whose checksum nobody has
+//! completed, unless its peer's offloads are switched off (`ethtool -K PEER tx off`).
 //!
 //! * [`rings`]: the rings that a socket shares with the kernel.
 //! * [`socket`]: a socket, its memory, sending and receiving.
@@ -124,8 +127,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two tries.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Takes what may have been a backend's that was killed: the kernel gives a queue back some time after its socket is gone
-/// (`xp_release_deferred`), and its successor comes at once.
+/// Takes what may have been a backend's that was killed: the kernel gives a queue back some time
+/// after its socket is gone (`xp_release_deferred`), and its successor comes at once.
 fn take<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let begin = Instant::now();
     loop {
@@ -166,7 +169,8 @@ struct Shared {
 }
 
 impl Xdp {
-    /// Takes the first so many queues of an interface, with memory of `node`, where it is to be of a certain one.
+    /// Takes the first so many queues of an interface, with memory of `node`, where it is to be of
+    /// a certain one.
     ///
     /// # Errors
     /// See [`XdpError`].

@@ -1,6 +1,8 @@
-//! The rings of an AF_XDP socket, which it shares with the kernel (Linux: Documentation/networking/af_xdp.rst).
+//! The rings of an AF_XDP socket, which it shares with the kernel (Linux:
+//! Documentation/networking/af_xdp.rst).
 //!
-//! Each has one producer and one consumer, and a power of two of entries. The side that is ours is used by one thread.
+//! Each has one producer and one consumer, and a power of two of entries. The side that is ours is
+//! used by one thread.
 
 use std::io;
 use std::marker::PhantomData;
@@ -131,7 +133,8 @@ impl<T: Copy> Ring<T> {
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: `new` has checked that the word is in the mapping and aligned; both sides use it as an atomic.
+        // SAFETY: `new` has checked that the word is in the mapping and aligned; both sides use it
+        // as an atomic.
         unsafe { self.map.begin().add(at).cast().as_ref() }
     }
 

@@ -1,7 +1,7 @@
 //! An AF_XDP socket on one queue of a NIC: frames without the host's network stack.
 //!
-//! The frames lie in memory of the process (a UMEM), in chunks. Half of them are lent to the kernel to receive into, the others are
-//! there to send from.
+//! The frames lie in memory of the process (a UMEM), in chunks. Half of them are lent to the kernel
+//! to receive into, the others are there to send from.
 
 use super::rings::{Mapping, Ring};
 use crate::bits::{FrameHeader, HEADER_BYTES};
@@ -25,7 +25,8 @@ const RX_PAGE: libc::off_t = 0;
 const TX_PAGE: libc::off_t = 0x8000_0000;
 const FILL_PAGE: libc::off_t = 0x1_0000_0000;
 const COMPLETION_PAGE: libc::off_t = 0x1_8000_0000;
-/// Times that the kernel is called to send what waits; it takes a few frames a call where it copies.
+/// Times that the kernel is called to send what waits; it takes a few frames a call where it
+/// copies.
 const CALLS: u32 = ENTRIES / 16;
 
 /// An entry of the rings for frames.
@@ -99,7 +100,8 @@ fn offsets(socket: BorrowedFd<'_>) -> io::Result<libc::xdp_mmap_offsets> {
 }
 
 impl XdpSocket {
-    /// Binds a socket to a queue of the interface of this number. Its memory comes from `node`, else from the calling thread's.
+    /// Binds a socket to a queue of the interface of this number. Its memory comes from `node`,
+    /// else from the calling thread's.
     ///
     /// # Errors
     /// What the system says: there is no such queue, it is in use, the driver cannot.
@@ -213,8 +215,8 @@ impl XdpSocket {
         let mut all = 0;
         if let Some(frame) = self.umem.at(offset, bytes) {
             let header = [0_u8; HEADER_BYTES];
-            // SAFETY: the caller vouches for the vectors; the frame lies in the UMEM, where the kernel writes no more until the
-            // chunk is given back.
+            // SAFETY: the caller vouches for the vectors; the frame lies in the UMEM, where the
+            // kernel writes no more until the chunk is given back.
             unsafe {
                 all = scatter(
                     &[(header.as_ptr(), HEADER_BYTES), (frame.as_ptr(), bytes)],
@@ -229,7 +231,8 @@ impl XdpSocket {
         Ok(Some(all))
     }
 
-    /// Takes a frame with its header and sends it: with its checksum, in segments if it is a large one. `false`: there is no room.
+    /// Takes a frame with its header and sends it: with its checksum, in segments if it is a large
+    /// one. `false`: there is no room.
     ///
     /// # Errors
     /// The frame asks for what cannot be done.

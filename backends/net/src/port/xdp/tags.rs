@@ -1,11 +1,13 @@
-//! Tags of VLANs in received frames: a driver may take the outermost one out and hand it to the network stack aside, where an AF_XDP
-//! socket is not told of it. So it is told to leave them in, those of IEEE 802.1Q and of 802.1ad alike.
+//! Tags of VLANs in received frames: a driver may take the outermost one out and hand it to the
+//! network stack aside, where an AF_XDP socket is not told of it. So it is told to leave them in,
+//! those of IEEE 802.1Q and of 802.1ad alike.
 
 use super::{Request, XdpError};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 
-/// What the kernel calls the features of drivers that take tags out (`netdev_features_strings`): for 802.1Q and 802.1ad.
+/// What the kernel calls the features of drivers that take tags out (`netdev_features_strings`):
+/// for 802.1Q and 802.1ad.
 pub(super) const STRIPPING: [&str; 2] = ["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"];
 
 /// Commands of `SIOCETHTOOL` (`linux/ethtool.h`).
@@ -74,14 +76,16 @@ pub(super) struct Ethtool<'a> {
 }
 
 impl Ethtool<'_> {
-    /// `SIOCETHTOOL` with a command and its words, which the answer replaces. No command here writes more than there are.
+    /// `SIOCETHTOOL` with a command and its words, which the answer replaces. No command here
+    /// writes more than there are.
     fn ask(&self, words: &mut [u32]) -> io::Result<()> {
         let mut asked = Request::new(self.name)?;
         let address = words.as_mut_ptr().expose_provenance();
         let (place, _) = asked.value.split_at_mut(size_of_val(&address));
         place.copy_from_slice(&address.to_ne_bytes());
-        // SAFETY: the request takes an ifreq with the address of a command's structure. The words are one, with as much room as they say
-        // there is or as the kernel has said it needs; both live throughout the call.
+        // SAFETY: the request takes an ifreq with the address of a command's structure. The words
+        // are one, with as much room as they say there is or as the kernel has said it needs; both
+        // live throughout the call.
         if unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut asked) } < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -90,7 +94,8 @@ impl Ethtool<'_> {
 
     /// The numbers of features, of those that the kernel has, and how many it has.
     fn numbers(&self, features: &[&str]) -> io::Result<(Vec<Option<usize>>, usize)> {
-        // struct ethtool_sset_info: command, padding, a mask of sets in 64 bits, and a number for each of them.
+        // struct ethtool_sset_info: command, padding, a mask of sets in 64 bits, and a number for
+        // each of them.
         let mut words = [ETHTOOL_GSSET_INFO, 0, 0, 0, 0];
         let mask = (1_u64 << NAMES).to_ne_bytes();
         for (word, bytes) in words[2..4].iter_mut().zip(mask.as_chunks::<4>().0) {
@@ -124,7 +129,8 @@ impl Ethtool<'_> {
 impl Driver for Ethtool<'_> {
     fn are_on(&self, features: [&str; 2]) -> io::Result<[bool; 2]> {
         let (numbers, count) = self.numbers(&features)?;
-        // struct ethtool_gfeatures: command, how many blocks, and of each: available, requested, active, never changed.
+        // struct ethtool_gfeatures: command, how many blocks, and of each: available, requested,
+        // active, never changed.
         let blocks = count.div_ceil(32);
         let mut words = vec![0; 2 + 4 * blocks];
         words[0] = ETHTOOL_GFEATURES;
@@ -143,7 +149,8 @@ impl Driver for Ethtool<'_> {
 
     fn switch_off(&self, features: &[&str]) -> io::Result<()> {
         let (numbers, count) = self.numbers(features)?;
-        // struct ethtool_sfeatures: command, how many blocks, and of each: which to change, and to what.
+        // struct ethtool_sfeatures: command, how many blocks, and of each: which to change, and to
+        // what.
         let blocks = count.div_ceil(32);
         let mut words = vec![0; 2 + 2 * blocks];
         words[0] = ETHTOOL_SFEATURES;

@@ -32,8 +32,9 @@ fn pair(queues: u16) {
     ip("link set peer up");
 }
 
-/// Takes one queue of the port, which somebody has just given back. A process that another test starts meanwhile has all that is open
-/// here until it executes its program, so that the one before may be there for a moment.
+/// Takes one queue of the port, which somebody has just given back. A process that another test
+/// starts meanwhile has all that is open here until it executes its program, so that the one before
+/// may be there for a moment.
 fn open_again(node: Option<Node>) -> Xdp {
     let begin = Instant::now();
     loop {

@@ -56,7 +56,8 @@ impl AtHand {
     /// Finds the binary, builds the guest, and boots it without any device of Farlane.
     ///
     /// # Errors
-    /// [`NotRun`] where there is no binary, or KVM does not run the guest; any other one is a failure.
+    /// [`NotRun`] where there is no binary, or KVM does not run the guest; any other one is a
+    /// failure.
     pub fn find(run: &Run<'_>) -> Result<Self> {
         let program = program()?;
         let mut command = Command::new(&program);

@@ -1,9 +1,10 @@
-//! Cloud Hypervisor with a device of each backend: negotiated, in use, paused and resumed, booted anew, and in use again after each
-//! vhost-user backend was killed and has come back.
+//! Cloud Hypervisor with a device of each backend: negotiated, in use, paused and resumed, booted
+//! anew, and in use again after each vhost-user backend was killed and has come back.
 //!
-//! It is not this project's, and few machines have it: the scenario is run where it is at hand and KVM runs the guest. That is a program
-//! of ours (`tests/xtask/guest/pvh`), which drives the devices itself and does what it is asked for on its serial port: a stock kernel
-//! does not boot on every kind of KVM.
+//! It is not this project's, and few machines have it: the scenario is run where it is at hand and
+//! KVM runs the guest. That is a program of ours (`tests/xtask/guest/pvh`), which drives the
+//! devices itself and does what it is asked for on its serial port: a stock kernel does not boot on
+//! every kind of KVM.
 
 mod at_hand;
 mod console;
@@ -80,7 +81,8 @@ trait Part {
     /// Something else comes of it.
     fn works(&mut self, vmm: &mut Vmm) -> Result<()>;
 
-    /// Kills the backend with something under way, starts the next one where the VMM connects to it, and checks what becomes of that.
+    /// Kills the backend with something under way, starts the next one where the VMM connects to
+    /// it, and checks what becomes of that.
     ///
     /// # Errors
     /// Something else becomes of it.

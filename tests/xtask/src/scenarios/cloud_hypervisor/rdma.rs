@@ -1,4 +1,5 @@
-//! The Farlane device of farlane-rdma: it answers PING, and a guest knows by the answers that another backend gives them.
+//! The Farlane device of farlane-rdma: it answers PING, and a guest knows by the answers that
+//! another backend gives them.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

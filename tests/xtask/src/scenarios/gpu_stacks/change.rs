@@ -1,4 +1,5 @@
-//! A volume that is moved while a program reads and writes a file on it: from one place to another, which is encrypted, and back to a third.
+//! A volume that is moved while a program reads and writes a file on it: from one place to another,
+//! which is encrypted, and back to a third.
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Job;

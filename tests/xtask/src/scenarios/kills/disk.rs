@@ -1,4 +1,5 @@
-//! A virtio disk, to which fio writes and in which it finds what it has written. It notices nothing.
+//! A virtio disk, to which fio writes and in which it finds what it has written. It notices
+//! nothing.
 
 use anyhow::{Result, ensure};
 use farlane_kit::guest::Guest;

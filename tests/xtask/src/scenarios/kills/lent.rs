@@ -1,5 +1,5 @@
-//! A lent NVMe, whose lender or borrower is killed: the guest sees errors, and finds on the disk that comes back what had been written
-//! and flushed.
+//! A lent NVMe, whose lender or borrower is killed: the guest sees errors, and finds on the disk
+//! that comes back what had been written and flushed.
 
 use std::time::Duration;
 
@@ -102,8 +102,9 @@ impl Part for Lent<'_> {
         if is_lender {
             self.server.lender.kill()?;
         } else {
-            // QEMU (11.1, hw/vfio-user/proxy.c) reports the error of a read twice, and aborts, when a server ends with a request that it
-            // has not read: whose processors stand still makes none.
+            // QEMU (11.1, hw/vfio-user/proxy.c) reports the error of a read twice, and aborts, when
+            // a server ends with a request that it has not read: whose processors stand still makes
+            // none.
             guest.qmp().stop()?;
             self.server.borrower.kill()?;
             guest.qmp().cont()?;

@@ -1,5 +1,6 @@
-//! kill -9 of daemons at random, a thousand times, while each of them is in use: what was acknowledged is there, what ends in an error
-//! says so, and all goes on. What is killed and when depends on the seed and on how fast the machine is.
+//! kill -9 of daemons at random, a thousand times, while each of them is in use: what was
+//! acknowledged is there, what ends in an error says so, and all goes on. What is killed and when
+//! depends on the seed and on how fast the machine is.
 
 mod disk;
 mod lent;
@@ -48,7 +49,8 @@ trait Part {
     /// How often it is killed, in proportion to the others.
     fn weight(&self) -> u32;
 
-    /// Kills a backend of it at a moment of `rng`'s choice, starts it again, and sees to it that all is well.
+    /// Kills a backend of it at a moment of `rng`'s choice, starts it again, and sees to it that
+    /// all is well.
     ///
     /// # Errors
     /// It is not.
@@ -120,7 +122,8 @@ fn strike(
     Ok(())
 }
 
-/// Lets what is in use go on for a while: what is tried is another moment each time, not the evidence of anything.
+/// Lets what is in use go on for a while: what is tried is another moment each time, not the
+/// evidence of anything.
 fn pass(rng: &mut Rng) {
     std::thread::sleep(Duration::from_micros(rng.u64(0..MOST_DELAY * 1000)));
 }

@@ -63,7 +63,8 @@ impl Part for Net<'_> {
     }
 
     fn strike(&mut self, rng: &mut Rng) -> Result<()> {
-        // The next kill may strike while it begins; streams whose frames are lost too often stand still for long.
+        // The next kill may strike while it begins; streams whose frames are lost too often stand
+        // still for long.
         if rng.u8(0..4) != 0 {
             self.flow()?;
         }

@@ -1,4 +1,5 @@
-//! Two processes of this machine that write into each other's memory: both learn of the end, and the next ones find all well.
+//! Two processes of this machine that write into each other's memory: both learn of the end, and
+//! the next ones find all well.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! The lender: a machine with a kernel of its own, an IOMMU, an NVMe, and a window onto the memory of another machine.
+//! The lender: a machine with a kernel of its own, an IOMMU, an NVMe, and a window onto the memory
+//! of another machine.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -82,7 +83,8 @@ pub fn config(run: &Run<'_>, name: &str, parts: &Parts<'_>) -> Result<VmConfig<'
         .files(files))
 }
 
-/// Makes the file of a machine's memory, of which another has a window: both, and the borrower, map it, whoever is first.
+/// Makes the file of a machine's memory, of which another has a window: both, and the borrower, map
+/// it, whoever is first.
 pub fn memory_file(folder: &Scratch, size_mib: u32) -> Result<PathBuf> {
     let path = folder.join("ram");
     File::create(&path)
@@ -115,7 +117,8 @@ fn function(guest: &Guest, kind: &str) -> Result<String> {
 }
 
 impl<'a> Lender<'a> {
-    /// Gives the NVMe to vfio-pci, and lends it to `borrower` alone, for so many seconds without a renewal.
+    /// Gives the NVMe to vfio-pci, and lends it to `borrower` alone, for so many seconds without a
+    /// renewal.
     pub fn start(
         guest: &'a Guest,
         device: &str,

@@ -1,5 +1,6 @@
-//! A physical NVMe of one kernel works for the guest of another: its DMA goes through the lender's IOMMU and a window
-//! into the memory of the guest that borrows it, and no program moves a byte of it.
+//! A physical NVMe of one kernel works for the guest of another: its DMA goes through the lender's
+//! IOMMU and a window into the memory of the guest that borrows it, and no program moves a byte of
+//! it.
 //!
 //! The lender is a machine with a kernel of its own. What is physical for it, QEMU emulates.
 
@@ -238,7 +239,8 @@ fn faults(lender: &Guest) -> Result<Vec<String>> {
     Ok(faults.map(str::to_owned).collect())
 }
 
-/// A guest tells the device to fetch a command from where only the lender has memory, and the device cannot.
+/// A guest tells the device to fetch a command from where only the lender has memory, and the
+/// device cannot.
 fn beyond_memory(a: &Guest, b: &Guest, report: &mut Report) -> Result<()> {
     let mut of_lender = system_ram(a)?.into_iter();
     ensure!(

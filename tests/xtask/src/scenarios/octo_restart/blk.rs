@@ -1,4 +1,5 @@
-//! farlane-blk with a limb and a path on each of two nodes is killed while its limbs work for each other.
+//! farlane-blk with a limb and a path on each of two nodes is killed while its limbs work for each
+//! other.
 
 use std::fs::{self, File};
 

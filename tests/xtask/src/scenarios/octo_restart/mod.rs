@@ -1,4 +1,5 @@
-//! kill -9 of the backends of devices with limbs on two nodes, under load: the next ones go on where they were.
+//! kill -9 of the backends of devices with limbs on two nodes, under load: the next ones go on
+//! where they were.
 
 mod blk;
 mod net;

@@ -22,13 +22,14 @@ const KILLS: u32 = 4;
 /// So many bytes show that a stream flows.
 const FLOWING: u64 = 4 << 20;
 
-/// The streams: to the guest, and from it. Not one iperf3 with `--bidir`: its server tells its two connections apart by the order in which
-/// it accepts them, and connections that come through different queues have no order. Where it is mistaken, both its ends write into the
-/// one connection that both do not read, until the windows are closed.
+/// The streams: to the guest, and from it. Not one iperf3 with `--bidir`: its server tells its two
+/// connections apart by the order in which it accepts them, and connections that come through
+/// different queues have no order. Where it is mistaken, both its ends write into the one
+/// connection that both do not read, until the windows are closed.
 const STREAMS: [&str; 2] = ["-b 300M", "-b 300M -R"];
 
-/// Entries of the guest's transmit queues, both together: so many frames at most were sent and not yet shown to the guest as sent
-/// when the backend was killed, and are sent again by the next one.
+/// Entries of the guest's transmit queues, both together: so many frames at most were sent and not
+/// yet shown to the guest as sent when the backend was killed, and are sent again by the next one.
 const SENT_TWICE: u64 = 2 * 256;
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
@@ -116,8 +117,8 @@ fn flow(backend: &NetBackend<'_>, streams: &[Flow<'_>]) -> Result<()> {
     })
 }
 
-/// Bytes that were handed to TCP and not acknowledged, to the guest and from it, while the backend is frozen: as soon as the programs
-/// have written, there are some, and there stay some.
+/// Bytes that were handed to TCP and not acknowledged, to the guest and from it, while the backend
+/// is frozen: as soon as the programs have written, there are some, and there stay some.
 fn under_way(network: &Network, guest: &Guest, streams: &[Flow<'_>]) -> Result<[u64; 2]> {
     // A server that takes both families has its connections of IPv4 in the second.
     const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
@@ -135,7 +136,8 @@ fn under_way(network: &Network, guest: &Guest, streams: &[Flow<'_>]) -> Result<[
     Ok(bytes)
 }
 
-/// The sum of the send queues of a port's established connections in `/proc/net/tcp`: what is not acknowledged.
+/// The sum of the send queues of a port's established connections in `/proc/net/tcp`: what is not
+/// acknowledged.
 fn unacknowledged(table: &str, port: u16) -> Result<u64> {
     let end = format!(":{port:04X}");
     let mut sum = 0;

@@ -1,5 +1,6 @@
-//! A guest with two nodes, on a machine that is described to have two as well: fio with its thread and its buffers on nodes of
-//! choice. The disks have no file system and no partitions, so that nothing but fio moves data.
+//! A guest with two nodes, on a machine that is described to have two as well: fio with its thread
+//! and its buffers on nodes of choice. The disks have no file system and no partitions, so that
+//! nothing but fio moves data.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -18,8 +19,8 @@ use crate::disks::{Disk, DiskBackend, node, path_name, socket};
 use crate::numa::{Locality, Memory, NODES, Placed, backend_words, per_cent};
 use crate::run::Run;
 
-/// Disks with two paths each: one whose requests are split where it is worth it, one of another daemon that splits them by the
-/// page, and one that cannot be written.
+/// Disks with two paths each: one whose requests are split where it is worth it, one of another
+/// daemon that splits them by the page, and one that cannot be written.
 const DISK: &str = "octo";
 const FINE: &str = "octo-fine";
 const SEALED: &str = "octo-sealed";

@@ -1,5 +1,6 @@
-//! farlane-blk on a kernel that really has two nodes, over a dual-ported NVMe disk that it finds in sysfs: what it believes of
-//! memory is what the kernel tells, and what each controller moves is what the kernel counts.
+//! farlane-blk on a kernel that really has two nodes, over a dual-ported NVMe disk that it finds in
+//! sysfs: what it believes of memory is what the kernel tells, and what each controller moves is
+//! what the kernel counts.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! What the kernel's own multipath does over two controllers of one NVMe namespace, each on a node of its own: its `numa`
-//! policy takes the path of the node on which the submitting thread runs, wherever the buffers lie.
+//! What the kernel's own multipath does over two controllers of one NVMe namespace, each on a node
+//! of its own: its `numa` policy takes the path of the node on which the submitting thread runs,
+//! wherever the buffers lie.
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;

@@ -1,4 +1,5 @@
-//! Loop devices of this machine are the paths, and lose their blocks: what is under way fails, and what comes fails.
+//! Loop devices of this machine are the paths, and lose their blocks: what is under way fails, and
+//! what comes fails.
 
 use std::fs::File;
 
@@ -22,15 +23,16 @@ use crate::work::Work;
 const DISK: &str = "octo";
 const DISK_BYTES: u64 = 48 << 20;
 
-/// Writes at random with buffers on both nodes, and checks each block soon after and all in the end.
+/// Writes at random with buffers on both nodes, and checks each block soon after and all in the
+/// end.
 const JOB: &str = "--rw=randwrite --bsrange=4k-256k --iodepth=16 --size=32m --verify=crc32c --verify_fatal=1 \
     --verify_backlog=64 --fsync=64 --numa_mem_policy=interleave:0-1";
 
 /// Most requests that are done before the next path is pulled, or comes back.
 const MOST_REQUESTS: u64 = 40;
 
-/// How often each path must have failed and come back, both have been away with requests that waited, and how many requests
-/// have been done again because they were under way.
+/// How often each path must have failed and come back, both have been away with requests that
+/// waited, and how many requests have been done again because they were under way.
 const LEAST: u64 = 3;
 const BOTH: u64 = 2;
 const REDONE: u64 = 4;

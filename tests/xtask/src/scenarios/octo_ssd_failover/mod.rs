@@ -1,5 +1,6 @@
-//! Paths to a disk are pulled and returned at random while everything written is read back and checked: the VM sees one healthy
-//! disk. Once they are loop devices of this machine, and once NVMe controllers of a kernel with two nodes, hot-unplugged.
+//! Paths to a disk are pulled and returned at random while everything written is read back and
+//! checked: the VM sees one healthy disk. Once they are loop devices of this machine, and once NVMe
+//! controllers of a kernel with two nodes, hot-unplugged.
 
 mod loops;
 mod nvme;

@@ -1,5 +1,5 @@
-//! The controllers of a dual-ported NVMe disk are the paths, of a kernel with two nodes; they are unplugged, and plugged in again
-//! under other names.
+//! The controllers of a dual-ported NVMe disk are the paths, of a kernel with two nodes; they are
+//! unplugged, and plugged in again under other names.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! What can be counted from outside: objects of the backend, pinned pages of guests, memory of the daemon.
+//! What can be counted from outside: objects of the backend, pinned pages of guests, memory of the
+//! daemon.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What dies in the middle of a transfer, and who notices: a program, a machine, the backend. The rest goes on, what
-//! the dead had is released, and what comes back works again.
+//! What dies in the middle of a transfer, and who notices: a program, a machine, the backend. The
+//! rest goes on, what the dead had is released, and what comes back works again.
 
 mod backend;
 mod facts;

@@ -76,7 +76,8 @@ pub fn host_programs(
     Ok(())
 }
 
-/// Kills in turns the one that writes and the one that is written to; returns how long a peer took at most to end.
+/// Kills in turns the one that writes and the one that is written to; returns how long a peer took
+/// at most to end.
 fn rounds(
     run: &Run<'_>,
     pair: &Pair,

@@ -55,7 +55,8 @@ impl<'a> Talk<'a> {
         })
     }
 
-    /// Starts both and waits until they are in the middle of it: until the backend has counted enough.
+    /// Starts both and waits until they are in the middle of it: until the backend has counted
+    /// enough.
     pub fn flowing(
         run: &Run<'_>,
         flow: Flow,
@@ -105,8 +106,8 @@ impl<'a> Talk<'a> {
     }
 }
 
-/// A program that has lost its peer or its device ends by itself, soon, and says that it failed. Returns how long it
-/// took.
+/// A program that has lost its peer or its device ends by itself, soon, and says that it failed.
+/// Returns how long it took.
 pub fn ends_in_error(program: Box<dyn Running + '_>) -> Result<(Duration, Output)> {
     let begin = Instant::now();
     let output = program.wait(PATIENCE)?;

@@ -1,5 +1,6 @@
-//! Workers, port queues, channels, receive queues and a guest, whose steps are interleaved in any way: frames of a flow come to the
-//! guest's network stack in the order in which they came to the port, each once.
+//! Workers, port queues, channels, receive queues and a guest, whose steps are interleaved in any
+//! way: frames of a flow come to the guest's network stack in the order in which they came to the
+//! port, each once.
 
 use super::*;
 use proptest::prelude::*;
