@@ -25,7 +25,7 @@ const COVERED: &[Covered] = &[
         &["work::", "spin::", "call::", "queue_tests::"],
     ),
     covered(
-        "farlane-verbs-core",
+        "farlane-verbs",
         &[
             "object::",
             "post::",
