@@ -3,6 +3,7 @@
 //! * [`AddressSpace`]: the memory of one VM as its backend sees it; the only place that turns a
 //!   guest-physical address into something that can be touched.
 //! * [`View`]: one consistent state of it, for transfers.
+//! * [`slices`]: scatter/gather lists into it.
 //! * [`Region`]: a registered buffer of a guest application or host process: extents plus rights.
 //! * [`SharedMemory`]: a region as one contiguous mapping, for rings and queues.
 //! * [`Pool`]: buffers in host memory that a guest maps.
@@ -22,6 +23,7 @@ mod pool;
 mod process;
 mod region;
 mod shared;
+pub mod slices;
 pub mod tokens;
 pub mod topology;
 mod view;

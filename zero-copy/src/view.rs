@@ -68,6 +68,12 @@ impl View {
         &self.state
     }
 
+    /// Whether both are of one state of one address space.
+    #[must_use]
+    pub fn is_same_state(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
+    }
+
     /// Calls `each(first byte, bytes)` for every mapped run of `length` bytes at guest-physical
     /// `address`, in order. The bytes stay mapped as long as this view, or a clone of it, lives;
     /// others write them at any time.

@@ -158,6 +158,7 @@ static ZEROES: Zeroes = Zeroes([0; SECTOR_BYTES * SECTORS_PER_PAGE]);
 /// A request whose bytes lie elsewhere. While it lives, its memory stays.
 #[derive(Debug)]
 pub struct Opened {
+    direction: Direction,
     runs: Vec<(*mut u8, usize)>,
     refused: Vec<(u64, u64)>,
     why: Option<TokenError>,
@@ -175,6 +176,12 @@ impl Opened {
     #[must_use]
     pub fn runs(&self) -> &[(*mut u8, usize)] {
         &self.runs
+    }
+
+    /// Whether they are to be written: those of a read of the disk.
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.direction == Direction::IntoDevice
     }
 
     /// Bytes of phony pages that no good token stands for: first one, counted in the request, and
@@ -745,6 +752,7 @@ impl Opening {
             Some(why) if !self.useful => Err(why),
             None if self.receipts.is_empty() => Ok(None),
             why => Ok(Some(Opened {
+                direction: self.direction,
                 runs: self.runs,
                 refused: self.refused,
                 why,

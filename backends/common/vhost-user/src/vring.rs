@@ -6,6 +6,7 @@
 use crate::bits::{AVAIL_NO_INTERRUPT, Descriptor, USED_NO_NOTIFY};
 use farlane_daemon::vring::resume_at;
 use farlane_zero_copy::{AddressSpaceError, View};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 use thiserror::Error;
 
@@ -71,7 +72,7 @@ pub struct Layout {
 /// A queue in memory that stays as long as this does.
 #[derive(Debug)]
 pub struct Rings {
-    view: View,
+    view: Rc<View>,
     size: u16,
     descriptors: *const AtomicU64,
     available: *const AtomicU16,
@@ -130,7 +131,7 @@ impl Rings {
         )?;
         let used = part(&view, "used ring", layout.used, 6 + 8 * n, 4, true)?;
         Ok(Self {
-            view,
+            view: Rc::new(view),
             size,
             descriptors: descriptors.cast_const().cast(),
             available: available.cast_const().cast(),
@@ -140,7 +141,7 @@ impl Rings {
 
     /// The memory that the queue is in.
     #[must_use]
-    pub fn view(&self) -> &View {
+    pub fn view(&self) -> &Rc<View> {
         &self.view
     }
 
