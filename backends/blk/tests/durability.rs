@@ -12,7 +12,7 @@ use common::stage::{
 };
 use common::vmm::{CONFIG_WCE, DATA, FEATURE_FLUSH, Vm};
 use common::wait_until;
-use farlane_volatile_disk::{Checked, Device, Load, Operation, Request};
+use farlane_support::volatile_disk::{Checked, Device, Load, Operation, Request};
 
 const REQUESTS: usize = 400;
 

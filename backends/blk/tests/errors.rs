@@ -13,7 +13,7 @@ use common::stage::{
     write_through,
 };
 use common::vmm::{DATA, Vm};
-use farlane_volatile_disk::{Caches, Operation};
+use farlane_support::volatile_disk::{Caches, Operation};
 
 #[test]
 fn errors_of_the_disk_are_those_of_their_requests_and_no_others() {

@@ -10,7 +10,7 @@ use common::machine::{FAR, start_over};
 use common::stage::{FLUSH, IOERR, OK, READ, Stage, WRITE, write_through};
 use common::vmm::{DATA, Vm};
 use common::{Daemon, Driver};
-use farlane_volatile_disk::{Caches, Operation};
+use farlane_support::volatile_disk::{Caches, Operation};
 use virtio_driver::VirtioTransport as _;
 
 /// Flushes at once.

@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use farlane_conventions as conventions;
 use farlane_pci::Region;
+use farlane_support::conventions;
 use farlane_vfio_remote::borrower;
 use farlane_vfio_remote::link::message::{
     Delivery, Fence, Place, Reply, Request, ToBorrower, ToLender, VERSION,

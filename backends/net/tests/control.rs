@@ -8,7 +8,7 @@ mod common;
 use common::{
     Backend, GUEST, HOST, PATIENCE, TAP, datagram, echo, host_socket, ip, next_datagram, wait_until,
 };
-use farlane_net_driver::{Nic, Options, feature};
+use farlane_vm_front_end::net::{Nic, Options, feature};
 use std::time::Instant;
 
 const OK: u8 = 0;

@@ -11,7 +11,7 @@ mod vmm;
 
 pub use common::PATIENCE;
 use common::{GUEST, HOST};
-use farlane_net_driver::frame::udp;
+use farlane_vm_front_end::net::frame::udp;
 use feed::Feed;
 use std::sync::atomic::Ordering;
 use vmm::{DATA, SIZE, Vm, WRITE, descriptors, used};

@@ -7,8 +7,8 @@ mod common;
 mod feed;
 
 use common::{GUEST, HOST, PATIENCE, next_datagram};
-use farlane_net_driver::frame::{End, udp};
-use farlane_net_driver::{Nic, feature};
+use farlane_vm_front_end::net::frame::{End, udp};
+use farlane_vm_front_end::net::{Nic, feature};
 use feed::Feed;
 use std::time::Instant;
 

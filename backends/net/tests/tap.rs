@@ -8,8 +8,8 @@ use common::{
     Backend, GUEST, HOST, TAP, datagram, echo, host_socket, ip, next_datagram, wait_for_carrier,
     wait_until,
 };
-use farlane_net_driver::frame::{self, End};
-use farlane_net_driver::{Header, Nic, Options, feature};
+use farlane_vm_front_end::net::frame::{self, End};
+use farlane_vm_front_end::net::{Header, Nic, Options, feature};
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
 use std::net::UdpSocket;

@@ -6,7 +6,7 @@
 mod common;
 
 use common::{GUEST, HOST, echo, host_socket, ip, wait_until};
-use farlane_net_driver::{Nic, Options, feature};
+use farlane_vm_front_end::net::{Nic, Options, feature};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 

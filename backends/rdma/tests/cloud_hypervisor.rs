@@ -11,8 +11,8 @@ use farlane_abi::config::QUEUE_DOORBELL;
 use farlane_abi::control::{OP_CLOSE, Reply, Request};
 use farlane_abi::queue::{OP_SEND, SEND_SIGNALED, WC_STATUS_RETRY_EXC_ERR};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_harness::Vm;
 use farlane_rdma_client::{Completion, Payload, RecvRequest, SendRequest};
+use farlane_vm_front_end::guest_device::Vm;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
 

@@ -10,7 +10,7 @@ use farlane_abi::Errno;
 use farlane_abi::config::{ABI_VERSION, QUEUES};
 use farlane_abi::control::*;
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_harness::Vm;
+use farlane_vm_front_end::guest_device::Vm;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -140,13 +140,8 @@ fn requests_out_of_order_or_out_of_range_are_refused() {
     let answer = vm.control_raw(open(2).as_bytes(), 15).unwrap().unwrap();
     assert!(answer.bytes.is_empty());
     assert_eq!(ask(&vm, open(2).as_bytes()), Some(0));
-    assert_eq!(
-        vm.control_raw(open(9).as_bytes(), 0)
-            .unwrap()
-            .unwrap()
-            .bytes,
-        []
-    );
+    let answer = vm.control_raw(open(9).as_bytes(), 0).unwrap().unwrap();
+    assert!(answer.bytes.is_empty());
 
     let ping = Request {
         op: OP_PING.into(),

@@ -6,8 +6,8 @@ mod common;
 
 use common::{Backend, End, connect};
 use farlane_abi::queue::{OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED, WC_STATUS_SUCCESS};
-use farlane_harness::Vm;
 use farlane_rdma_client::{Payload, SendRequest, Sge};
+use farlane_vm_front_end::guest_device::Vm;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;

@@ -7,8 +7,8 @@ mod common;
 use common::{Backend, End, connect_to, until};
 use farlane_abi::config::{QUEUE_CONTROL, QUEUE_EVENT};
 use farlane_abi::queue::{OP_RDMA_READ, OP_RDMA_WRITE, SEND_SIGNALED};
-use farlane_harness::Vm;
 use farlane_rdma_client::{Payload, SendRequest, Sge};
+use farlane_vm_front_end::guest_device::Vm;
 use std::io::{BufRead as _, BufReader, Lines, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 

@@ -10,10 +10,10 @@ use farlane_abi::queue::{
     WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS,
 };
 use farlane_abi::rdma::{QP_STATE, QPS_RESET};
-use farlane_harness::Vm;
 use farlane_rdma_client::{
     Buffer, Payload, Placement, Qp, QpAttr, QpCaps, QpInit, RecvRequest, SendRequest, Sge,
 };
+use farlane_vm_front_end::guest_device::Vm;
 use std::sync::Arc;
 
 fn sge(end: &End, length: usize) -> Sge {

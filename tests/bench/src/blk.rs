@@ -18,7 +18,7 @@ use anyhow::{Context as _, Result};
 use backend::{Backend, Kind};
 use clap::Parser;
 use drive::{Direction, Drive};
-use farlane_compare::{Bar, Side, alternating, compare};
+use farlane_kit::compare::{Bar, Side, alternating, compare};
 use report::Report;
 use std::ffi::OsString;
 use std::io::Write as _;

@@ -3,7 +3,7 @@
 use crate::scale;
 use crate::stats::Times;
 use anyhow::{Context as _, Result};
-use farlane_compare::{Bars, Comparison};
+use farlane_kit::compare::{Bars, Comparison};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::path::Path;

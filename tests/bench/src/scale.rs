@@ -1,6 +1,6 @@
 //! How much is measured: everything, or one tiny round of everything to see that it works.
 
-use farlane_compare::Plan;
+use farlane_kit::compare::Plan;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 

@@ -8,10 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::protocol::{CHUNK_BYTES, Ending, ProtocolError, Reply, Request, Stream, receive, send};
 use anyhow::{Context, Result, bail};
-use farlane_vm_agent::protocol::{
-    CHUNK_BYTES, Ending, ProtocolError, Reply, Request, Stream, receive, send,
-};
 
 /// How long the agent may take for what it does itself.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);

@@ -78,7 +78,7 @@ impl Kit {
         let tree = Tree::ensure(workspace, &GUEST_TREE)?;
         let kernel = Kernel::of(workspace, &tree, &tree)?;
         let root = GuestRoot::ensure(workspace, &tree, &kernel)?;
-        workspace.build(&["farlane-vm-agent"])?;
+        workspace.build(&["farlane-kit"])?;
         let mut kit = Self {
             qemu: Qemu::find(&tree),
             agent: workspace.built("farlane-vm-agent")?,

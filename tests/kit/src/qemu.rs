@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 use std::{fs, iter};
 
+use crate::protocol::PORT_NAME;
 use anyhow::{Context, Result, ensure};
-use farlane_vm_agent::PORT_NAME;
 use serde_json::{Value, json};
 
 use crate::attachments::option_value;

@@ -48,13 +48,13 @@ const PACKAGES: &[&str] = &[
     "farlane-borrow",
     "farlane-gpu-driver",
     "farlane-io",
+    "farlane-kit",
     "farlane-lend",
     "farlane-net",
     "farlane-rdma",
     "farlane-run",
     "farlane-topology",
     "farlane-verbs",
-    "farlane-vm-agent",
 ];
 const EXAMPLES: &[&str] = &["gpu_coherence", "gpu_io", "log_scan"];
 

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use farlane_kit::guest::{Guest, Job, Output, listens};
 use farlane_kit::network::{Network, PEER, Peer};
 use farlane_kit::process::Process;
-use farlane_vm_agent::protocol::Ending;
+use farlane_kit::protocol::Ending;
 
 /// The ports that programs in guests use, one after the other.
 const GUEST_PORTS: std::ops::Range<u16> = 18515..19515;

@@ -51,7 +51,7 @@ impl Host {
     pub fn boot(run: &Run<'_>) -> Result<Self> {
         let workspace = run.context.workspace();
         progress::step("Building farlane-blk and its driver", || {
-            workspace.build(&["farlane-blk", "farlane-blk-driver"])
+            workspace.build(&["farlane-blk", "farlane-vm-front-end"])
         })?;
         let file = run.path("blocks");
         std::fs::File::create(&file)

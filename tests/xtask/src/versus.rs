@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use farlane_compare::{Bars, Comparison, Plan, Round};
+use farlane_kit::compare::{Bars, Comparison, Plan, Round};
 use farlane_kit::progress;
 use farlane_kit::report::Report;
 

@@ -8,7 +8,7 @@ mod common;
 use common::gate::Gate;
 use common::*;
 use farlane_nvme::{Doorbells, NvmeSource};
-use farlane_nvme_driver::{
+use farlane_vm_front_end::nvme::{
     Command, Driver, InProcess, Memory, Queue, Register, Transport as _, admin, io,
 };
 use std::time::{Duration, Instant};

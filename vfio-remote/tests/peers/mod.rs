@@ -5,12 +5,12 @@ use super::common::{
 };
 use super::{Monitor, Raw};
 use farlane_pci::Region;
-use farlane_vfio_client::RawClient;
 use farlane_vfio_remote::borrower::{self, Peers};
 use farlane_vfio_remote::link::message::{
     DeviceStatus, Fence, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
 };
 use farlane_vfio_user::wire::Command;
+use farlane_vm_front_end::vfio_user::RawClient;
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, subscribe};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;

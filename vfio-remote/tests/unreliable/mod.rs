@@ -3,7 +3,6 @@
 use super::common::{self, AREA, Copier, STATUS, listener, memfd, serve_with, until};
 use super::{Monitor, is_signalled};
 use farlane_pci::{InterruptKind, Region, Source as _};
-use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_remote::borrower::Peers;
 use farlane_vfio_remote::link::message::{
     Attached, Fence, LinkArea, PeerKey, Place, Refusal, Reply, Request, ToBorrower, ToLender,
@@ -11,6 +10,7 @@ use farlane_vfio_remote::link::message::{
 };
 use farlane_vfio_remote::link::{Acceptor, Connector, Receiver, Sender};
 use farlane_vfio_user::wire::Command;
+use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::net::TcpListener;

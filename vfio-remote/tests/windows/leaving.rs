@@ -4,8 +4,8 @@
 use super::super::common::{LENGTH, SLOW, SOURCE, STALL, STATUS, TARGET, memfd, until};
 use super::super::unreliable::is_refused;
 use super::{BORROWER, CONFIG, MASTER, MORE, RAM, Rig, fill};
-use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_user::wire::Command;
+use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::io::Errno;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;

@@ -8,7 +8,6 @@ use super::common::{Copier, Hooks, lender_of, memfd, serve_configured};
 use super::names::Authority;
 use super::unreliable::is_refused;
 use farlane_ntb::{IvshmemNtb, Ntb};
-use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_remote::borrower::{BorrowerConfig, InterruptView};
 use farlane_vfio_remote::lender::{BridgeOffer, Lender};
 use farlane_vfio_remote::link::message::{
@@ -16,6 +15,7 @@ use farlane_vfio_remote::link::message::{
 };
 use farlane_vfio_remote::link::{Acceptor, Connector, Received};
 use farlane_vfio_user::wire::Command;
+use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::net::TcpListener;

@@ -5,9 +5,9 @@
 mod common;
 
 use common::{INTX, PAGE, Served, memfd};
-use farlane_vfio_client::{CAPABILITIES, ClientError, RawClient};
 use farlane_vfio_user::wire::{self, Command, HEADER_BYTES, Header};
 use farlane_vfio_user::{Errno, MAX_TRANSFER_BYTES};
+use farlane_vm_front_end::vfio_user::{CAPABILITIES, ClientError, RawClient};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fmt::Debug;
 use std::io::Read as _;

@@ -5,9 +5,9 @@
 mod common;
 
 use common::{BAR, PAGE, Served};
-use farlane_vfio_client::{ClientError as RawError, Message, RawClient};
 use farlane_vfio_user::wire::{self, Command, DmaAccess, Header};
 use farlane_vfio_user::{ClientError, Errno, MAX_TRANSFER_BYTES};
+use farlane_vm_front_end::vfio_user::{ClientError as RawError, Message, RawClient};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use zerocopy::IntoBytes as _;

@@ -5,8 +5,9 @@
 mod common;
 
 use common::{BAR, PAGE, PATIENCE, Served, memfd};
-use farlane_vfio_client::{CAPABILITIES, ClientError, RawClient, attack};
+use farlane_attacks::vfio_user::attack;
 use farlane_vfio_user::wire::{Command, Header};
+use farlane_vm_front_end::vfio_user::{CAPABILITIES, ClientError, RawClient};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -7,9 +7,9 @@ mod common;
 use common::{
     BAR, BAR_BYTES, CONFIG, CONFIG_BYTES, FIXED, INTX, MSIX, MSIX_COUNT, PAGE, SPLIT, Served, memfd,
 };
-use farlane_vfio_client::{ClientError, RawClient};
 use farlane_vfio_user::wire::{self, Command};
 use farlane_vfio_user::{Errno, MAX_DMA_MAPS, MAX_TRANSFER_BYTES};
+use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{Mode, OFlags, open};
 use std::fmt::Debug;

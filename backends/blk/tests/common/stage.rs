@@ -4,7 +4,7 @@ use super::Daemon;
 use super::loops::Loop;
 use super::machine::{start, start_over};
 use super::vmm::{DATA, Vm};
-use farlane_volatile_disk::{Caches, LOAD_BYTES, PowerLoss, VolatileDisk};
+use farlane_support::volatile_disk::{Caches, LOAD_BYTES, PowerLoss, VolatileDisk};
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use vhost::vhost_user::{Frontend, VhostUserFrontend as _};
 

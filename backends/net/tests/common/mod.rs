@@ -2,8 +2,8 @@
 
 #![allow(dead_code)]
 
-use farlane_net_driver::frame::{End, udp};
-use farlane_net_driver::{Nic, Options, Received};
+use farlane_vm_front_end::net::frame::{End, udp};
+use farlane_vm_front_end::net::{Nic, Options, Received};
 use std::io::Read as _;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::net::UnixStream;

@@ -2,7 +2,7 @@ use super::*;
 use farlane_abi::control::{OP_BIND_EVENT, OP_CLOSE, OP_PING, Reply, Request};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_rdma_remoting::ServerConfig;
-use farlane_volatile_disk::{Caches, VolatileDisk};
+use farlane_support::volatile_disk::{Caches, VolatileDisk};
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketType,

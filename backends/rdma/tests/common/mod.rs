@@ -8,11 +8,11 @@ use farlane_abi::rdma::{
     QP_PKEY_INDEX, QP_PORT, QP_RETRY_CNT, QP_RNR_RETRY, QP_RQ_PSN, QP_SQ_PSN, QP_STATE, QP_TIMEOUT,
     QPS_INIT, QPS_RTR, QPS_RTS,
 };
-use farlane_harness::{GuestBuffer, Vm};
 use farlane_rdma_client::{
     Address, Channel, Completion, Context, Cq, DeviceInfo, Mr, Pd, Qp, QpAttr, QpCaps, QpInit,
 };
 use farlane_transport::Link;
+use farlane_vm_front_end::guest_device::{GuestBuffer, Vm};
 use std::fs::File;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;

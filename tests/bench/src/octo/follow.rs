@@ -9,8 +9,8 @@ use crate::report::Report;
 use crate::rig::Generator;
 use crate::scale;
 use anyhow::{Result, ensure};
-use farlane_net_driver::Header;
-use farlane_net_driver::frame::udp;
+use farlane_vm_front_end::net::Header;
+use farlane_vm_front_end::net::frame::udp;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -86,7 +86,7 @@ pub fn run(options: &Options, machine: &Machine, folder: &Path, report: &mut Rep
     draw(options, &seen)
 }
 
-fn receive(nic: &mut farlane_net_driver::Nic, mac: [u8; 6], seen: &mut Seen) -> Result<()> {
+fn receive(nic: &mut farlane_vm_front_end::net::Nic, mac: [u8; 6], seen: &mut Seen) -> Result<()> {
     let answer = udp(&guest(7), &host(mac, 7), &[0; 10]);
     let begin = Instant::now();
     while begin.elapsed() < scale::time(ALL).max(STAY) {

@@ -1,7 +1,7 @@
 //! The machine with two nodes: the real one, or one that is described.
 
 use anyhow::Result;
-use farlane_net_driver::Range;
+use farlane_vm_front_end::net::Range;
 use farlane_zero_copy::topology::{Node, Topology};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -11,11 +11,11 @@ use crate::scale;
 use crate::stats::Times;
 use crate::ways::{BUFFER, Ours, Plain, Put, Rate, Way};
 use anyhow::{Context as _, Result};
-use farlane_compare::interval::median;
-use farlane_compare::{Bar, Comparison, Conditions, Plan, Watch};
 use farlane_kit::backend::Backend;
-use farlane_net_driver::frame::{End, Tcp, echo_request, tcp_large, udp};
-use farlane_net_driver::{Header, Nic, Options as Vm, feature};
+use farlane_kit::compare::interval::median;
+use farlane_kit::compare::{Bar, Comparison, Conditions, Plan, Watch};
+use farlane_vm_front_end::net::frame::{End, Tcp, echo_request, tcp_large, udp};
+use farlane_vm_front_end::net::{Header, Nic, Options as Vm, feature};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -177,7 +177,7 @@ impl Figures {
             self.trip_medians[at].push(Times::of(trips.clone()).p50_us);
             self.trips[at].extend(trips);
         }
-        self.wake_ups.push(farlane_compare::wake_up(32)?);
+        self.wake_ups.push(farlane_kit::compare::wake_up(32)?);
         Ok(())
     }
 }

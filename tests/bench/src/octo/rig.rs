@@ -2,7 +2,7 @@
 //! interface.
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use farlane_net_driver::{HEADER_BYTES, Header};
+use farlane_vm_front_end::net::{HEADER_BYTES, Header};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};

@@ -5,7 +5,7 @@ use crate::rig::{Generator, taken};
 use anyhow::{Context as _, Result, ensure};
 use farlane_net::port::tap::Tap;
 use farlane_net::port::{Port as _, PortQueue};
-use farlane_net_driver::{HEADER_BYTES, Header, Nic};
+use farlane_vm_front_end::net::{HEADER_BYTES, Header, Nic};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes as _;
 
@@ -161,7 +161,7 @@ pub struct Ours {
 impl Ours {
     /// CPU time of farlane-net.
     fn cpu(&self) -> Result<Duration> {
-        farlane_compare::cpu::of_process(self.process)
+        farlane_kit::compare::cpu::of_process(self.process)
     }
 }
 

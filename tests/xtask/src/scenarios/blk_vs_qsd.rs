@@ -5,8 +5,8 @@ use std::ffi::OsString;
 use std::process::Command;
 
 use anyhow::Result;
-use farlane_compare::{Bar, Bars};
 use farlane_kit::backend::Backend;
+use farlane_kit::compare::{Bar, Bars};
 use farlane_kit::guest::Guest;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
@@ -142,7 +142,7 @@ fn compare(form: Form, guest: &Guest, nodes: &[String; 2], report: &mut Report) 
             words: measure.words,
             time: form.fio_time(),
         };
-        let found = farlane_compare::compare(&form.plan(), &[Bar::AtLeast(bar)], |numbers| {
+        let found = farlane_kit::compare::compare(&form.plan(), &[Bar::AtLeast(bar)], |numbers| {
             Ok(rounds(turns.run(guest, numbers)?, measure.figure))
         })?;
         for comparison in &found {

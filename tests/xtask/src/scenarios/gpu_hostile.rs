@@ -28,7 +28,7 @@ pub const SCENARIO: Scenario = Scenario {
     run,
 };
 
-const PACKAGE: &str = "farlane-token-hostile";
+const PACKAGE: &str = "farlane-attacks";
 const DISK_MIB: u32 = 128;
 const FILE_BYTES: u64 = 16 << 20;
 const SEED: u32 = 3;
@@ -52,8 +52,8 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
     progress::step("Building the attacker", || workspace.build(&[PACKAGE]))?;
     let program = GuestFile::new(
-        workspace.built("farlane-token-hostile")?,
-        "usr/bin/token-hostile",
+        workspace.built("farlane-attack-tokens")?,
+        "usr/bin/farlane-attack-tokens",
     );
     let parts = run.context.gpu_parts()?;
     let blocks = [0; 4].map(|_| Blocks::new(DISK_MIB));
@@ -116,7 +116,7 @@ fn honest(guests: &[Guest; 2], report: &mut Report) -> Result<()> {
         guest.run("sync && echo 3 >/proc/sys/vm/drop_caches")?;
         bystanders.push(guest.spawn(&line)?);
     }
-    let attack = format!("token-hostile {TARGET} {RESOURCE} attack");
+    let attack = format!("farlane-attack-tokens {TARGET} {RESOURCE} attack");
     let output = guests[0].spawn(&attack)?.wait(PROGRAM_TIMEOUT)?;
     ensure!(
         output.success(),
@@ -181,7 +181,7 @@ fn unmapped_in_flight(
     blocks: &Path,
     report: &mut Report,
 ) -> Result<()> {
-    let line = format!("token-hostile {TARGET} {RESOURCE} unmap {READ} {UNMAP}");
+    let line = format!("farlane-attack-tokens {TARGET} {RESOURCE} unmap {READ} {UNMAP}");
     let job = guest.spawn(&line)?;
     job.wait_output(PATIENCE, |said| said.contains("Ready"))?;
     let held = hold_read(backends, blocks, || {
@@ -218,7 +218,7 @@ fn unbound_in_flight(
     [target, honest]: [&Path; 2],
     report: &mut Report,
 ) -> Result<()> {
-    let line = format!("token-hostile {TARGET} {RESOURCE} write");
+    let line = format!("farlane-attack-tokens {TARGET} {RESOURCE} write");
     // Its context is the first one.
     let writing = guest.spawn(&line)?;
     writing.wait_output(PATIENCE, |said| said.contains("Writing"))?;
@@ -301,7 +301,7 @@ fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
     let [a, b] = guests;
     // It keeps its token until its standard input ends.
     let lend = format!(
-        "sh -c 'echo $$ >/tmp/holder; exec tail -f /dev/null' | token-hostile {TARGET} {RESOURCE} lend >/tmp/token"
+        "sh -c 'echo $$ >/tmp/holder; exec tail -f /dev/null' | farlane-attack-tokens {TARGET} {RESOURCE} lend >/tmp/token"
     );
     let lending = a.spawn(&lend)?;
     wait_until("a token is lent", || {
@@ -309,7 +309,10 @@ fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
     })?;
     let token = a.read_file("/tmp/token")?;
     let before = backends[1].disks.metrics()?.sum("tokens_refused")?;
-    let steal = format!("token-hostile {TARGET} {RESOURCE} steal {}", token.trim());
+    let steal = format!(
+        "farlane-attack-tokens {TARGET} {RESOURCE} steal {}",
+        token.trim()
+    );
     let output = b.spawn(&steal)?.wait(Duration::from_secs(60))?;
     ensure!(
         output.success(),

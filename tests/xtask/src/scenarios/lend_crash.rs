@@ -16,10 +16,10 @@ use farlane_kit::attachments::Ram;
 use farlane_kit::guest::{Guest, Job};
 use farlane_kit::held::{Call, Held};
 use farlane_kit::progress;
+use farlane_kit::protocol::Ending;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
-use farlane_vm_agent::protocol::Ending;
 
 use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint, wait_until};

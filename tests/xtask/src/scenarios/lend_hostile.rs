@@ -192,10 +192,10 @@ impl Attacker {
     fn build(run: &Run<'_>) -> Result<Self> {
         let workspace = run.context.workspace();
         progress::step("Building the attacker", || {
-            workspace.build(&["farlane-lend-hostile"])
+            workspace.build(&["farlane-attacks"])
         })?;
         Ok(Self {
-            program: workspace.built("farlane-lend-hostile")?,
+            program: workspace.built("farlane-attack-lending")?,
             seed: seed()?,
         })
     }

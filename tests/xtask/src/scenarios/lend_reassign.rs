@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_compare::interval::median;
+use farlane_kit::compare::interval::median;
 use farlane_kit::guest::Guest;
 use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;

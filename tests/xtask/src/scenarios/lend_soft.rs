@@ -2,8 +2,8 @@
 //! it, and the next guest finds the same files on it.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_compare::cpu::kept_from;
 use farlane_kit::attachments::Ram;
+use farlane_kit::compare::cpu::kept_from;
 use farlane_kit::guest::Guest;
 use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;

@@ -2,7 +2,7 @@
 //! NVMe/TCP to another guest.
 
 use anyhow::Result;
-use farlane_compare::{Bar, Bars};
+use farlane_kit::compare::{Bar, Bars};
 use farlane_kit::guest::Guest;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
@@ -173,7 +173,7 @@ fn compare(form: Form, guest: &Guest, nodes: &[String], report: &mut Report) -> 
         };
         let wanted = [over_local, measure.over_far].map(Bar::AtLeast);
         let found =
-            farlane_compare::compare(&form.plan(), &wanted[..nodes.len() - 1], |numbers| {
+            farlane_kit::compare::compare(&form.plan(), &wanted[..nodes.len() - 1], |numbers| {
                 Ok(rounds(turns.run(guest, numbers)?, measure.figure))
             })?;
         for (other, comparison) in ["QEMU's NVMe", "NVMe/TCP"].into_iter().zip(&found) {

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
-use farlane_compare::{Bar, Bars, Comparison, Side, alternating};
+use farlane_kit::compare::{Bar, Bars, Comparison, Side, alternating};
 use farlane_kit::guest::Guest;
 use farlane_kit::guest_program::GuestProgram;
 use farlane_kit::guest_root::GuestFile;
@@ -212,7 +212,7 @@ impl Rig<'_> {
             let figure = self.measure(measure, address);
             figure.with_context(|| format!("{name}, {address}"))
         };
-        let found = farlane_compare::compare(&self.form.plan(), &[bar], alternating(1, one))?;
+        let found = farlane_kit::compare::compare(&self.form.plan(), &[bar], alternating(1, one))?;
         let comparison = found.into_iter().next().context("No comparison")?;
         progress::note(&format!("{name}: {comparison}"));
         Ok(Some(Compared {

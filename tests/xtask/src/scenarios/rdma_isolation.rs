@@ -52,9 +52,9 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
     let workspace = run.context.workspace();
-    workspace.build(&["farlane-hostile"])?;
-    let hostile = workspace.built("farlane-hostile")?;
-    let files = [GuestFile::new(&hostile, "usr/bin/farlane-hostile")];
+    workspace.build(&["farlane-attacks"])?;
+    let hostile = workspace.built("farlane-attack-rdma")?;
+    let files = [GuestFile::new(&hostile, "usr/bin/farlane-attack-rdma")];
     let socket = run.path("host");
     let wire = Wire::new()?;
     let mut pair = farlane.boot_pair_with(run, &wire, &files, Some(&socket))?;
@@ -151,7 +151,7 @@ fn attack(
     report: &mut Report,
 ) -> Result<()> {
     let output = place
-        .spawn(&format!("{shell} 'farlane-hostile attack {file}'"))?
+        .spawn(&format!("{shell} 'farlane-attack-rdma attack {file}'"))?
         .wait(ATTACK_TIMEOUT)?;
     let said = output.all();
     let bad: Vec<&str> = said
@@ -182,7 +182,7 @@ struct Witness<'a> {
 impl<'a> Witness<'a> {
     /// Starts it and waits until it has said in `file` what it has.
     fn begin(place: &'a dyn Place, file: &'a str) -> Result<Self> {
-        let mut running = place.spawn(&format!("farlane-hostile witness {file}"))?;
+        let mut running = place.spawn(&format!("farlane-attack-rdma witness {file}"))?;
         let deadline = Instant::now() + TOOL_TIMEOUT;
         loop {
             let there = place

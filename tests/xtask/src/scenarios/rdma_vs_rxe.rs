@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use farlane_compare::{Bar, Bars, Plan, Side, alternating};
+use farlane_kit::compare::{Bar, Bars, Plan, Side, alternating};
 use farlane_kit::guest::Guest;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
@@ -113,7 +113,7 @@ fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
             };
             measure.figure(form, over, &pair.a, &pair.b)
         };
-        let found = farlane_compare::compare(&plan, &[bar], alternating(1, one))?;
+        let found = farlane_kit::compare::compare(&plan, &[bar], alternating(1, one))?;
         for comparison in &found {
             let what = ("two VMs", measure.line);
             tell(&mut bars, report, what, (unit, "rxe"), comparison);

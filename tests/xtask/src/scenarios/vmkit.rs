@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use farlane_kit::guest::Guest;
+use farlane_kit::protocol::Ending;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
-use farlane_vm_agent::protocol::Ending;
 use serde_json::json;
 
 use super::Scenario;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use farlane_kit::guest::Output;
-use farlane_vm_agent::protocol::Ending;
+use farlane_kit::protocol::Ending;
 
 use super::facts::counters;
 use crate::conditions::{PATIENCE, wait_until};
