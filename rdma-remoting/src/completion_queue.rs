@@ -4,9 +4,10 @@ use farlane_abi::queue::{
     ARM_NEXT, ARM_NONE, ARM_SOLICITED, CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES,
     CQ_OFF_EVENTS, CQ_OFF_PRODUCED, Completion, CqLayout,
 };
+use farlane_sys::sync::lock;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
 use thiserror::Error;
 
 /// A completion found no room.
@@ -88,7 +89,7 @@ impl SharedCompletionQueue {
 
     /// Writes the entry and publishes it. `None` when there is no room.
     fn write(&self, completion: &Completion) -> Option<()> {
-        let mut produced = self.produced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut produced = lock(&self.produced);
         let consumed = self
             .memory
             .word(CQ_OFF_CONSUMED)

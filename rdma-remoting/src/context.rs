@@ -17,6 +17,7 @@ use farlane_abi::arena::{
 use farlane_abi::control::{EVENT_ASYNC, EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
 use farlane_abi::rdma::{EVENT_DEVICE_FATAL, Verbs as _};
 use farlane_sys::log_limit::LogLimit;
+use farlane_sys::sync::lock;
 use farlane_sys::warn_limited;
 use farlane_zero_copy::topology::Node;
 use farlane_zero_copy::{Pool, PoolBuffer, Region, RegionError, SharedMemory};
@@ -24,7 +25,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 /// Protection domains of a context: programs have one, or one a connection manager.
@@ -105,7 +106,7 @@ pub(crate) struct AsyncRing {
 impl AsyncRing {
     /// Puts an event into the ring; a process that does not take its events loses new ones.
     pub fn push(&self, kind: u32, object: u32) {
-        let mut produced = self.produced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut produced = lock(&self.produced);
         let (Ok(consumed), Ok(word)) = (
             self.memory.word(OFF_ASYNC_CONSUMED),
             self.memory.word(OFF_ASYNC_PRODUCED),
@@ -259,11 +260,11 @@ impl Context {
     }
 
     fn regions(&self) -> MutexGuard<'_, HashMap<u32, Attached>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.regions)
     }
 
     pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.objects)
     }
 
     pub(crate) fn asyncs(&self) -> Option<Arc<AsyncRing>> {
@@ -446,7 +447,7 @@ impl Context {
     }
 
     fn rota(&self) -> MutexGuard<'_, Rota<Arc<QpObject>>> {
-        self.rota.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.rota)
     }
 
     /// The node on which most bytes of its segments lie; none where it is not known of any.
@@ -499,7 +500,7 @@ impl Context {
         if self.failed.load(Ordering::Relaxed) {
             return progress;
         }
-        let mut calls = header.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = lock(&header.calls);
         if calls.is_ready() {
             progress.worked = true;
             let mut host = CallHost::new(self);
@@ -530,7 +531,7 @@ impl Context {
         if self.failed.load(Ordering::Relaxed) {
             return false;
         }
-        let calls = header.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = lock(&header.calls);
         calls.is_ready() || self.rota().iter().any(|qp| qp.engine.is_ready())
     }
 

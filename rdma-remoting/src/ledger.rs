@@ -8,9 +8,10 @@
 //! 1998). Nobody has to know how many tenants there will be, and what nobody else wants is not kept
 //! back for good.
 
+use farlane_sys::sync::lock;
 use farlane_zero_copy::fault;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Mappings that a process may have where the system does not say
 /// (`Documentation/admin-guide/sysctl/vm.rst`).
@@ -63,7 +64,7 @@ struct Budget {
 
 impl Budget {
     fn taken(&self) -> MutexGuard<'_, u64> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.taken)
     }
 }
 

@@ -7,12 +7,9 @@ use crate::completion_queue::{CompletionSink, Overrun};
 use crate::request::{RecvRequest, SendRequest};
 use crate::work_queue::{QueueError, RecvSource, SendSource};
 use farlane_abi::queue::Completion;
+use farlane_sys::sync::lock;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use std::sync::{Arc, Mutex};
 
 /// A queue of requests; clones are ends of the same queue.
 #[derive(Debug)]

@@ -6,8 +6,9 @@ use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
     ACCESS_REMOTE_WRITE,
 };
+use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{Region, RegionError};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use thiserror::Error;
 
 /// Rights of a memory region or of a queue pair's peer.
@@ -150,16 +151,13 @@ impl MemoryTable {
             region: memory.region.share(),
             ..memory
         };
-        self.table
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(memory)
+        write(&self.table).insert(memory)
     }
 
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> u64 {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = read(&self.table);
         u64::try_from(table.len()).unwrap_or(u64::MAX)
     }
 
@@ -173,7 +171,7 @@ impl MemoryTable {
     /// is in progress (IBTA, 10.6.6.2.6).
     pub fn remove(&self, key: u32) -> Option<Arc<MemoryRegion>> {
         let removed = {
-            let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+            let mut table = write(&self.table);
             table.remove(key)?
         };
         removed.region.revoke();
@@ -183,7 +181,7 @@ impl MemoryTable {
     /// Takes all out, as [`remove`](Self::remove) does.
     pub fn drain(&self) -> Vec<Arc<MemoryRegion>> {
         let removed = {
-            let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+            let mut table = write(&self.table);
             table.drain()
         };
         removed.iter().for_each(|memory| memory.region.revoke());
@@ -202,7 +200,7 @@ impl MemoryTable {
         length: u64,
         wanted: Use,
     ) -> Result<Part, KeyError> {
-        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let table = read(&self.table);
         let memory = table
             .get(key)
             .filter(|m| m.pd == pd)

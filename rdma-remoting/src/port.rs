@@ -7,9 +7,10 @@ use crate::server::Core;
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
 use farlane_sys::log_limit::LogLimit;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::Pool;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The contexts of one VM, or of the processes of this host.
 pub struct Port {
@@ -55,7 +56,7 @@ impl Port {
     }
 
     fn contexts(&self) -> MutexGuard<'_, HashMap<u32, Arc<Context>>> {
-        self.contexts.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.contexts)
     }
 
     /// Opens context `id`, whose events go to `events` and whose host-allocated buffers come from

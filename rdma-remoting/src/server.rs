@@ -8,11 +8,12 @@ use crate::ledger::Ledger;
 use crate::limbs::{Moved, Place};
 use crate::port::Port;
 use crate::worker::Worker;
+use farlane_sys::sync::lock;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use thiserror::Error;
 
 /// Most worker threads.
@@ -124,7 +125,7 @@ impl Core {
     }
 
     fn lids(&self) -> MutexGuard<'_, HashMap<RawGid, u16>> {
-        self.lids.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lids)
     }
 
     pub fn forget_port(&self, gid: &RawGid) {

@@ -7,6 +7,7 @@ use crate::limbs::{self, Place};
 use crate::round::{Look, Pace, Tenants};
 use crate::sleep;
 use crate::spin::Spin;
+use farlane_sys::sync::{held, lock};
 use farlane_worker::timeslice;
 use farlane_zero_copy::topology::Node;
 use rustix::event::{EventfdFlags, epoll};
@@ -14,7 +15,7 @@ use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -137,7 +138,7 @@ impl Worker {
     /// before it sleeps.
     pub fn waker(&self) -> Waker {
         let shared = Arc::downgrade(&self.shared);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let thread = lock(&self.thread);
         let thread = thread.as_ref().map(|handle| handle.thread().id());
         Box::new(move || {
             if let Some(shared) = shared.upgrade() {
@@ -160,11 +161,7 @@ impl Worker {
     pub fn stop(&self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.shared.ring();
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let thread = lock(&self.thread).take();
         if let Some(thread) = thread
             && thread.join().is_err()
         {
@@ -175,7 +172,7 @@ impl Worker {
 
 impl Shared {
     fn list(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Context>>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.list)
     }
 
     /// Changes the list, and wakes the thread to take note. Returns the new generation.
@@ -200,17 +197,14 @@ impl Shared {
     }
 
     fn wait_seen(&self, generation: u64) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = lock(&self.seen);
         while *seen < generation {
-            seen = self
-                .seen_changed
-                .wait(seen)
-                .unwrap_or_else(PoisonError::into_inner);
+            seen = held(self.seen_changed.wait(seen));
         }
     }
 
     fn saw(&self, generation: u64) {
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = generation;
+        *lock(&self.seen) = generation;
         self.seen_changed.notify_all();
     }
 

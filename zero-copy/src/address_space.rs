@@ -5,8 +5,9 @@ use crate::region::Inner;
 use crate::topology::{Node, Topology, majority};
 use crate::view::{View, Views};
 use crate::{Mapping, MappingError};
+use farlane_sys::sync::{lock, read, write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
 use thiserror::Error;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
@@ -121,7 +122,7 @@ pub(crate) struct Range {
 
 impl Range {
     fn regions(&self) -> MutexGuard<'_, Option<Vec<Weak<Inner>>>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.regions)
     }
 
     fn is_same(&self, start: u64, length: u64, id: FileId, file_offset: u64) -> bool {
@@ -258,7 +259,7 @@ impl AddressSpace {
     }
 
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&read(&self.current))
     }
 
     /// Takes a vhost-user memory table. Ranges that are in the old and in the new one (same
@@ -268,7 +269,7 @@ impl AddressSpace {
     /// # Errors
     /// A range without a file, overlapping ranges, or what `mmap` says; nothing is changed then.
     pub fn replace_ram(&self, memory: &GuestMemoryMmap) -> Result<(), AddressSpaceError> {
-        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = lock(&self.change);
         let old = self.snapshot();
         let mut ranges: Vec<Arc<Range>> = Vec::new();
         for region in memory.iter() {
@@ -346,7 +347,7 @@ impl AddressSpace {
         (file, file_offset): (BorrowedFd<'_>, u64),
         writable: bool,
     ) -> Result<(), AddressSpaceError> {
-        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = lock(&self.change);
         let stat = rustix::fs::fstat(file).map_err(std::io::Error::from)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         if file_offset.checked_add(length).is_none_or(|end| end > size) {
@@ -382,7 +383,7 @@ impl AddressSpace {
     /// # Errors
     /// There is no such range.
     pub fn unmap(&self, start: u64, length: u64) -> Result<(), AddressSpaceError> {
-        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = lock(&self.change);
         let old = self.snapshot();
         let mut ranges = old.ranges.clone();
         ranges.retain(|r| (r.start, r.length) != (start, length));
@@ -400,7 +401,7 @@ impl AddressSpace {
     /// that have it are dropped.
     #[must_use]
     pub fn view(&self) -> View {
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let current = read(&self.current);
         View::new(&current)
     }
 
@@ -456,7 +457,7 @@ impl AddressSpace {
             .filter(|r| !ranges.iter().any(|n| Arc::ptr_eq(r, n)))
             .cloned()
             .collect();
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Snapshot {
+        *write(&self.current) = Arc::new(Snapshot {
             has_devices: ranges.iter().any(|r| r.kind == RangeKind::DeviceBar),
             ranges,
             views: Views::default(),
@@ -478,7 +479,7 @@ impl AddressSpace {
 
     /// Takes all memory away.
     pub fn clear(&self) {
-        let earlier = self.change.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = lock(&self.change);
         let old = self.snapshot();
         self.publish(earlier, &old, Vec::new());
     }

@@ -13,12 +13,13 @@
 //! Only [`Mapping`](crate::Mapping)s and [`CoveredMemory`] are covered; a fault anywhere else ends
 //! the process as ever.
 
+use farlane_sys::sync::lock;
 use std::cell::UnsafeCell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, Once};
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _};
 
 /// Mappings that there can be at a time: those beyond are refused. Memory is used for those that
@@ -85,7 +86,7 @@ pub(crate) struct Covered(usize);
 /// Covers `length` bytes at `start`, which are mapped, until the place is dropped. None where there
 /// are too many.
 pub(crate) fn cover(start: usize, length: usize) -> Option<Covered> {
-    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut free = lock(&FREE);
     let index = match free.returned.pop() {
         Some(index) => index,
         None if free.fresh < PLACES => {
@@ -120,7 +121,7 @@ impl Drop for Covered {
         PAGES.fetch_sub(place.pages.swap(0, Ordering::Relaxed), Ordering::Relaxed);
         // Before another one writes what the handler may be about to compare.
         fence(Ordering::SeqCst);
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&FREE);
         free.returned.push(self.0);
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::topology::{Node, Topology};
 use crate::{AddressSpace, Placed};
+use farlane_sys::sync::{read, write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, RwLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -157,7 +158,7 @@ impl Placement {
     /// the same.
     #[must_use]
     pub fn map(&self) -> Arc<NodeMap> {
-        Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&read(&self.map))
     }
 
     /// Counts changes of the map.
@@ -206,7 +207,7 @@ impl Placement {
             runs = overlaid(&runs, given);
         }
         let map = NodeMap::new(runs, other);
-        let mut current = self.map.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = write(&self.map);
         if **current != map {
             *current = Arc::new(map);
             self.generation.fetch_add(1, Ordering::Release);

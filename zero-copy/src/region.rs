@@ -6,10 +6,11 @@ use crate::placement::Given;
 use crate::topology::{Node, Topology};
 use crate::{Mapping, MappingError, PoolBuffer, Process, SharedMemory};
 use farlane_abi::PAGE_BYTES;
+use farlane_sys::sync::write;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
 use thiserror::Error;
 
 /// Largest number of extents that [`Region::stitch`] maps one by one. The kernel limits mappings
@@ -185,14 +186,14 @@ impl Inner {
     pub fn revoke(&self) {
         match &self.behind {
             Behind::Own(own) => {
-                let mut gate = own.gate.write().unwrap_or_else(PoisonError::into_inner);
+                let mut gate = write(&own.gate);
                 let memory = gate.take();
                 drop(gate);
                 // Many extents take long: nobody who finds the gate locked has to.
                 drop(memory);
             }
             Behind::Shared { open, .. } => {
-                *open.write().unwrap_or_else(PoisonError::into_inner) = false;
+                *write(open) = false;
             }
         }
     }

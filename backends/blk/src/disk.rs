@@ -10,12 +10,13 @@ use crate::surroundings::Surroundings;
 use farlane_block::storage::Alignment;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
+use farlane_sys::sync::lock;
 use farlane_vhost_user::bits::feature as common;
 use farlane_zero_copy::tokens::Tokens;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 use thiserror::Error;
 
@@ -335,7 +336,7 @@ impl Disk {
             return;
         }
         log::info!("Disk {}: {before} sectors have become {now}", self.serial);
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watchers = lock(&self.watchers);
         watchers.retain(|watcher| watcher.strong_count() > 0);
         let told: Vec<_> = watchers.iter().filter_map(Weak::upgrade).collect();
         drop(watchers);
@@ -346,7 +347,7 @@ impl Disk {
 
     /// Tells `watcher` of new sizes for as long as it lives.
     pub fn watch(&self, watcher: Weak<dyn Watcher>) {
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watchers = lock(&self.watchers);
         watchers.retain(|watcher| watcher.strong_count() > 0);
         watchers.push(watcher);
     }

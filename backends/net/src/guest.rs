@@ -7,8 +7,9 @@ use crate::flow::FlowTable;
 use crate::interface::Interface;
 use crate::port::Offloads;
 use farlane_daemon::warn_limited;
+use farlane_sys::sync::{lock, read, write};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 /// A VM's driver.
 pub struct Guest {
@@ -71,7 +72,7 @@ impl Guest {
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.control)
     }
 
     /// It has accepted these features.
@@ -135,7 +136,7 @@ impl Guest {
     }
 
     fn set_filter(&self, filter: Option<Arc<Filter>>) {
-        *self.filter.write().unwrap_or_else(PoisonError::into_inner) = filter;
+        *write(&self.filter) = filter;
         self.changes.fetch_add(1, Ordering::Release);
     }
 
@@ -155,7 +156,7 @@ impl Guest {
     /// Which frames it wants; none: all.
     #[must_use]
     pub fn filter(&self) -> Option<Arc<Filter>> {
-        let filter = self.filter.read().unwrap_or_else(PoisonError::into_inner);
+        let filter = read(&self.filter);
         filter.clone()
     }
 
@@ -184,10 +185,7 @@ impl Guest {
 
     /// Tells whoever spreads frames how many pairs are in use.
     fn spread(&self) {
-        let _turn = self
-            .spreading
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.spreading);
         let served = self.served.load(Ordering::Acquire);
         let pairs = match self.wanted.load(Ordering::Acquire) {
             0 => served,

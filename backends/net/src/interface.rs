@@ -8,12 +8,13 @@ use farlane_daemon::limb::Limbs;
 use farlane_daemon::locality::Locality;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::metrics::{Sample, label};
+use farlane_sys::sync::lock;
 use farlane_vhost_user::bits::feature as common;
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Given, Placement};
 use std::hash::{Hash as _, Hasher as _};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 /// Whoever is to be told of a change.
@@ -190,12 +191,12 @@ impl Interface {
 
     /// From now on this one is told of changes.
     pub fn watch(&self, watcher: Weak<dyn Watcher>) {
-        *self.watcher.lock().unwrap_or_else(PoisonError::into_inner) = Some(watcher);
+        *lock(&self.watcher) = Some(watcher);
     }
 
     /// The flow table of the VM that is there now.
     pub fn table(&self) -> MutexGuard<'_, Option<Weak<FlowTable>>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     /// The nodes of a VM's memory, which is not looked at yet.
@@ -217,7 +218,7 @@ impl Interface {
         if self.link.swap(up, Ordering::Relaxed) != up {
             let state = if up { "up" } else { "down" };
             log::info!("Interface {}: the link is {state}", self.name);
-            let watcher = self.watcher.lock().unwrap_or_else(PoisonError::into_inner);
+            let watcher = lock(&self.watcher);
             if let Some(watcher) = watcher.as_ref().and_then(Weak::upgrade) {
                 watcher.changed(up);
             }

@@ -9,8 +9,9 @@ use farlane_rdma_client::abi::queue::{
 };
 use farlane_rdma_client::abi::rdma as verbs;
 use farlane_rdma_client::{Payload, Qp, QpAttr, QpCaps, QpInit, SendQueue, SendRequest, Sge};
+use farlane_sys::sync::lock;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Which way a transfer goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +114,7 @@ impl Endpoint {
     /// refuses.
     pub fn connect(&self, remote: &Descriptor) -> Result<(), Error> {
         let remote = EndpointAddress::try_from(remote)?;
-        let mut peer = self.peer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut peer = lock(&self.peer);
         if peer.is_some() {
             return Err(Error::Connection("connected already"));
         }
@@ -187,7 +188,7 @@ impl Endpoint {
         transfer: &Transfer<'_>,
         callback: Option<Callback>,
     ) -> Result<Id, Error> {
-        let peer = *self.peer.lock().unwrap_or_else(PoisonError::into_inner);
+        let peer = *lock(&self.peer);
         let peer = peer.ok_or(Error::Connection("not connected"))?;
         if transfer.remote.gid() != peer || !transfer.local.belongs_to(&self.shared) {
             return Err(Error::Foreign);

@@ -4,9 +4,10 @@ use crate::dispatch::Dispatcher;
 use crate::transfer::{MAX_OUTSTANDING, Status, Transfers};
 use crate::{Buffer, Endpoint, Error, Id};
 use farlane_rdma_client::{Channel, Context, Cq, Pd, devices};
+use farlane_sys::sync::lock;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 /// The library, initialised. Dropping it ends its dispatcher thread; buffers and endpoints stay
@@ -147,9 +148,7 @@ impl Library {
     }
 
     fn dispatcher(&self) -> MutexGuard<'_, Option<Dispatcher>> {
-        self.dispatcher
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.dispatcher)
     }
 }
 
@@ -159,7 +158,7 @@ impl Shared {
     }
 
     pub(crate) fn objects(&self) -> MutexGuard<'_, Objects> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.objects)
     }
 }
 

@@ -2,8 +2,9 @@
 
 use crate::{Buffer, Endpoint, Error, Id, TransferError};
 use farlane_rdma_client::{Completion, Cq, Errno};
+use farlane_sys::sync::lock;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How a finished transfer went.
 pub type Outcome = Result<(), TransferError>;
@@ -167,7 +168,7 @@ impl Transfers {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 }
 

@@ -4,8 +4,9 @@ use crate::allocator::Allocator;
 use crate::queue::{ENTRIES, Queue};
 use crate::{Bars, Buffer, GpuError, SysfsBars, find_devices};
 use farlane_abi::gpu as abi;
+use farlane_sys::sync::lock;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What buffers and the device share.
 pub struct Device {
@@ -17,9 +18,7 @@ pub struct Device {
 
 impl Device {
     pub fn allocator(&self) -> MutexGuard<'_, Allocator> {
-        self.allocator
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.allocator)
     }
 }
 

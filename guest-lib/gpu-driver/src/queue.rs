@@ -2,8 +2,9 @@
 
 use crate::{Bars, GpuError};
 use farlane_abi::gpu as abi;
+use farlane_sys::sync::lock;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{sleep, yield_now};
 use std::time::{Duration, Instant};
 
@@ -109,7 +110,7 @@ impl Queue {
         let number = self.submit(command)?;
         let completion = self.wait(number);
         let index = usize::try_from(number & (ENTRIES - 1)).unwrap_or(0);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.busy[index] = false;
         drop(state);
         let completion = completion?;
@@ -122,7 +123,7 @@ impl Queue {
     fn submit(&self, command: &abi::Command) -> Result<u32, GpuError> {
         let mut waiting = Waiting::new();
         loop {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = lock(&self.state);
             let number = state.tail;
             let index = usize::try_from(number & (ENTRIES - 1)).unwrap_or(0);
             if !state.busy[index] {

@@ -8,17 +8,18 @@ mod common;
 use common::{Disk, Memory, pattern};
 use farlane_io_core::descriptors::{Closing, closing};
 use farlane_io_core::{Mode, set_mode, totals};
+use farlane_sys::sync::lock;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::io::{Seek as _, SeekFrom};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn(mode: Mode) -> MutexGuard<'static, ()> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = lock(&TURN);
     set_mode(mode);
     turn
 }

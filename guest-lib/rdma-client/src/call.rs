@@ -1,13 +1,13 @@
 //! The guest's side of the call ring (paper section IV-B).
 
 use crate::header::Header;
-use crate::lock;
 use crate::spin::SpinPolicy;
 use farlane_abi::Errno;
 use farlane_abi::arena::{
     CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader, OFF_CALL_COMPLETED, OFF_CALL_RING,
     OFF_CALL_SUBMITTED, OFF_CALLER_WAITING,
 };
+use farlane_sys::sync::lock;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -2,8 +2,9 @@
 
 use crate::error::os;
 use crate::pd::Destroyed;
-use crate::{Context, Cq, Error, lock};
+use crate::{Context, Cq, Error};
 use farlane_abi::Errno;
+use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};

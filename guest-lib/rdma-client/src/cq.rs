@@ -3,13 +3,14 @@
 use crate::header::Header;
 use crate::pd::Destroyed;
 use crate::spin::Courtesy;
-use crate::{Channel, Completion, Context, Error, lock};
+use crate::{Channel, Completion, Context, Error};
 use farlane_abi::Errno;
 use farlane_abi::queue::{
     ARM_NEXT, ARM_NONE, ARM_SOLICITED, CQ_OFF_ARMED, CQ_OFF_CONSUMED, CQ_OFF_ENTRIES,
     CQ_OFF_EVENTS, CQ_OFF_PRODUCED, CqLayout,
 };
 use farlane_abi::rdma::CreateCq;
+use farlane_sys::sync::lock;
 use farlane_transport::Segment;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};

@@ -3,13 +3,13 @@
 use crate::Error;
 use crate::error::os;
 use crate::header::Header;
-use crate::lock;
 use farlane_abi::Errno;
 use farlane_abi::arena::{
     ASYNC_ENTRIES, AsyncEvent, OFF_ASYNC_CONSUMED, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING,
 };
 use farlane_abi::control::EVENT_ASYNC;
 use farlane_abi::rdma::EVENT_DEVICE_FATAL;
+use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;

@@ -53,10 +53,3 @@ pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{Qp, QpCaps, QpInit};
 pub use work::{Payload, RecvQueue, RecvRequest, SendQueue, SendRequest};
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Locks; a panic of another holder leaves nothing half done that matters here.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -1,7 +1,7 @@
 //! A link whose backend is a thread of the test: the guest's side of the shared memory is tested
 //! against a second, independent reading of `farlane_abi`.
 
-use crate::{Context, lock};
+use crate::Context;
 use farlane_abi::Errno;
 use farlane_abi::arena::{
     BACKEND_SLEEPING, CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader,
@@ -9,6 +9,7 @@ use farlane_abi::arena::{
     OFF_DEAD,
 };
 use farlane_abi::zerocopy::FromBytes;
+use farlane_sys::sync::lock;
 use farlane_transport::{Address, DeviceInfo, Link, LinkError, LinkInfo, Map};
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -2,11 +2,12 @@
 
 use crate::buffer::BufferMemory;
 use crate::pd::Destroyed;
-use crate::{Error, Pd, lock};
+use crate::{Error, Pd};
 use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_WRITE, MR_SOURCE_BUFFER, MR_SOURCE_PIN,
     RegMr,
 };
+use farlane_sys::sync::lock;
 use farlane_transport::Pin;
 use std::sync::{Arc, Mutex};
 

@@ -3,10 +3,11 @@
 use crate::header::Header;
 use crate::pd::Destroyed;
 use crate::work::{Producer, RecvQueue, RecvRequest, SendQueue, SendRequest};
-use crate::{Context, Cq, Error, Pd, QpAttr, lock};
+use crate::{Context, Cq, Error, Pd, QpAttr};
 use farlane_abi::Errno;
 use farlane_abi::queue::{QP_OFF_RECV_CONSUMED, QP_OFF_SEND_CONSUMED, QpLayout};
 use farlane_abi::rdma::{CreateQp, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS, QPT_RC};
+use farlane_sys::sync::lock;
 use farlane_transport::{Map, Segment};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -7,6 +7,7 @@ use crate::{Link, LinkError, LinkInfo, Map, Origin};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::config::{ABI_VERSION, FEATURE_WINDOW};
 use farlane_abi::control::{self, Reply, Request};
+use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, fstat, ftruncate,
@@ -17,7 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PTracer, Pid, set_ptracer};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A link over a `SOCK_SEQPACKET` socket.
@@ -100,10 +101,7 @@ impl SocketLink {
         if !self.origin.is_here() || self.is_dead() {
             return Err(LinkError::Gone);
         }
-        let _turn = self
-            .exchanging
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.exchanging);
         let result = exchange(self.socket.as_fd(), what, request, fds);
         if matches!(result, Err(LinkError::Gone | LinkError::Protocol(_))) {
             self.fate.die();
@@ -118,7 +116,7 @@ impl SocketLink {
         request: &Request,
         fds: &[BorrowedFd<'_>],
     ) -> Result<u32, LinkError> {
-        let ids = || self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let ids = || lock(&self.regions);
         let region = ids().take().ok_or(LinkError::Refused {
             what,
             errno: farlane_abi::Errno::ENOSPC,
@@ -186,7 +184,7 @@ impl Link for SocketLink {
             ..Request::default()
         };
         self.request("Detaching a region", &request, &[])?;
-        let mut ids = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ids = lock(&self.regions);
         ids.give(region);
         Ok(())
     }

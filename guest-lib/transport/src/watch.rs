@@ -2,11 +2,12 @@
 
 use crate::{LinkError, Map, Origin, spawn_quiet};
 use farlane_abi::arena::OFF_DEAD;
+use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 
 /// What link and watcher share.
@@ -43,7 +44,7 @@ impl Fate {
     }
 
     pub(crate) fn bound(&self) -> MutexGuard<'_, BTreeMap<u32, OwnedFd>> {
-        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.bound)
     }
 
     /// The backend is gone: says so in the header and signals every eventfd once.

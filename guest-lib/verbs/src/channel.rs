@@ -3,10 +3,10 @@
 use crate::completion;
 use crate::context::{Shared, minus_one, shared};
 use crate::errno::{EBUSY, answer, fail, fail_null};
-use crate::lock;
 use crate::object::{Address, Object};
 use crate::sys::*;
 use farlane_rdma_client::{Channel, Cq};
+use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;

@@ -4,12 +4,12 @@ use crate::channel;
 use crate::context::{Shared, forget, shared};
 use crate::errno::{EINVAL, answer, fail, pointer, set};
 use crate::event::Acknowledgements;
-use crate::lock;
 use crate::object::{Address, Object, Plain};
 use crate::poll_ex::Cursor;
 use crate::sys::*;
 use farlane_abi::Errno;
 use farlane_rdma_client::{Completion, Cq};
+use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 

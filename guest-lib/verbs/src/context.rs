@@ -3,8 +3,9 @@
 use crate::errno::{fail_null, set};
 use crate::object::{Address, Object, Plain};
 use crate::sys::*;
-use crate::{attributes, completion, device, lock, poll_ex, post, queue_pair};
+use crate::{attributes, completion, device, poll_ex, post, queue_pair};
 use farlane_rdma_client::Context;
+use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;

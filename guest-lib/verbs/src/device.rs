@@ -4,10 +4,10 @@
 //! many as have ever been seen under different names or addresses.
 
 use crate::errno::fail_null;
-use crate::lock;
 use crate::object::Plain;
 use crate::sys::*;
 use farlane_rdma_client::{Context, DeviceInfo};
+use farlane_sys::sync::lock;
 use std::ffi::{c_char, c_int};
 use std::sync::{Mutex, OnceLock};
 

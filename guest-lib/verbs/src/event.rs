@@ -1,13 +1,14 @@
 //! Asynchronous events, and the counting of acknowledgements.
 
 use crate::context::{minus_one, shared};
-use crate::lock;
 use crate::object::Address;
 use crate::sys::*;
 use crate::{completion, queue_pair};
+use farlane_sys::sync::held;
+use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 
 /// Events that were given to the program and those that it has acknowledged. An object is not
 /// destroyed before the two are equal.
@@ -35,10 +36,7 @@ impl Acknowledgements {
     pub fn wait(&self) {
         let mut outstanding = lock(&self.outstanding);
         while *outstanding > 0 {
-            outstanding = self
-                .changed
-                .wait(outstanding)
-                .unwrap_or_else(PoisonError::into_inner);
+            outstanding = held(self.changed.wait(outstanding));
         }
     }
 }

@@ -39,10 +39,3 @@ pub mod strings;
 pub mod sys;
 pub mod tables;
 mod unsupported;
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Locks; no holder panics between two changes that belong together.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

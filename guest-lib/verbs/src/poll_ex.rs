@@ -4,9 +4,9 @@
 
 use crate::completion::{self, make, work_completion};
 use crate::errno::{ENOENT, EOPNOTSUPP, fail, fail_null, pointer};
-use crate::lock;
 use crate::sys::*;
 use farlane_rdma_client::Completion;
+use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_uint};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

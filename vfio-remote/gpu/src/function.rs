@@ -8,8 +8,9 @@ use crate::worker::work;
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::gpu::{REGISTER_BYTES, VECTORS};
 use farlane_pci::{AccessError, DmaMapping, Function, InterruptKind, Region, Signal};
+use farlane_sys::sync::lock;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// Bytes of an entry of the MSI-X table (PCI 3.0, 6.8.2.6).
@@ -121,7 +122,7 @@ impl Function for GpuFunction {
                 match offset / PAGE_BYTES * PAGE_BYTES {
                     0 => self.shared.read(offset, data),
                     MSIX_TABLE => {
-                        let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+                        let table = lock(&self.table);
                         copy_from(&*table, offset - MSIX_TABLE, data);
                     }
                     MSIX_PENDING => {
@@ -153,7 +154,7 @@ impl Function for GpuFunction {
                 match offset / PAGE_BYTES * PAGE_BYTES {
                     0 => self.shared.write(offset, data),
                     MSIX_TABLE => {
-                        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+                        let mut table = lock(&self.table);
                         for (at, byte) in (offset - MSIX_TABLE..).zip(data) {
                             let at = usize::try_from(at).unwrap_or(usize::MAX);
                             if let Some(place) = table.get_mut(at) {

@@ -3,8 +3,9 @@
 use crate::counters::{Counters, count};
 use farlane_abi::gpu::VECTORS;
 use farlane_pci::{AccessError, InterruptKind, Signal};
+use farlane_sys::sync::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 #[derive(Debug, Default)]
 struct Vector {
@@ -41,7 +42,7 @@ impl Interrupts {
             .get(usize::from(vector))
             .filter(|_| kind == InterruptKind::Msix)
             .ok_or(AccessError::Interrupt { kind, vector })?;
-        let mut current = slot.signal.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&slot.signal);
         *current = signal;
         if let Some(signal) = &*current
             && slot.pending.swap(false, Ordering::SeqCst)
@@ -57,7 +58,7 @@ impl Interrupts {
         let Some(slot) = self.vectors.get(usize::from(vector)) else {
             return;
         };
-        let signal = slot.signal.lock().unwrap_or_else(PoisonError::into_inner);
+        let signal = lock(&slot.signal);
         if let Some(signal) = &*signal {
             signal.raise();
             count(&self.counters.interrupts, 1);

@@ -7,8 +7,9 @@ use crate::queue::{Place, Queue};
 use crate::registers::{Effect, Registers};
 use farlane_abi::gpu::VECTOR_FAULT;
 use farlane_pci::DmaSpace;
+use farlane_sys::sync::{held, lock};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// What the lock guards.
 #[derive(Debug)]
@@ -76,13 +77,11 @@ impl Shared {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn wait<'s>(condition: &Condvar, state: MutexGuard<'s, State>) -> MutexGuard<'s, State> {
-        condition
-            .wait(state)
-            .unwrap_or_else(PoisonError::into_inner)
+        held(condition.wait(state))
     }
 
     /// Makes the worker leave its queue.

@@ -9,12 +9,13 @@ use crate::file::Examined;
 use crate::sysfs::{SysfsFunction, open};
 use crate::{FileId, Limits, LinkState, Ntb, NtbError, PeerWindow, Translation, WindowLimits};
 use crate::{event, ivshmem};
+use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{Mapping, SharedMemory};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 /// A window onto this host's memory, which the other end looks through.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,7 +169,7 @@ impl Outbound {
         let at = self.window.locate(offset, WORD_BYTES)?;
         let (page, word) = (at - at % PAGE, at % PAGE);
         let word = usize::try_from(word).unwrap_or(usize::MAX);
-        let read = |memory: &SharedMemory| {
+        let read_word = |memory: &SharedMemory| {
             let word = memory.word(word).map_err(|_| NtbError::Range {
                 offset,
                 length: WORD_BYTES,
@@ -178,9 +179,9 @@ impl Outbound {
             std::hint::black_box(word.load(Ordering::SeqCst));
             Ok(())
         };
-        let mapped = self.read.read().unwrap_or_else(PoisonError::into_inner);
+        let mapped = read(&self.read);
         if let Some(memory) = mapped.get(&page) {
-            return read(memory);
+            return read_word(memory);
         }
         drop(mapped);
         let mapping = Mapping::new(self.window.file.as_fd(), page, PAGE, false);
@@ -188,8 +189,8 @@ impl Outbound {
             what: "map a window".into(),
             source: std::io::Error::other(e),
         })?);
-        read(&memory)?;
-        let mut mapped = self.read.write().unwrap_or_else(PoisonError::into_inner);
+        read_word(&memory)?;
+        let mut mapped = write(&self.read);
         if mapped.len() >= MAX_PAGES {
             mapped.clear();
         }

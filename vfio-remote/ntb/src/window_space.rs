@@ -2,8 +2,9 @@
 
 use crate::file::Examined;
 use crate::{LinkState, Ntb, NtbError, Translation};
+use farlane_sys::sync::lock;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Where in the windows a range of a file can be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,7 +73,7 @@ impl WindowSpace {
     }
 
     fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slots)
     }
 
     /// Has the other end see `length` bytes of `file` from `offset` on: through a window that shows

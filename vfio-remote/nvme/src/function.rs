@@ -9,11 +9,12 @@ use crate::registers::Effect;
 use crate::shared::{Notice, Shared};
 use crate::source::{BAR_BYTES, DOORBELLS, Lease, MSIX_PENDING, MSIX_TABLE};
 use farlane_pci::{AccessError, DmaMapping, Function, InterruptKind, Region, Signal};
+use farlane_sys::sync::lock;
 use farlane_worker::timeslice;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -136,7 +137,7 @@ impl NvmeFunction {
     }
 
     fn write_table(&self, offset: u64, data: &[u8]) {
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = lock(&self.table);
         for (at, byte) in (offset..).zip(data) {
             if let Some(place) = usize::try_from(at).ok().and_then(|at| table.get_mut(at)) {
                 *place = *byte;
@@ -188,7 +189,7 @@ impl Function for NvmeFunction {
         match offset / PAGE * PAGE {
             0 => self.shared.registers().read(offset, data),
             MSIX_TABLE => {
-                let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+                let table = lock(&self.table);
                 copy_from(&table, offset - MSIX_TABLE, data);
             }
             MSIX_PENDING => {

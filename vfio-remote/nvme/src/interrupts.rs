@@ -2,8 +2,9 @@
 
 use crate::counters::{Counters, count};
 use farlane_pci::{AccessError, InterruptKind, Signal};
+use farlane_sys::sync::lock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// One MSI-X vector.
 #[derive(Debug, Default)]
@@ -18,10 +19,6 @@ struct Pin {
     signal: Option<Arc<dyn Signal>>,
     /// By its user, or because it was raised.
     masked: bool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// All interrupts of a function.

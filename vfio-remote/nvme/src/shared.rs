@@ -6,10 +6,11 @@ use crate::identify::Identity;
 use crate::interrupts::Interrupts;
 use crate::registers::Registers;
 use farlane_pci::DmaSpace;
+use farlane_sys::sync::{held, lock};
 use rustix::event::EventfdFlags;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// What the worker is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,9 +78,7 @@ impl Shared {
 
     /// The registers; held for a moment only.
     pub fn registers(&self) -> MutexGuard<'_, Registers> {
-        self.registers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.registers)
     }
 
     /// Tells the worker something.
@@ -151,10 +150,7 @@ impl Shared {
             if self.ended.load(Ordering::SeqCst) {
                 return Err(std::io::Error::other("The worker has ended"));
             }
-            registers = self
-                .settled
-                .wait(registers)
-                .unwrap_or_else(PoisonError::into_inner);
+            registers = held(self.settled.wait(registers));
         }
         Ok(())
     }

@@ -2,10 +2,11 @@
 
 use crate::{AccessError, DmaMapping, DmaTarget};
 use farlane_sys::chain;
+use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, View};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use thiserror::Error;
 
 /// Why memory could not be reached.
@@ -112,7 +113,7 @@ impl DmaSpace {
             length,
             why,
         };
-        let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
+        let mut remote = write(&self.remote);
         if length == 0 || address.checked_add(length).is_none() {
             return Err(refuse("The range is empty or wraps around".into()));
         }
@@ -153,7 +154,7 @@ impl DmaSpace {
     /// # Errors
     /// There is no such range.
     pub fn unmap(&self, address: u64, length: u64) -> Result<(), AccessError> {
-        let mut remote = self.remote.write().unwrap_or_else(PoisonError::into_inner);
+        let mut remote = write(&self.remote);
         // Before the wait for views, so that a thread that keeps one between its turns drops it.
         self.generation.fetch_add(1, Ordering::Release);
         let before = remote.len();
@@ -175,10 +176,7 @@ impl DmaSpace {
     /// Takes everything away, as [`unmap`](Self::unmap).
     pub fn clear(&self) {
         self.generation.fetch_add(1, Ordering::Release);
-        self.remote
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clear();
+        write(&self.remote).clear();
         self.mapped.clear();
     }
 
@@ -205,7 +203,7 @@ impl DmaSpace {
     /// Ranges there are: (address, length in bytes), in order.
     #[must_use]
     pub fn ranges(&self) -> Vec<(u64, u64)> {
-        let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
+        let remote = read(&self.remote);
         let mapped = self.mapped.ranges();
         let mut all: Vec<_> = mapped.iter().map(|&(a, l, _)| (a, l)).collect();
         all.extend(remote.iter().map(|r| (r.address, r.length)));
@@ -298,7 +296,7 @@ impl DmaSpace {
             let length = wanted;
             return Err(AddressSpaceError::Unmapped { address, length }.into());
         }
-        let remote = self.remote.read().unwrap_or_else(PoisonError::into_inner);
+        let remote = read(&self.remote);
         if let Some((range, bytes)) = remote
             .iter()
             .find_map(|r| Some((r, r.bytes_from(address)?)))

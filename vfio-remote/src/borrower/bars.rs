@@ -5,10 +5,11 @@ use super::peers::Peers;
 use super::session::Session;
 use crate::link::message::{Fence, PeerKey};
 use farlane_pci::{Region, RemoteMemory};
+use farlane_sys::sync::lock;
 use farlane_zero_copy::broker::{Origin, Publication};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// A stretch of a BAR that answers at a guest-physical address.
 #[derive(Clone, Debug)]
@@ -98,7 +99,7 @@ impl Bars {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The device is ours.

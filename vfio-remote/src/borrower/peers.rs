@@ -5,12 +5,13 @@ use super::layout::Layout;
 use super::turns::Turns;
 use farlane_pci::RemoteMemory;
 use farlane_sys::chain;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::broker::{Publication, Publisher, Subscriber, Subscription, subscribe};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long a device may take to let go of another one's memory.
@@ -69,7 +70,7 @@ impl Peers {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes what is published at `path` too, for as long as the subscription lives.
@@ -231,13 +232,13 @@ struct Outside {
 impl Subscriber for Outside {
     fn published(&self, id: u64, publication: Publication) {
         if let Some(number) = self.peers.publish(None, publication, None) {
-            let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut numbers = lock(&self.numbers);
             numbers.insert(id, number);
         }
     }
 
     fn revoked(&self, id: u64) {
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = lock(&self.numbers);
         let number = numbers.remove(&id);
         drop(numbers);
         if let Some(number) = number {

@@ -1,9 +1,10 @@
 //! The eventfds by which the virtual machine monitor is interrupted.
 
 use farlane_pci::{EventSignal, InterruptKind, Interrupts, Signal as _};
+use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Debug, Default)]
 struct Bound {
@@ -51,7 +52,7 @@ pub(crate) fn count_of(interrupts: Interrupts, kind: InterruptKind) -> u16 {
 
 impl Signals {
     fn bound(&self) -> MutexGuard<'_, Bound> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Binds a vector, or unbinds it.

@@ -1,6 +1,7 @@
 //! A lock that threads have in turn.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use farlane_sys::sync::lock;
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 /// A lock that whoever gives it back, and asks for it again at once, gets only after one that has
 /// been waiting for it: nobody waits for more than what one other thread does with it, once it is
@@ -22,8 +23,8 @@ impl<T> Turns<T> {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let _next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        self.what.lock().unwrap_or_else(PoisonError::into_inner)
+        let _next = lock(&self.next);
+        lock(&self.what)
     }
 
     /// None where another thread has it, or comes before.

@@ -8,8 +8,9 @@ use super::sublease::Sublease;
 use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
 use farlane_pci::{Function, Source};
 use farlane_sys::chain;
+use farlane_sys::sync::{held, lock};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// How long one who wants a device waits for one who is just returning it.
@@ -83,7 +84,7 @@ impl Device {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub fn is_for(&self, borrower: &Borrower) -> bool {
@@ -111,11 +112,7 @@ impl Device {
                 }
                 Err(NotNow::Held(holder)) => return Err(Refusal::Busy { holder }),
                 Err(NotNow::Returning) if now < until => {
-                    state = self
-                        .changed
-                        .wait_timeout(state, until - now)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0;
+                    state = held(self.changed.wait_timeout(state, until - now)).0;
                 }
                 Err(NotNow::Quarantined(why)) => return Err(quarantined(&why)),
                 Err(NotNow::Returning) => {
@@ -241,10 +238,10 @@ impl Device {
     /// Waits until nobody holds it, and it is on offer.
     pub fn wait_offered(&self, patience: Duration) -> Result<(), Refusal> {
         let state = self.state();
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, patience, |s| !s.lease.is_free())
-            .unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = held(
+            self.changed
+                .wait_timeout_while(state, patience, |s| !s.lease.is_free()),
+        );
         match state.lease.quarantined() {
             Some(why) => Err(quarantined(why)),
             None if state.lease.is_free() => Ok(()),

@@ -10,10 +10,11 @@ use crate::borrower::{LetGo, Subtenant};
 use crate::link::message::{MAX_WORDS, PeerKey, PeerName, Refusal};
 use farlane_pci::{AccessError, DmaMapping, Function, Region};
 use farlane_sys::chain;
+use farlane_sys::sync::lock;
 use std::fmt;
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// How long it may take to take everything away, before a device is kept from all memory: it begins
@@ -50,11 +51,11 @@ impl Uses {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn source(&self) -> MutexGuard<'_, Option<Weak<dyn Function>>> {
-        self.source.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.source)
     }
 
     /// The source is about to go. Nobody has it here when this returns.

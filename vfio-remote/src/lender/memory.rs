@@ -5,10 +5,11 @@ use super::proof::Word;
 use crate::link::Sender;
 use crate::link::message::{Fence, MAX_DATA_BYTES, ToBorrower};
 use farlane_pci::RemoteMemory;
+use farlane_sys::sync::{held, lock};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How long a borrower may take to answer a device.
@@ -44,7 +45,7 @@ impl LinkMemory {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes an answer. False where nothing was asked that it answers.
@@ -108,11 +109,7 @@ impl LinkMemory {
                 };
                 return Err(kind.into());
             }
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = held(self.changed.wait_timeout(state, left)).0;
         }
     }
 

@@ -5,7 +5,8 @@ use super::device::Device;
 use crate::link::message::{Fence, PeerKey, Refusal};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, Region, SharedArea};
 use farlane_sys::chain;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use farlane_sys::sync::lock;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// What a device has for others, while it is held.
 #[derive(Clone)]
@@ -62,7 +63,7 @@ impl PeerUse {
     }
 
     fn reached(&self) -> MutexGuard<'_, Reached> {
-        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.reached)
     }
 
     /// Takes the range away, unless that has been done. When this has succeeded, the source does

@@ -11,8 +11,9 @@ use super::far::Uses;
 use farlane_ntb::Ntb;
 use farlane_pci::Signal;
 use farlane_sys::log_limit::LogLimit;
+use farlane_sys::sync::{read, write};
 use farlane_sys::{chain, warn_limited};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 /// A window between hosts through which a device may write.
 #[derive(Clone, Debug)]
@@ -53,12 +54,12 @@ impl Written {
                 windows.push(through.clone());
             }
         }
-        *self.windows.write().unwrap_or_else(PoisonError::into_inner) = windows;
+        *write(&self.windows) = windows;
     }
 
     /// There is one more window.
     pub fn add(&self, through: &Through) {
-        let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = write(&self.windows);
         if !windows.iter().any(|known| known.is_as(through)) {
             windows.push(through.clone());
         }
@@ -66,7 +67,7 @@ impl Written {
 
     /// What the device has written is where it is to be when this returns.
     pub fn flush(&self) {
-        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        let windows = read(&self.windows);
         for through in windows.iter() {
             if through.far.as_ref().is_some_and(|far| far.is_over()) {
                 continue;

@@ -15,8 +15,9 @@ use super::worker::Worker;
 use crate::link::message::{Fence, Refusal, Reply, Request, ToBorrower, ToLender, VERSION};
 use crate::link::{LinkError, Peer, Received, Receiver, Sender};
 use farlane_pci::{Function, InterruptKind, Signal};
+use farlane_sys::sync::lock;
 use std::sync::mpsc::{self, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a borrower has to take what waits for it when its link ends, and to hang up.
@@ -120,7 +121,7 @@ impl std::fmt::Debug for Control {
 
 impl Control {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The link holds a lease, or none any more.

@@ -14,7 +14,8 @@ use super::session::Control;
 use crate::link::message::{Fence, MAX_WORDS, PeerKey, Refusal, ToBorrower};
 use farlane_pci::{Description, DmaMapping, DmaSpace, Region};
 use farlane_sys::chain;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use farlane_sys::sync::{held, lock};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 /// Subleases of one device.
@@ -97,7 +98,7 @@ impl Sublease {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The other lender goes on, or has not let go yet.
@@ -171,7 +172,7 @@ impl Sublease {
     }
 
     fn readable(&self) -> MutexGuard<'_, bool> {
-        self.readable.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.readable)
     }
 
     /// Tells the other lender to let go.
@@ -235,11 +236,7 @@ impl Sublease {
                 latest
             };
             let left = until.saturating_duration_since(now);
-            state = self
-                .changed
-                .wait_timeout(state, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = held(self.changed.wait_timeout(state, left)).0;
         }
         // Whoever goes on with it from now on is told so.
         state.released |= self.is_over(&state);

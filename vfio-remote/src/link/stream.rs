@@ -6,6 +6,7 @@
 
 use super::connection::{LinkError, time_left};
 use super::message::MAX_FRAME_BYTES;
+use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustls::Connection;
@@ -14,7 +15,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Bytes kept for a peer that does not take them.
@@ -157,7 +158,7 @@ impl StreamSocket {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The certificate that the peer has shown.

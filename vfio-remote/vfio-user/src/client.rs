@@ -4,11 +4,12 @@ use crate::Counters;
 use crate::counters::Count;
 use crate::socket::{Socket, SocketError};
 use crate::wire::{self, Command, DmaAccess, HEADER_BYTES, Header};
+use farlane_sys::sync::{held, lock};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -196,11 +197,7 @@ impl Client {
         second: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), SocketError> {
-        let _sending = self
-            .0
-            .sending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _sending = lock(&self.0.sending);
         self.0.socket.send(first, second, fds)
     }
 
@@ -238,10 +235,7 @@ impl Client {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.0
-            .pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.pending)
     }
 
     fn max_transfer(&self) -> Result<usize, ClientError> {
@@ -315,11 +309,7 @@ impl Client {
             if pending.ended || left.is_zero() {
                 break;
             }
-            let (guard, _) = self
-                .0
-                .changed
-                .wait_timeout(pending, left)
-                .unwrap_or_else(PoisonError::into_inner);
+            let (guard, _) = held(self.0.changed.wait_timeout(pending, left));
             pending = guard;
         }
         match pending.answers.remove(&id) {

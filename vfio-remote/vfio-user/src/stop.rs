@@ -1,7 +1,8 @@
 //! The end of a server, from another thread.
 
 use crate::client::Client;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use farlane_sys::sync::lock;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Ends a [`Server`](crate::Server). All copies end the same one.
 ///
@@ -42,6 +43,6 @@ impl Stop {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }

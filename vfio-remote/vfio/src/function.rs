@@ -6,9 +6,10 @@ use crate::kernel::Kernel;
 use crate::mappings::Mappings;
 use crate::source::{Counts, Shared};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
+use farlane_sys::sync::lock;
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Registers have at most as many bytes. What is longer is data.
 const REGISTER_BYTES: usize = 8;
@@ -63,11 +64,11 @@ impl VfioFunction {
     }
 
     fn mappings(&self) -> MutexGuard<'_, Mappings> {
-        self.mappings.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mappings)
     }
 
     fn mastery(&self) -> MutexGuard<'_, Mastery> {
-        self.mastery.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mastery)
     }
 
     /// Has it master the bus, if there is a reason and it may.
@@ -266,7 +267,7 @@ impl Function for VfioFunction {
 impl Drop for VfioFunction {
     fn drop(&mut self) {
         let name = &self.shared.description.name;
-        let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mappings = lock(&self.mappings);
         let kernel = &*self.shared.kernel;
         if let Err(e) = set_command(kernel, false) {
             log::error!("Cannot stop DMA of {name}: {e}");

@@ -5,11 +5,12 @@ use crate::OpenError;
 use crate::descriptor::duplicate_above_all;
 use crate::sysfs::BoundFunction;
 use farlane_pci::{InterruptKind, Region};
+use farlane_sys::sync::lock;
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_RESET, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE,
     VFIO_IRQ_SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK,
@@ -364,11 +365,7 @@ impl Kernel for VfioKernel {
     }
 
     fn close(&self) -> io::Result<()> {
-        let first = self
-            .first
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let first = lock(&self.first).take();
         drop(first);
         // Its number stays: the device's descriptor is closed by it, once, when this is dropped.
         let nothing = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;

@@ -5,9 +5,10 @@
 //! those have ended: one of them may have been told.
 
 use farlane_sys::eventfd;
+use farlane_sys::sync::lock;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Those of an open file, of all workers that use it.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +47,7 @@ pub struct Beside {
 
 impl Syncs {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// One begins.

@@ -11,9 +11,10 @@ use farlane_abi::tunnel::{
     OFF_DISKS, OFF_EPOCH, OFF_SLOT_COUNT, OFF_SLOTS, SECTOR_BYTES, SECTORS_PER_PAGE, SLOT_ARMED,
     SLOT_BYTES, SLOT_KEY, SLOT_LANDED, SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION, TOKEN_EPOCHS,
 };
+use farlane_sys::sync::{lock, read, write};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock};
 use std::time::Duration;
 
 /// How long requests under way are waited for, once, before whoever takes memory away is told to
@@ -178,9 +179,7 @@ impl Context {
     }
 
     fn held_back(&self) -> MutexGuard<'_, Option<Vec<Receipt>>> {
-        self.held_back
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.held_back)
     }
 
     /// The clock has gone on.
@@ -197,7 +196,7 @@ impl Context {
 
     /// Device memory `region` becomes known.
     pub fn add_device(&self, region: u32, memory: DeviceRegion) -> Result<(), Errno> {
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = write(&self.devices);
         if devices.contains_key(&region) {
             return Err(Errno::EEXIST);
         }
@@ -207,7 +206,7 @@ impl Context {
 
     /// Whether there is device memory `region`.
     pub fn has_device(&self, region: u32) -> bool {
-        let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+        let devices = read(&self.devices);
         devices.contains_key(&region)
     }
 
@@ -219,13 +218,13 @@ impl Context {
     /// within [`PATIENCE`].
     pub fn remove_device(&self, region: u32) -> Result<(), Errno> {
         let memory = {
-            let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+            let devices = read(&self.devices);
             devices.get(&region).cloned().ok_or(Errno::ENOENT)?
         };
         if !memory.gate.close_within(PATIENCE) {
             return Err(Errno::EAGAIN);
         }
-        let mut devices = self.devices.write().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = write(&self.devices);
         devices.remove(&region);
         Ok(())
     }
@@ -257,7 +256,7 @@ impl Context {
             return Err(TokenError::Direction { slot: claim.slot });
         }
         let region = {
-            let devices = self.devices.read().unwrap_or_else(PoisonError::into_inner);
+            let devices = read(&self.devices);
             devices.get(&wanted.region).cloned()
         };
         let gone = TokenError::NoRegion {
@@ -405,7 +404,7 @@ impl Slots {
     }
 
     fn lock(&self) -> MutexGuard<'_, (Vec<Slot>, Keys)> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.slots)
     }
 
     /// Uses up `sectors` of a token, once.

@@ -15,13 +15,14 @@ use context::{Context, DeviceRegion, Receipt};
 use envelope::{ENVELOPE_BYTES, Sectors};
 use farlane_abi::tunnel::{Disk, SECTOR_BYTES, SECTORS_PER_PAGE};
 use farlane_abi::{Errno, PAGE_BYTES};
+use farlane_sys::sync::{read, write};
 use forgotten::Forgotten;
 use gate::Pass;
 pub use keys::Secret;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use thiserror::Error;
 
 /// Why a request of a phony buffer is refused.
@@ -230,11 +231,11 @@ impl Tokens {
     }
 
     fn state(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.state)
     }
 
     fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.state)
     }
 
     /// Says whether requests are to be looked at.

@@ -1,8 +1,9 @@
 //! A machine as somebody says that it is.
 
 use super::{Machine, Node};
+use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What is said of memory: first address, address after the last, node.
 type Said = Vec<(usize, usize, Option<Node>)>;
@@ -56,7 +57,7 @@ impl Described {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.memory)
     }
 
     /// From now on the pages of `[address, address + length)` are on `node`; none: they have no

@@ -4,11 +4,12 @@
 //! (`SO_LINGER`): for ever. That is so also of descriptors that nobody has received and that end
 //! with the socket in which they lie. So they are closed on a thread of their own.
 
+use crate::sync::lock;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Bytes of a thread's stack: it makes system calls.
 const STACK: usize = 64 << 10;
@@ -25,7 +26,7 @@ impl<K> Default for Closing<K> {
 
 impl<K: Hash + Eq + Clone + Send + 'static> Closing<K> {
     fn counts(&self) -> MutexGuard<'_, HashMap<K, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// How many of a sender's are.

@@ -4,10 +4,12 @@
 //! * [`closing`]: descriptors of others, which may take for ever to close.
 //! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`log_limit`]: log lines that somebody else can cause.
+//! * [`sync`]: locks without poison.
 
 mod chain;
 pub mod closing;
 pub mod eventfd;
 pub mod log_limit;
+pub mod sync;
 
 pub use chain::chain;

@@ -1,6 +1,7 @@
 //! Log lines that somebody else can cause.
 
-use std::sync::{Mutex, PoisonError};
+use crate::sync::lock;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// A token bucket: a burst of lines at once, then one an interval.
@@ -43,7 +44,7 @@ impl LogLimit {
     }
 
     fn admit_at(&self, now: Instant) -> Option<u64> {
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bucket = lock(&self.bucket);
         let passed = now.saturating_duration_since(bucket.filled);
         let earned = passed.as_nanos() / Self::INTERVAL.as_nanos();
         if earned > 0 {

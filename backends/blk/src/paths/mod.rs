@@ -16,13 +16,14 @@ use farlane_block::storage::{Alignment, Place, Storage};
 use farlane_block::syncs::Syncs;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
+use farlane_sys::sync::{lock, read, write};
 use farlane_zero_copy::topology::Node;
 use health::{Changing, Health};
 use identity::Identity;
 use shrinking::Shrinking;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Condvar, Mutex, RwLock};
 
 /// Most paths of a disk.
 pub const MAX_PATHS: usize = 16;
@@ -123,7 +124,7 @@ impl DiskPath {
     /// What is open now.
     #[must_use]
     pub fn storage(&self) -> Arc<Storage> {
-        Arc::clone(&self.storage.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&read(&self.storage))
     }
 
     /// Counts how often something else was opened.
@@ -133,7 +134,7 @@ impl DiskPath {
     }
 
     fn replace(&self, storage: Storage) {
-        *self.storage.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(storage);
+        *write(&self.storage) = Arc::new(storage);
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -165,10 +166,7 @@ impl DiskPath {
     }
 
     fn call_for_attention(&self) {
-        *self
-            .attention
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.attention) = true;
         self.wakes.notify_all();
     }
 }
@@ -359,7 +357,7 @@ impl Paths {
     /// # Errors
     /// It has not ended.
     pub fn enter(&self, user: u64, waits: impl Fn()) -> std::io::Result<()> {
-        let mut current = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.user);
         if !self.read_only || *current == Some(user) {
             return Ok(());
         }
@@ -378,7 +376,7 @@ impl Paths {
 
     /// Nothing touches that memory any more.
     pub fn leave(&self) {
-        let mut current = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.user);
         if let Some(user) = current.take() {
             self.all.iter().for_each(|path| path.storage().leave(user));
         }

@@ -9,10 +9,11 @@ use farlane_block::bounce::Bounce;
 use farlane_block::storage::{Place, Storage, size};
 use farlane_daemon::log_limited;
 use farlane_sys::chain;
+use farlane_sys::sync::{held, lock};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// Pause between two looks at a path that has failed.
@@ -75,21 +76,18 @@ fn look_after(paths: &Paths, number: usize) {
 impl DiskPath {
     /// Waits until somebody calls for attention, or for so long.
     fn wait(&self, pause: Option<Duration>) {
-        let mut called = self
-            .attention
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut called = lock(&self.attention);
         while !*called {
             called = match pause {
                 Some(pause) => {
                     let waited = self.wakes.wait_timeout(called, pause);
-                    let (mut called, _) = waited.unwrap_or_else(PoisonError::into_inner);
+                    let (mut called, _) = held(waited);
                     *called = true;
                     called
                 }
                 None => {
                     let waited = self.wakes.wait(called);
-                    waited.unwrap_or_else(PoisonError::into_inner)
+                    held(waited)
                 }
             };
         }
@@ -127,7 +125,7 @@ impl Paths {
         for device in self.candidates(path) {
             match self.reopen(&device, path) {
                 Ok(storage) => {
-                    let user = self.user.lock().unwrap_or_else(PoisonError::into_inner);
+                    let user = lock(&self.user);
                     if let Some(user) = *user
                         && let Err(e) = storage.enter_now(user)
                     {

@@ -4,9 +4,10 @@
 use super::health::Health;
 use super::{DiskPath, Paths};
 use farlane_block::storage::{known_size, size};
+use farlane_sys::sync::lock;
 use std::os::fd::OwnedFd;
+use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A disk has become smaller if that is seen again after so long.
@@ -40,10 +41,7 @@ impl Paths {
     #[must_use]
     pub fn size(&self, now: Instant) -> Option<u64> {
         // One look at a time. A path can be slow to answer: who comes up does not wait for that.
-        let mut shrinking = self
-            .shrinking
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut shrinking = lock(&self.shrinking);
         let up = self.all_up();
         let agreed = self.agreed(&up, size);
         let _nobody_comes_up = self.changing();
@@ -82,7 +80,7 @@ impl Paths {
 
     /// The size of the disk changes, or a path comes up.
     fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.changing)
     }
 
     /// Whether the disk ends before `end`, as far as this host knows, and not only a path that has

@@ -8,13 +8,14 @@ use farlane_abi::control::{MAX_CONTEXTS, MAX_REGIONS};
 use farlane_guest_device::contexts::Contexts;
 use farlane_guest_device::events::ContextEvents;
 use farlane_guest_device::request::Extents;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::tokens::Tokens;
 use farlane_zero_copy::{Pool, Region};
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The processes of one VM.
 #[derive(Debug)]
@@ -42,7 +43,7 @@ impl TunnelContexts {
     }
 
     fn regions(&self) -> MutexGuard<'_, HashMap<u32, Regions>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.regions)
     }
 
     /// Has `add` make region `region` of a context, if the id is free.

@@ -3,12 +3,13 @@
 use crate::log_limit::LogLimit;
 use crate::vring::{QueueMemory, VmMemory, Vring, collect};
 use crate::{log_limited, warn_limited};
+use farlane_sys::sync::lock;
 use log::Level;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vhost::vhost_user::{Error as ProtocolError, Listener};
 use vhost_user_backend::{Error as DaemonError, VhostUserBackend, VhostUserDaemon};
@@ -71,10 +72,7 @@ impl ExitEvents {
 
     /// The event of one more worker.
     pub fn take(&self) -> Option<(EventConsumer, EventNotifier)> {
-        self.prepared
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop()
+        lock(&self.prepared).pop()
     }
 }
 

@@ -6,13 +6,14 @@
 
 use crate::log_limit::LogLimit;
 use crate::{eventfd, warn_limited};
+use farlane_sys::sync::{held, lock};
 use farlane_zero_copy::fault::CoveredMemory;
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use vhost_user_backend::{VringMutex, VringState, VringStateGuard, VringStateMutGuard, VringT};
 use virtio_queue::{Error as QueueError, QueueT as _};
 use vm_memory::{GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap};
@@ -52,8 +53,8 @@ impl QueueMemory {
     pub fn replace(&self, memory: &GuestMemoryMmap) -> io::Result<()> {
         let full = || io::Error::from(io::ErrorKind::OutOfMemory);
         let covered = CoveredMemory::new(memory).ok_or_else(full)?;
-        let mut states = self.covered.lock().unwrap_or_else(PoisonError::into_inner);
-        let guard = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut states = lock(&self.covered);
+        let guard = held(self.memory.lock());
         guard.replace(memory.clone());
         states.push((covered, self.memory.memory().into_inner()));
         // Nobody has it any more, and nobody can get it.

@@ -11,11 +11,12 @@ use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::metrics::Sample;
 use farlane_daemon::vring::{VmMemory, Vring, signal_used};
 use farlane_daemon::warn_limited;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, Pool, Region, RegionError};
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use vhost_user_backend::VringT as _;
 use virtio_queue::{QueueOwnedT as _, QueueT as _};
 use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
@@ -153,7 +154,7 @@ impl Control {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The VM's memory has changed.

@@ -13,12 +13,13 @@ use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::vhost::{ExitEvents, VmDevice};
 use farlane_daemon::vring::{QueueMemory, VmMemory, Vring};
 use farlane_daemon::{log_limited, warn_limited};
+use farlane_sys::sync::lock;
 use farlane_zero_copy::Pool;
 use std::any::Any;
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use vhost::vhost_user::message::{
     VhostUserMMap, VhostUserMMapFlags, VhostUserProtocolFeatures, VhostUserShMemConfig,
     VhostUserVirtioFeatures,
@@ -111,7 +112,7 @@ impl Device {
     }
 
     fn window(&self) -> MutexGuard<'_, Window> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.window)
     }
 
     /// Opens the window as soon as the VMM has agreed to all that it takes. That is before the
@@ -159,7 +160,7 @@ impl Device {
                 None
             })
         });
-        *self.doorbell.lock().unwrap_or_else(PoisonError::into_inner) = bell;
+        *lock(&self.doorbell) = bell;
     }
 }
 

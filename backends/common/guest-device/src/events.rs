@@ -7,10 +7,11 @@
 use farlane_abi::control::Event;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_daemon::vring::{VmMemory, Vring, signal_used};
+use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use vhost_user_backend::{VringState, VringT as _};
 use virtio_queue::{QueueOwnedT as _, QueueT as _};
 use vm_memory::{Bytes as _, GuestAddressSpace};
@@ -85,7 +86,7 @@ impl EventQueue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// The queue that carries the events, or none any more.

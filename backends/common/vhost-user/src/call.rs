@@ -1,8 +1,9 @@
 //! Eventfds by which drivers are told.
 
 use farlane_sys::eventfd;
+use farlane_sys::sync::lock;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Where a queue's driver is told of used buffers, or its front-end that it cannot go on; it may
 /// change while the queue is in use.
@@ -18,7 +19,7 @@ struct State {
 
 impl Call {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Tells a driver there from now on, or nowhere; and tells at once. A backend that was killed

@@ -5,6 +5,7 @@
 //! so the channel is taken out of the socket with a look ahead, which leaves the message for the
 //! crate to read.
 
+use farlane_sys::sync::lock;
 use rustix::cmsg_space;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recv, recvmsg, send,
@@ -13,7 +14,7 @@ use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Bytes of a message's header: request, flags, length of what follows.
 const HEADER: usize = 12;
@@ -61,7 +62,7 @@ impl Channel {
     }
 
     fn set(&self, file: Option<OwnedFd>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = file;
+        *lock(&self.0) = file;
     }
 
     /// The front-end is gone.
@@ -73,7 +74,7 @@ impl Channel {
 impl Channel {
     /// Has the front-end look at the configuration space again.
     pub fn config_changed(&self) {
-        let channel = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let channel = lock(&self.0);
         let Some(channel) = &*channel else {
             return;
         };

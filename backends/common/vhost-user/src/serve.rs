@@ -4,6 +4,7 @@ use crate::channel::Channel;
 use crate::session::{Device, Session};
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::{log_limited, warn_limited};
+use farlane_sys::sync::{held, lock};
 use log::Level;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::DupFlags;
@@ -13,7 +14,7 @@ use std::mem::ManuallyDrop;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 use vhost::vhost_user::message::VhostUserVirtioFeatures;
 use vhost::vhost_user::{BackendReqHandler, Error};
@@ -50,7 +51,7 @@ struct Served<'a> {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, Connected> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
@@ -80,7 +81,7 @@ impl Closing {
         }
         while !state.streams.is_empty() {
             let waited = self.0.left.wait_timeout(state, LOOK);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = held(waited).0;
             for stream in state.streams.values().filter(|stream| !has_room(stream)) {
                 // It does not read, and whoever answers it would wait for ever.
                 let _ = stream.shutdown(Shutdown::Both);
@@ -241,10 +242,7 @@ impl<D: Device> Connection<D> {
 
 impl<D: Device> Drop for Connection<D> {
     fn drop(&mut self) {
-        self.session
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .stop();
+        lock(&self.session).stop();
     }
 }
 

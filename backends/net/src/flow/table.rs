@@ -14,9 +14,10 @@ use super::key::FlowKey;
 use super::parse::{Parsed, Signal};
 use super::shard::Shard;
 use super::wishes::Wishes;
+use farlane_sys::sync::{lock, read, write};
 use known::{Flow, Part};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, RwLock};
 
 pub use known::Census;
 pub use settings::{Placement, Settings};
@@ -89,7 +90,7 @@ impl FlowTable {
     /// The driver wants frames placed by its own rule (virtio 1.2, 5.1.6.5.6), or no longer. While
     /// it does, nothing is learned.
     pub fn set_scaling(&self, scaling: Option<Scaling>) {
-        let mut place = self.scaling.write().unwrap_or_else(PoisonError::into_inner);
+        let mut place = write(&self.scaling);
         self.scaled.store(scaling.is_some(), Ordering::Release);
         *place = scaling;
     }
@@ -364,9 +365,7 @@ impl FlowTable {
         if !self.scaled.load(Ordering::Acquire) {
             return None;
         }
-        self.scaling
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
+        read(&self.scaling)
             .as_ref()
             .map(|scaling| scaling.queue(key))
     }
@@ -380,10 +379,6 @@ impl FlowTable {
 fn split(hash: u64) -> (u16, u32) {
     let [a, b, c, d, e, ..] = hash.to_le_bytes();
     (u16::from(e) % 64, u32::from_le_bytes([a, b, c, d]))
-}
-
-fn lock(shard: &Mutex<Part>) -> MutexGuard<'_, Part> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 //! aside, by one worker at a time, and may refuse.
 
 use super::key::FlowKey;
+use farlane_sys::sync::lock;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Wishes that wait, at most: half of them for flows that are to be steered. What is to be taken
 /// back has the others for itself, and a flow with a rule is not forgotten while there is no room.
@@ -45,7 +46,7 @@ pub(super) struct Wishes {
 
 impl Wishes {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Wish>> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut VecDeque<Wish>) -> T) -> T {
@@ -113,7 +114,7 @@ impl Wishes {
 
     /// Forgets all, when nobody asks the port.
     pub fn clear(&self) {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = lock(&self.turn);
         self.change(VecDeque::clear);
         self.resumes_us.store(0, Ordering::Release);
     }

@@ -9,11 +9,12 @@ use super::pair::Side;
 use crate::bits::FrameHeader;
 use crate::flow::Task;
 use farlane_daemon::mailbox::{self, Receiver, Sender};
+use farlane_sys::sync::lock;
 use farlane_vhost_user::session::Setup;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 /// Frames that wait to be taken, at most, and their bytes.
 pub(super) const FRAMES: usize = 1024;
@@ -129,7 +130,7 @@ impl Mailbox {
     }
 
     fn place(&self) -> MutexGuard<'_, Option<Receiver<Mail>>> {
-        self.receiver.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.receiver)
     }
 }
 

@@ -6,6 +6,7 @@ use crate::flow::FlowTable;
 use crate::guest::Guest;
 use crate::interface::Interface;
 use farlane_daemon::limb::Limb;
+use farlane_sys::sync::lock;
 use farlane_vhost_user::session::Setup;
 use farlane_vhost_user::vring::{Layout, Rings};
 use farlane_zero_copy::AddressSpace;
@@ -13,7 +14,7 @@ use farlane_zero_copy::placement::Placement;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 /// One of the two queues of a pair.
@@ -93,7 +94,7 @@ impl Pair {
     /// How many used buffers of its receive queue the driver has taken, at least; nothing where the
     /// queue cannot be read.
     pub fn consumed(&self) -> Option<u64> {
-        let gauge = self.gauge.lock().unwrap_or_else(PoisonError::into_inner);
+        let gauge = lock(&self.gauge);
         let Some(gauge) = &*gauge else {
             // Nobody waits for a queue that is not served.
             return Some(self.position());
@@ -115,11 +116,11 @@ impl Pair {
             event_index,
             offset: used.wrapping_sub(u16::from_le_bytes([low, high])),
         };
-        *self.gauge.lock().unwrap_or_else(PoisonError::into_inner) = Some(gauge);
+        *lock(&self.gauge) = Some(gauge);
     }
 
     pub(super) fn displace(&self) {
-        *self.gauge.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.gauge) = None;
     }
 
     /// Whether its receive queue is served.

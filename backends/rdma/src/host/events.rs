@@ -3,9 +3,10 @@
 use farlane_abi::control::MAX_EVENTS;
 use farlane_daemon::eventfd;
 use farlane_rdma_remoting::{EventSink, Share};
+use farlane_sys::sync::{read, write};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The eventfds of one context.
 #[derive(Debug, Default)]
@@ -43,11 +44,11 @@ impl Bound {
 
 impl ProcessEvents {
     fn read(&self) -> RwLockReadGuard<'_, Bound> {
-        self.bound.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.bound)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Bound> {
-        self.bound.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.bound)
     }
 
     /// Binds `fd`, an eventfd, to `index`. It is signalled at once if the event

@@ -1,15 +1,16 @@
 use super::*;
+use farlane_sys::sync::lock;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::FromRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// Numbers are the process's: one test at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&TURN)
 }
 
 fn guarded(kind: Kind) -> (Guarded, u64) {

@@ -3,10 +3,11 @@
 use super::qp::SoftQp;
 use crate::engine::Waker;
 use crate::sleep;
+use farlane_sys::sync::{read, write};
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 const NUMBER_MASK: u32 = 0x00ff_ffff;
 /// Numbers below are special in InfiniBand (QP0, QP1) or look like mistakes.
@@ -81,7 +82,7 @@ impl Fabric {
 
     /// Adds the queue pair that `make` makes of its number. `None` when there are `limit`.
     pub fn add(&self, limit: u32, make: impl FnOnce(u32) -> SoftQp) -> Option<Arc<SoftQp>> {
-        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = write(&self.numbers);
         if numbers.qps.len() >= usize::try_from(limit).ok()? {
             return None;
         }
@@ -100,7 +101,7 @@ impl Fabric {
     /// Has a queue pair have another's number, which is gone.
     #[cfg(test)]
     pub fn succeed(&self, qp: SoftQp) -> Arc<SoftQp> {
-        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = write(&self.numbers);
         let qp = Arc::new(qp);
         assert!(numbers.qps.insert(qp.number, Arc::clone(&qp)).is_none());
         qp
@@ -108,13 +109,13 @@ impl Fabric {
 
     /// The queue pair of a number.
     pub fn find(&self, number: u32) -> Option<Arc<SoftQp>> {
-        let numbers = self.numbers.read().unwrap_or_else(PoisonError::into_inner);
+        let numbers = read(&self.numbers);
         numbers.qps.get(&number).cloned()
     }
 
     /// Takes a queue pair out.
     pub fn remove(&self, number: u32) {
-        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = write(&self.numbers);
         numbers.qps.remove(&number);
     }
 }

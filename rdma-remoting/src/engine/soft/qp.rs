@@ -12,8 +12,9 @@ use crate::sleep;
 use farlane_abi::Errno;
 use farlane_abi::rdma::QpAttr;
 use farlane_sys::log_limit::LogLimit;
+use farlane_sys::sync::lock;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 /// Lives of requesters and responders that have begun.
@@ -140,19 +141,15 @@ impl SoftQp {
     }
 
     pub fn responder(&self) -> MutexGuard<'_, Responder> {
-        self.responder
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.responder)
     }
 
     fn requester(&self) -> MutexGuard<'_, Requester> {
-        self.requester
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        lock(&self.requester)
     }
 
     fn attr(&self) -> MutexGuard<'_, QpAttr> {
-        self.attr.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.attr)
     }
 
     fn flush(&self) -> Progress {

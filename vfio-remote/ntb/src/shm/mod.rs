@@ -9,6 +9,7 @@ mod message;
 use crate::control::{ALL_DOORBELLS, AREA_BYTES, Area, OwnDoorbells, Ringer, SCRATCHPADS};
 use crate::file::Examined;
 use crate::{Limits, LinkState, Ntb, NtbError, PeerWindow, WindowLimits, event};
+use farlane_sys::sync::{held, lock};
 use farlane_zero_copy::memory_file::{self, Source};
 use farlane_zero_copy::{Mapping, SharedMemory};
 use message::{Incoming, Message, Refusal};
@@ -18,7 +19,7 @@ use rustix::fs::{
 };
 use rustix::net::{AddressFamily, Shutdown, SocketType, shutdown, sockopt};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -168,7 +169,7 @@ fn map_control(page: BorrowedFd<'_>) -> Result<Area, NtbError> {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Takes the link down for good.
@@ -319,7 +320,7 @@ impl Shared {
         send: impl FnOnce(BorrowedFd<'_>, u64) -> Result<(), NtbError>,
         done: impl FnOnce(&mut State),
     ) -> Result<(), NtbError> {
-        let mut number = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut number = lock(&self.requests);
         *number += 1;
         self.peer()?;
         send(self.socket.as_fd(), *number).inspect_err(|e| self.end(&e.to_string()))?;
@@ -327,10 +328,11 @@ impl Shared {
             let answered = state.reply.as_ref().is_some_and(|(n, _)| n == &*number);
             state.peer.is_some() && !answered
         };
-        let (mut state, timeout) = self
-            .changed
-            .wait_timeout_while(self.state(), PATIENCE, waiting)
-            .unwrap_or_else(PoisonError::into_inner);
+        let (mut state, timeout) = held(self.changed.wait_timeout_while(
+            self.state(),
+            PATIENCE,
+            waiting,
+        ));
         if state.peer.is_none() {
             return Err(NtbError::LinkDown);
         }

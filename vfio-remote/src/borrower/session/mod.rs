@@ -16,13 +16,14 @@ use crate::link::message::{
 use crate::link::{Connector, LinkError, Received, Receiver, Sender};
 use farlane_pci::{DmaSpace, Region};
 use farlane_sys::chain;
+use farlane_sys::sync::lock;
 use renewal::Heart;
 pub use shared::Doubt;
 pub(crate) use shared::OnLoss;
 use shared::Shared;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 pub(crate) use subtenant::{LetGo, Subtenant};
 use thiserror::Error;
@@ -204,7 +205,7 @@ impl Session {
     }
 
     fn heart(&self) -> MutexGuard<'_, Option<Heart>> {
-        self.heart.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.heart)
     }
 
     /// Renews no more.

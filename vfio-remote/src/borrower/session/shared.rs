@@ -5,11 +5,12 @@ use super::super::signals::Signals;
 use super::SessionError;
 use crate::link::message::{Fence, Refusal, Reply, Request, ToLender};
 use crate::link::{LinkError, Sender};
+use farlane_sys::sync::{held, lock};
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// How much longer than by its term a lease may last at a lender that has fallen silent: until it
@@ -147,11 +148,11 @@ impl Shared {
     }
 
     fn answers(&self) -> MutexGuard<'_, Answers> {
-        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.answers)
     }
 
     fn lease(&self) -> MutexGuard<'_, Lease> {
-        self.lease.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.lease)
     }
 
     /// The term of the lease that there is, or was a moment ago.
@@ -301,10 +302,10 @@ impl Shared {
     /// Waits until it is time to renew the lease, or nothing is asked any more. False where it is
     /// not renewed any more.
     pub fn wait_to_renew(&self, interval: Duration) -> bool {
-        let (answers, _) = self
-            .changed
-            .wait_timeout_while(self.answers(), interval, |a| !a.closed && !a.resting)
-            .unwrap_or_else(PoisonError::into_inner);
+        let (answers, _) = held(
+            self.changed
+                .wait_timeout_while(self.answers(), interval, |a| !a.closed && !a.resting),
+        );
         !answers.resting
     }
 
@@ -396,11 +397,7 @@ impl Shared {
                 self.hang_up();
                 return Err(SessionError::Lost);
             }
-            answers = self
-                .changed
-                .wait_timeout(answers, left)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            answers = held(self.changed.wait_timeout(answers, left)).0;
         }
     }
 }

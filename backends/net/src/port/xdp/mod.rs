@@ -25,13 +25,14 @@ use super::{Offloads, Port, PortQueue};
 use crate::ebpf::BpfError;
 use crate::ebpf::redirect::{Attachment, Redirect};
 use crate::flow::FlowKey;
+use farlane_sys::sync::lock;
 use farlane_zero_copy::topology::{Class, Node, Sysfs};
 use socket::{Copying, XdpSocket};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tags::Ethtool;
 use thiserror::Error;
@@ -277,11 +278,7 @@ impl Port for Xdp {
             .sockets
             .get(usize::from(queue))
             .ok_or(io::ErrorKind::NotFound)?;
-        let mut socket = place
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-            .ok_or(io::ErrorKind::ResourceBusy)?;
+        let mut socket = lock(place).take().ok_or(io::ErrorKind::ResourceBusy)?;
         socket.discard();
         let opened = Opened {
             queue,
@@ -341,7 +338,7 @@ impl Drop for Opened {
         // SAFETY: once, and nobody uses it afterwards.
         let socket = unsafe { ManuallyDrop::take(&mut self.socket) };
         if let Some(place) = self.shared.sockets.get(usize::from(self.queue)) {
-            *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(socket);
+            *lock(place) = Some(socket);
         }
     }
 }
