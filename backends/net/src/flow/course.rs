@@ -19,6 +19,8 @@
 //!   before its network stack has seen the last frames: Linux collects them until its poll ends). A
 //!   hold has a bound in time; then the flow stays, and in order.
 
+use super::route::{Route, Ticket};
+
 /// No worker yet.
 const NOBODY: u16 = u16::MAX;
 
@@ -42,19 +44,6 @@ impl Default for Patience {
             held: 512,
         }
     }
-}
-
-/// Where a frame goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Into the worker's own receive queue, at the position that it has named.
-    Deliver,
-    /// To the worker of the home, which says at which position it is then: the worker itself, too.
-    Forward(u16),
-    /// To the sequencer.
-    Sequence(u16),
-    /// Nowhere yet: until this queue has drained.
-    Hold(u16),
 }
 
 /// State of a flow's way.
@@ -189,14 +178,14 @@ impl Course {
                 && consumed(self.home) >= self.position)
     }
 
-    /// A frame that a worker has read from its port queue. `end`: of its segment.
+    /// A frame that a worker has read from its port queue.
     pub fn received(
         &mut self,
         at: Moment,
-        end: Option<u32>,
+        flow: Ticket,
         patience: &Patience,
-        consumed: impl Fn(u16) -> u64,
-    ) -> Step {
+        consumed: &dyn Fn(u16) -> u64,
+    ) -> Route {
         if self.sequencer == NOBODY {
             // What came before the flow was known went into the queue of whoever read it.
             self.sequencer = at.worker;
@@ -209,43 +198,47 @@ impl Course {
             let quiet = self.via == 0 && self.pending == 0 && self.held == 0;
             if !(quiet && self.heard == at.worker) {
                 self.via = self.via.saturating_add(1);
-                return Step::Sequence(self.sequencer);
+                return Route::Sequence {
+                    to: self.sequencer,
+                    flow,
+                };
             }
             self.sequencer = at.worker;
         }
         self.heard = NOBODY;
-        self.order(at, end, patience, consumed)
+        self.order(at, flow, patience, consumed)
     }
 
     /// A frame that was forwarded to the sequencer, which has seen its port queue empty since.
-    /// `from`: who has read it.
     pub fn sequenced(
         &mut self,
         at: Moment,
-        from: u16,
-        end: Option<u32>,
+        flow: Ticket,
         patience: &Patience,
-        consumed: impl Fn(u16) -> u64,
-    ) -> Step {
+        consumed: &dyn Fn(u16) -> u64,
+    ) -> Route {
         self.via = self.via.saturating_sub(1);
-        self.heard = from;
-        self.order(at, end, patience, consumed)
+        self.heard = flow.from;
+        self.order(at, flow, patience, consumed)
     }
 
     /// A held frame, the oldest: may it go?
     pub fn retried(
         &mut self,
         at: Moment,
-        end: Option<u32>,
+        flow: Ticket,
         patience: &Patience,
-        consumed: impl Fn(u16) -> u64,
-    ) -> Step {
+        consumed: &dyn Fn(u16) -> u64,
+    ) -> Route {
         self.settle(at.now, patience, consumed);
         if self.is_moving() {
-            return Step::Hold(self.home);
+            return Route::Hold {
+                on: self.home,
+                flow,
+            };
         }
         self.held = self.held.saturating_sub(1);
-        self.go(at, end)
+        self.go(at, flow)
     }
 
     /// The home's worker has put a forwarded frame into its queue, or has thrown it away; its
@@ -256,13 +249,15 @@ impl Course {
         self.drained_at = None;
     }
 
-    /// A forwarded frame was thrown away before its home's worker had it.
-    pub fn dropped(&mut self, step: Dropped) {
-        match step {
-            Dropped::Forwarded => self.pending = self.pending.saturating_sub(1),
-            Dropped::Sequenced => self.via = self.via.saturating_sub(1),
-            Dropped::Held => self.held = self.held.saturating_sub(1),
-        }
+    /// A frame was thrown away on this route.
+    pub fn dropped(&mut self, route: &Route) {
+        let count = match route {
+            Route::Deliver => return,
+            Route::Forward { .. } => &mut self.pending,
+            Route::Sequence { .. } => &mut self.via,
+            Route::Hold { .. } => &mut self.held,
+        };
+        *count = count.saturating_sub(1);
     }
 
     /// The guest has acknowledged this number.
@@ -279,10 +274,10 @@ impl Course {
     fn order(
         &mut self,
         at: Moment,
-        end: Option<u32>,
+        flow: Ticket,
         patience: &Patience,
-        consumed: impl Fn(u16) -> u64,
-    ) -> Step {
+        consumed: &dyn Fn(u16) -> u64,
+    ) -> Route {
         if self.held > 0 || self.is_moving() {
             if self.held == 0 {
                 self.settle(at.now, patience, consumed);
@@ -292,29 +287,35 @@ impl Course {
                     self.target = self.home;
                 }
                 self.held = self.held.saturating_add(1);
-                return Step::Hold(self.home);
+                return Route::Hold {
+                    on: self.home,
+                    flow,
+                };
             }
         }
-        self.go(at, end)
+        self.go(at, flow)
     }
 
     /// To the home.
-    fn go(&mut self, at: Moment, end: Option<u32>) -> Step {
+    fn go(&mut self, at: Moment, flow: Ticket) -> Route {
         self.drained_at = None;
-        self.last = end;
+        self.last = flow.end;
         self.done = false;
         if self.home == at.worker
             && let Some(next) = at.next
         {
             self.position = self.position.max(next.end);
-            return Step::Deliver;
+            return Route::Deliver;
         }
         self.pending = self.pending.saturating_add(1);
-        Step::Forward(self.home)
+        Route::Forward {
+            to: self.home,
+            flow: Some(flow),
+        }
     }
 
     /// Ends the move when the old home has drained, or when it has taken too long.
-    fn settle(&mut self, now: u64, patience: &Patience, consumed: impl Fn(u16) -> u64) {
+    fn settle(&mut self, now: u64, patience: &Patience, consumed: &dyn Fn(u16) -> u64) {
         if !self.is_moving() {
             return;
         }
@@ -339,17 +340,6 @@ impl Course {
             self.held_since = None;
         }
     }
-}
-
-/// Where a frame was thrown away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dropped {
-    /// On its way to its home.
-    Forwarded,
-    /// On its way to the sequencer.
-    Sequenced,
-    /// While it was held.
-    Held,
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! * [`parse`](mod@parse): headers of frames.
 //! * [`table`]: the flow table, what the workers ask.
+//! * [`route`]: where a frame goes next.
 //! * [`votes`]: where a flow's process runs, told from what the guest sends.
 //! * [`course`]: how a flow's frames stay in order while it moves.
 //! * [`shard`]: a bounded store of flows.
@@ -12,6 +13,7 @@ pub mod course;
 pub mod hash;
 mod key;
 pub mod parse;
+pub mod route;
 pub mod shard;
 pub mod table;
 pub mod votes;
@@ -20,4 +22,5 @@ mod wishes;
 pub use course::Span;
 pub use key::FlowKey;
 pub use parse::{PARSE_BYTES, Parsed, Signal, parse};
-pub use table::{FlowTable, Placement, Route, Settings, Task, Ticket};
+pub use route::{Route, Ticket};
+pub use table::{FlowTable, Placement, Settings};

@@ -27,6 +27,15 @@ pub struct Slot {
     generation: u32,
 }
 
+#[cfg(test)]
+impl Slot {
+    /// The first entry of a new store.
+    pub const FIRST: Self = Self {
+        index: 0,
+        generation: 0,
+    };
+}
+
 struct Entry<T> {
     key: FlowKey,
     value: T,

@@ -1,17 +1,17 @@
 //! The flow table: which worker gets a frame next (IOctoRFS, ioctopus-asplos20, 3.3 and 4.2).
 //!
-//! * [`settings`]: what it is made with; [`task`]: what it tells workers.
+//! * [`settings`]: what it is made with.
 //! * `known`: which flows it knows; `rules`: what the port is asked for.
 
 mod known;
 mod rules;
 pub mod settings;
-pub mod task;
 
-use super::course::{Course, Dropped, Moment, Patience, Span, Step};
+use super::course::{Course, Moment, Patience, Span};
 use super::hash::{KeyedHash, Scaling};
 use super::key::FlowKey;
 use super::parse::{Parsed, Signal};
+use super::route::{Route, Ticket};
 use super::shard::Shard;
 use super::wishes::Wishes;
 use farlane_sys::sync::{lock, read, write};
@@ -21,13 +21,15 @@ use std::sync::{Mutex, MutexGuard, RwLock};
 
 pub use known::Census;
 pub use settings::{Placement, Settings};
-pub use task::{Route, Task, Ticket};
 
 /// Parts of the table, each with a lock of its own.
 const SHARDS: usize = 64;
 
 /// No queue.
 const NONE: u16 = u16::MAX;
+
+/// A step of a flow's course.
+type Step = fn(&mut Course, Moment, Ticket, &Patience, &dyn Fn(u16) -> u64) -> Route;
 
 /// The table, shared by all workers.
 pub struct FlowTable {
@@ -121,7 +123,7 @@ impl FlowTable {
     pub fn received(&self, worker: u16, frame: &Parsed, next: Span, now_us: u64) -> Route {
         let active = self.active.load(Ordering::Acquire);
         let Some(key) = frame.flow else {
-            return self.stray(worker, 0, active);
+            return untracked(worker, 0, active);
         };
         let hash = self.hash.flow(&key);
         let (number, within) = split(hash);
@@ -147,7 +149,7 @@ impl FlowTable {
                     if let Some(seen) = part.stranger(within) {
                         *seen = now_us.max(1);
                     }
-                    return self.stray(worker, worker % active, active);
+                    return untracked(worker, worker % active, active);
                 };
                 slot
             }
@@ -159,56 +161,39 @@ impl FlowTable {
         if promote {
             Self::promote(shard, slot);
         }
-        let end = frame.sequence.map(|sequence| sequence.end);
         let ticket = Ticket {
             shard: number,
             slot,
-            end,
+            end: frame.sequence.map(|sequence| sequence.end),
             from: worker,
         };
-        self.step(shard, ticket, at, |course, patience, consumed| {
-            course.received(at, end, patience, consumed)
-        })
+        self.step(shard, ticket, at, Course::received)
     }
 
-    /// A frame that came with [`Task::Sequence`], once the worker has seen its own port queue
+    /// A frame that came by [`Route::Sequence`], once the worker has seen its own port queue
     /// empty. It may have to wait for buffers: when it is in the worker's own queue, that is told
     /// as of one that was forwarded.
     pub fn sequenced(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
-        let mut shard = self.shard(ticket.shard);
-        let at = Moment {
-            worker,
-            next: None,
-            now: now_us,
-        };
-        self.step(
-            &mut shard.flows,
-            ticket,
-            at,
-            |course, patience, consumed| {
-                course.sequenced(at, ticket.from, ticket.end, patience, consumed)
-            },
-        )
+        self.ask_again(worker, ticket, now_us, Course::sequenced)
     }
 
     /// The oldest frame of a flow that the worker holds: may it go? As
     /// [`sequenced`](Self::sequenced).
     pub fn retry(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
+        self.ask_again(worker, ticket, now_us, Course::retried)
+    }
+
+    fn ask_again(&self, worker: u16, ticket: Ticket, now_us: u64, take: Step) -> Route {
         let mut shard = self.shard(ticket.shard);
         let at = Moment {
             worker,
             next: None,
             now: now_us,
         };
-        self.step(
-            &mut shard.flows,
-            ticket,
-            at,
-            |course, patience, consumed| course.retried(at, ticket.end, patience, consumed),
-        )
+        self.step(&mut shard.flows, ticket, at, take)
     }
 
-    /// A frame that came with [`Task::Deliver`] is in the worker's queue and ends at this position,
+    /// A frame that came by [`Route::Forward`] is in the worker's queue and ends at this position,
     /// or was thrown away.
     pub fn delivered(&self, ticket: Ticket, position: u64) {
         let mut shard = self.shard(ticket.shard);
@@ -217,17 +202,14 @@ impl FlowTable {
         }
     }
 
-    /// A frame with a task was thrown away.
-    pub fn dropped(&self, task: Task) {
-        let (ticket, how) = match task {
-            Task::Stray => return,
-            Task::Deliver(ticket) => (ticket, Dropped::Forwarded),
-            Task::Sequence(ticket) => (ticket, Dropped::Sequenced),
-            Task::Held(ticket) => (ticket, Dropped::Held),
+    /// A frame was thrown away on this route.
+    pub fn dropped(&self, route: &Route) {
+        let Some(ticket) = route.ticket() else {
+            return;
         };
         let mut shard = self.shard(ticket.shard);
         if let Some((_, flow)) = shard.flows.peek(ticket.slot) {
-            flow.course.dropped(how);
+            flow.course.dropped(route);
         }
     }
 
@@ -282,17 +264,11 @@ impl FlowTable {
     }
 
     /// Takes a step of a flow's course, and asks the port for what would spare the next one.
-    fn step(
-        &self,
-        shard: &mut Shard<Flow>,
-        ticket: Ticket,
-        at: Moment,
-        take: impl FnOnce(&mut Course, &Patience, &dyn Fn(u16) -> u64) -> Step,
-    ) -> Route {
+    fn step(&self, shard: &mut Shard<Flow>, ticket: Ticket, at: Moment, take: Step) -> Route {
         let active = self.active.load(Ordering::Acquire);
         let established = shard.is_protected(ticket.slot);
         let Some((key, flow)) = shard.get(ticket.slot, at.now) else {
-            return self.stray(at.worker, 0, active);
+            return untracked(at.worker, 0, active);
         };
         if self.scaled.load(Ordering::Acquire) {
             flow.course
@@ -309,24 +285,14 @@ impl FlowTable {
             flow.course.release();
         }
         let consumed = |queue: u16| self.consumed(queue, active);
-        let step = take(&mut flow.course, &self.settings.patience, &consumed);
+        let patience = &self.settings.patience;
+        let route = take(&mut flow.course, at, ticket, patience, &consumed);
         if established {
             self.wish(key, flow, active, at.now);
         } else {
             self.take_back(key, flow);
         }
-        match step {
-            Step::Deliver => Route::Deliver,
-            Step::Forward(to) => Route::Forward {
-                to,
-                task: Task::Deliver(ticket),
-            },
-            Step::Sequence(to) => Route::Forward {
-                to,
-                task: Task::Sequence(ticket),
-            },
-            Step::Hold(on) => Route::Hold { ticket, on },
-        }
+        route
     }
 
     fn consumed(&self, queue: u16, active: u16) -> u64 {
@@ -337,17 +303,6 @@ impl FlowTable {
         self.consumed
             .get(usize::from(queue))
             .map_or(u64::MAX, |place| place.load(Ordering::Acquire))
-    }
-
-    fn stray(&self, worker: u16, to: u16, active: u16) -> Route {
-        if worker < active {
-            Route::Deliver
-        } else {
-            Route::Forward {
-                to,
-                task: Task::Stray,
-            }
-        }
     }
 
     /// The queue of a flow of which the guest has sent nothing.
@@ -372,6 +327,15 @@ impl FlowTable {
 
     fn shard(&self, number: u16) -> MutexGuard<'_, Part> {
         lock(&self.shards[usize::from(number) % SHARDS])
+    }
+}
+
+/// The route of a frame of no tracked flow: to queue `to` where the worker's own is not in use.
+fn untracked(worker: u16, to: u16, active: u16) -> Route {
+    if worker < active {
+        Route::Deliver
+    } else {
+        Route::Forward { to, flow: None }
     }
 }
 

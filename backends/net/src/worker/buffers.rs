@@ -7,7 +7,7 @@ use crate::header::MAX_FRAME;
 use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::segment::Segment;
 use farlane_vhost_user::vring::Rings;
-use farlane_zero_copy::placement::NodeMap;
+use farlane_zero_copy::placement::{NodeMap, Placement};
 use farlane_zero_copy::topology::Node;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,9 +23,6 @@ pub(super) struct Piece {
     pub bytes: usize,
     pub node: Node,
 }
-
-// SAFETY: a piece is an address; whoever touches what is there says why it may.
-unsafe impl Send for Piece {}
 
 /// Most bytes of a buffer that are of use: the largest frame with its header.
 pub(super) fn most_bytes() -> u64 {
@@ -77,18 +74,36 @@ pub(super) fn resolve(
     Ok(())
 }
 
-/// Where memory lies.
-#[derive(Clone, Debug)]
+/// Where the VM's memory lies, as of some generation of its placement.
+#[derive(Debug)]
 pub(super) struct Places {
-    pub map: Arc<NodeMap>,
-    /// All of it is here.
-    pub only: Option<Node>,
+    placement: Arc<Placement>,
+    generation: u64,
+    map: Arc<NodeMap>,
+    /// The node of all of it, if it is one.
+    only: Option<Node>,
 }
 
 impl Places {
-    pub fn new(map: Arc<NodeMap>) -> Self {
+    pub fn new(placement: Arc<Placement>) -> Self {
+        let generation = placement.generation();
+        let map = placement.map();
         let only = map.is_uniform().then(|| map.node_of(0));
-        Self { map, only }
+        Self {
+            placement,
+            generation,
+            map,
+            only,
+        }
+    }
+
+    /// Looks whether memory has moved. Returns whether it has.
+    pub fn refresh(&mut self) -> bool {
+        let moved = self.placement.generation() != self.generation;
+        if moved {
+            *self = Self::new(Arc::clone(&self.placement));
+        }
+        moved
     }
 }
 
@@ -189,17 +204,7 @@ impl Buffers {
 
     /// Their memory, from byte `skip` on.
     pub fn pieces(&self, skip: usize) -> impl Iterator<Item = Piece> {
-        let mut skip = skip;
-        let all = self.found.iter().flat_map(|buffer| &buffer.pieces);
-        all.filter_map(move |piece| {
-            let less = skip.min(piece.bytes);
-            skip -= less;
-            (less < piece.bytes).then(|| Piece {
-                base: piece.base.wrapping_add(less),
-                bytes: piece.bytes - less,
-                node: piece.node,
-            })
-        })
+        skip_bytes(self.found.iter().flat_map(|buffer| &buffer.pieces), skip)
     }
 
     /// How many of them a frame of so many bytes takes. Where they have fewer, as many more as it
@@ -256,6 +261,23 @@ impl Buffers {
     }
 }
 
+/// Pieces from byte `skip` on.
+pub(super) fn skip_bytes<'a>(
+    pieces: impl Iterator<Item = &'a Piece>,
+    skip: usize,
+) -> impl Iterator<Item = Piece> {
+    let mut skip = skip;
+    pieces.filter_map(move |piece| {
+        let less = skip.min(piece.bytes);
+        skip -= less;
+        (less < piece.bytes).then(|| Piece {
+            base: piece.base.wrapping_add(less),
+            bytes: piece.bytes - less,
+            node: piece.node,
+        })
+    })
+}
+
 /// Copies bytes into pieces, one after the other, as far as both go.
 pub(super) fn copy_in(pieces: impl Iterator<Item = Piece>, bytes: &[u8]) {
     let mut rest = bytes;
@@ -293,7 +315,7 @@ mod tests {
     use super::*;
     use farlane_vhost_user::vring::Layout;
     use farlane_zero_copy::AddressSpace;
-    use farlane_zero_copy::placement::{Given, Placement};
+    use farlane_zero_copy::placement::Given;
     use farlane_zero_copy::topology::{Described, Topology};
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::os::fd::AsFd as _;
@@ -321,7 +343,7 @@ mod tests {
         });
         let topology = Topology::of(Described::new(&[&[0], &[1]]));
         let placement = Placement::unseen(space, topology, given.collect());
-        let places = Places::new(placement.map());
+        let places = Places::new(placement);
         let found = |segments: &[Segment]| {
             let mut pieces = Vec::new();
             resolve(&rings, segments, true, &places, &mut pieces).unwrap();

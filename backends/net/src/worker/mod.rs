@@ -6,8 +6,10 @@
 //! sleeps until a driver, the port or another worker has something.
 
 mod buffers;
+mod context;
 mod control;
 mod end;
+mod frame;
 mod held;
 mod homing;
 mod mail;
@@ -16,13 +18,10 @@ mod receive;
 mod sequence;
 mod transmit;
 
-use crate::control::filter::Filter;
 use crate::counters::count;
-use crate::flow::FlowTable;
-use crate::guest::Guest;
 use crate::interface::Interface;
 use crate::port::{Offloads, PortQueue};
-use buffers::Places;
+use context::{Context, Tally};
 use end::End;
 use farlane_daemon::limb::Limb;
 use farlane_daemon::warn_limited;
@@ -32,10 +31,10 @@ use farlane_vhost_user::vring::RingError;
 use farlane_worker::idle::{Idle, Rest};
 use farlane_worker::timeslice;
 use farlane_zero_copy::AddressSpaceError;
-use farlane_zero_copy::placement::Placement;
 use farlane_zero_copy::topology::Node;
+use frame::MAX_FRAMES;
 use homing::Homing;
-use mail::{FRAMES, Inbox, Mail};
+use mail::{Inbox, Mail};
 use receive::Receive;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -46,13 +45,14 @@ use thiserror::Error;
 use transmit::Transmit;
 
 pub use control::ControlWorker;
-pub use mail::{Command, Handed, Mailbox};
+pub use frame::Frame;
+pub use mail::{Command, Mailbox};
 pub use pair::{Pair, Side, Worker};
 
 /// Most frames that are moved one way in one turn.
 const AT_ONCE: usize = 64;
 /// Most mail that is taken in one turn: all frames that wait.
-const TAKEN_AT_ONCE: usize = FRAMES;
+const TAKEN_AT_ONCE: usize = MAX_FRAMES;
 /// Turns in which a transmit queue is emptied when it stops: as many frames as it has entries.
 const LAST_TURNS: usize = 1024 / AT_ONCE;
 /// How often a queue is looked at whose driver never tells.
@@ -66,7 +66,7 @@ const LOOK_AT_HELD: Timespec = Timespec {
     tv_nsec: 300_000,
 };
 /// How often a port's queue is tried that has failed.
-const LOOK_AT_AILING: Timespec = Timespec {
+const LOOK_AT_FAILED_PORT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 20_000_000,
 };
@@ -99,170 +99,146 @@ enum Broken {
     Buffer { pieces: usize, room: usize },
 }
 
-/// What a worker is made of.
-pub(super) struct Parts {
-    pub interface: Arc<Interface>,
-    pub pair: Arc<Pair>,
-    pub inbox: Inbox,
-    pub pairs: Arc<[Arc<Pair>]>,
-    pub guest: Arc<Guest>,
-    pub table: Option<Arc<FlowTable>>,
-    pub limb: Limb,
-    pub placement: Arc<Placement>,
-    pub port: Box<dyn PortQueue>,
-}
-
-/// The worker's side of a queue pair.
+/// The worker of a queue pair.
 struct Engine {
-    interface: Arc<Interface>,
-    pair: Arc<Pair>,
+    context: Context,
     inbox: Inbox,
-    /// Frames of others that were taken in this turn.
-    handed: VecDeque<Handed>,
-    /// All of them, by number.
-    pairs: Arc<[Arc<Pair>]>,
-    guest: Arc<Guest>,
-    /// What it has set, and as of which change.
-    filter: Option<Arc<Filter>>,
-    takes: Offloads,
-    changes: u64,
-    /// None where there is one pair only.
-    table: Option<Arc<FlowTable>>,
+    /// Frames of others that were taken out of the inbox in this turn.
+    forwarded: VecDeque<Frame>,
     limb: Limb,
-    placement: Arc<Placement>,
-    generation: u64,
-    places: Places,
     port: Box<dyn PortQueue>,
     receive: Option<Receive>,
     transmit: Option<Transmit>,
     idle: Idle,
-    /// The port's queue has failed: it is left alone for a while.
-    ailing: bool,
     /// None where the machine has one node.
     homing: Option<Homing>,
-    /// Microseconds since it began, as of this turn.
-    now_us: u64,
     last_tick_us: u64,
 }
 
-/// What a turn came to.
-#[derive(Clone, Copy, Debug, Default)]
-struct Turn {
-    worked: bool,
-}
-
-pub(super) fn work(parts: Parts) {
-    // Naps are meant as they are said, and a woken worker is not to wait for the end of others'
-    // time slices. What works without is slower, no more.
-    let _ = farlane_worker::timing::set_timer_slack();
-    if let Err(e) = timeslice::request(SLICE) {
-        log::debug!("No short time slices: {e}");
-    }
-    let generation = parts.placement.generation();
-    let several_nodes = parts.interface.limbs.all().len() > 1;
-    let mut engine = Engine {
-        places: Places::new(parts.placement.map()),
-        interface: parts.interface,
-        pair: parts.pair,
-        inbox: parts.inbox,
-        handed: VecDeque::new(),
-        pairs: parts.pairs,
-        changes: parts.guest.changes(),
-        filter: parts.guest.filter(),
-        takes: parts.guest.takes(),
-        guest: parts.guest,
-        table: parts.table,
-        limb: parts.limb,
-        placement: parts.placement,
-        generation,
-        port: parts.port,
-        receive: None,
-        transmit: None,
-        idle: Idle::new(true),
-        ailing: false,
-        homing: several_nodes.then(Homing::default),
-        now_us: 0,
-        last_tick_us: 0,
-    };
-    engine.run();
-    engine.inbox.close();
-}
-
 impl Engine {
-    fn run(&mut self) {
-        loop {
-            for _ in 0..TAKEN_AT_ONCE {
-                let Some(mail) = self.inbox.take() else {
-                    break;
-                };
-                let command = match mail {
-                    Mail::Command(command) => command,
-                    Mail::Frame(frame) => {
-                        self.handed.push_back(frame);
-                        continue;
-                    }
-                };
-                match command {
-                    Command::Begin(Side::Receive, setup, terms) => {
-                        let place = (Arc::clone(&setup.space), setup.layout, setup.event_index);
-                        let mut end = End::new(*setup);
-                        let result = end.begin();
-                        self.pair.place(place, end.progress.next_used);
-                        self.receive = Some(Receive::new(end, terms));
-                        self.pair.set_served(true);
-                        self.after(Side::Receive, result);
-                    }
-                    Command::Begin(Side::Transmit, setup, terms) => {
-                        let mut end = End::new(*setup);
-                        let result = end.begin();
-                        self.transmit = Some(Transmit::new(end, terms));
-                        self.after(Side::Transmit, result);
-                    }
-                    Command::End(side, reply) => {
-                        // Whoever asked may have gone.
-                        let _ = reply.send(self.end(side));
-                    }
-                    Command::Leave => {
-                        // There is no receive queue: what others have sent meanwhile is lost.
-                        let _ = self.receive_frames();
-                        return;
-                    }
-                }
+    fn new(context: Context, inbox: Inbox, limb: Limb, port: Box<dyn PortQueue>) -> Self {
+        let several_nodes = context.interface.limbs.all().len() > 1;
+        Self {
+            context,
+            inbox,
+            forwarded: VecDeque::new(),
+            limb,
+            port,
+            receive: None,
+            transmit: None,
+            idle: Idle::new(true),
+            homing: several_nodes.then(Homing::default),
+            last_tick_us: 0,
+        }
+    }
+
+    fn run(mut self) {
+        // Reduce timer slack and the time slice: a woken worker is not to wait for the end of
+        // others' slices. What works without is slower, no more.
+        let _ = farlane_worker::timing::set_timer_slack();
+        if let Err(e) = timeslice::request(SLICE) {
+            log::debug!("No short time slices: {e}");
+        }
+        while self.take_mail() {
+            if self.context.places.refresh()
+                && let Some(receive) = &mut self.receive
+            {
+                receive.forget();
             }
-            self.look_at_places();
-            let changes = self.guest.changes();
-            if changes != self.changes {
-                self.changes = changes;
-                self.filter = self.guest.filter();
-                self.takes = self.guest.takes();
-            }
-            let turn = self.turn();
-            if turn.worked {
+            self.context.refresh();
+            if self.turn() {
                 self.idle.worked();
             } else {
                 self.rest();
             }
         }
+        self.inbox.close();
+    }
+
+    /// Takes what was sent. Returns whether the worker goes on.
+    fn take_mail(&mut self) -> bool {
+        for _ in 0..TAKEN_AT_ONCE {
+            let command = match self.inbox.take() {
+                None => break,
+                Some(Mail::Command(command)) => command,
+                Some(Mail::Frame(frame)) => {
+                    self.forwarded.push_back(frame);
+                    continue;
+                }
+            };
+            match command {
+                Command::Begin(Side::Receive, setup, terms) => {
+                    let place = (Arc::clone(&setup.space), setup.layout, setup.event_index);
+                    let mut end = End::new(*setup);
+                    let result = end.begin();
+                    self.context.pair.place(place, end.progress.next_used);
+                    self.receive = Some(Receive::new(end, terms));
+                    self.context.pair.set_served(true);
+                    self.after(Side::Receive, result);
+                }
+                Command::Begin(Side::Transmit, setup, terms) => {
+                    let mut end = End::new(*setup);
+                    let result = end.begin();
+                    self.transmit = Some(Transmit::new(end, terms));
+                    self.after(Side::Transmit, result);
+                }
+                Command::End(side, reply) => {
+                    // Whoever asked may have gone.
+                    let _ = reply.send(self.end(side));
+                }
+                Command::Leave => {
+                    // There is no receive queue: what others have sent meanwhile is lost.
+                    let _ = self.receive_frames();
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Moves frames to the guest. Returns whether there were any.
+    fn receive_frames(&mut self) -> Result<bool, Broken> {
+        let (context, mut tally) = (&self.context, Tally::default());
+        let mut result = Ok(false);
+        if let Some(receive) = &mut self.receive {
+            if !receive.end.broken {
+                result = receive.turn(context, &mut *self.port, &mut self.forwarded, &mut tally);
+            }
+            if receive.end.broken || result.is_err() {
+                let waiting = receive.drain();
+                waiting.for_each(|frame| context.lose(&mut tally, &frame));
+            }
+        }
+        // Some are left only where there is no queue, or none that goes on.
+        for frame in self.forwarded.drain(..) {
+            context.lose(&mut tally, &frame);
+        }
+        tally.count(&context.interface.counters);
+        result
+    }
+
+    /// Moves frames from the guest. Returns whether there were any.
+    fn transmit_frames(&mut self) -> Result<bool, Broken> {
+        let transmit = self.transmit.as_mut();
+        transmit.map_or(Ok(false), |t| t.turn(&self.context, &mut *self.port))
     }
 
     /// Stops one side; returns where the next worker begins.
     fn end(&mut self, side: Side) -> u16 {
         match side {
             Side::Receive => {
-                self.pair.set_served(false);
+                let (context, mut tally) = (&self.context, Tally::default());
+                context.pair.set_served(false);
                 let Some(mut receive) = self.receive.take() else {
                     return 0;
                 };
-                self.pair.displace();
-                let mut lost = receive.take_all();
-                lost.extend(self.handed.drain(..).map(|frame| frame.task));
-                let dropped = u64::try_from(lost.len()).unwrap_or(0);
-                count(&self.interface.counters.rx_dropped, dropped);
-                if let Some(table) = &self.table {
-                    lost.into_iter().for_each(|task| table.dropped(task));
-                    table.set_consumed(self.pair.index, self.pair.position());
+                context.pair.displace();
+                for frame in receive.drain().chain(self.forwarded.drain(..)) {
+                    context.lose(&mut tally, &frame);
                 }
-                show(&self.interface, &mut receive.end);
+                tally.count(&context.interface.counters);
+                context.read_consumed(context.pair.index);
+                show(&context.interface, &mut receive.end);
                 receive.end.progress.next_available
             }
             Side::Transmit => {
@@ -274,21 +250,9 @@ impl Engine {
                     }
                 }
                 self.transmit.take().map_or(0, |mut transmit| {
-                    show(&self.interface, &mut transmit.end);
+                    show(&self.context.interface, &mut transmit.end);
                     transmit.end.progress.next_available
                 })
-            }
-        }
-    }
-
-    /// The VM's memory may have moved.
-    fn look_at_places(&mut self) {
-        let generation = self.placement.generation();
-        if generation != self.generation {
-            self.generation = generation;
-            self.places = Places::new(self.placement.map());
-            if let Some(receive) = &mut self.receive {
-                receive.forget();
             }
         }
     }
@@ -307,64 +271,68 @@ impl Engine {
         if let Some(end) = end
             && end.breaks()
         {
-            count(&self.interface.counters.broken_queues, 1);
-            let (name, index) = (&self.interface.name, end.index());
+            let interface = &self.context.interface;
+            count(&interface.counters.broken_queues, 1);
+            let (name, index) = (&interface.name, end.index());
             warn_limited!(
-                self.interface.limit,
+                interface.limit,
                 "Interface {name}, queue {index}: {}",
                 chain(&why)
             );
         }
     }
 
-    fn turn(&mut self) -> Turn {
-        let mut turn = Turn::default();
-        if self.table.is_some() || self.homing.is_some() {
-            self.now_us = self.interface.now_us();
+    /// Moves frames both ways. Returns whether there were any.
+    fn turn(&mut self) -> bool {
+        if self.context.table.is_some() || self.homing.is_some() {
+            self.context.now_us = self.context.interface.now_us();
         }
-        if let Some(table) = &self.table {
-            if self.now_us.wrapping_sub(self.last_tick_us) >= TICK_US {
-                self.last_tick_us = self.now_us;
-                table.tick(self.now_us);
-            }
-            let port = &self.interface.port;
-            match table.steer(self.now_us, |flow, queue| port.steer(flow, queue)) {
-                Ok(more) => turn.worked |= more,
-                Err(e) => {
-                    let name = &self.interface.name;
-                    warn_limited!(self.interface.limit, "Interface {name}: cannot steer: {e}");
-                }
-            }
-        }
+        let mut worked = self.steer();
         let result = self.transmit_frames();
-        turn.worked |= matches!(result, Ok(true));
+        worked |= matches!(result, Ok(true));
         self.after(Side::Transmit, result.map(drop));
         let result = self.receive_frames();
-        turn.worked |= matches!(result, Ok(true));
+        worked |= matches!(result, Ok(true));
         self.after(Side::Receive, result.map(drop));
         self.go_home();
+        let interface = &self.context.interface;
         if let Some(transmit) = &mut self.transmit {
             if transmit.is_to_show() {
-                show(&self.interface, &mut transmit.end);
+                show(interface, &mut transmit.end);
             }
-            if turn.worked && transmit.end.turned() {
+            if worked && transmit.end.turned() {
                 transmit.end.forget();
             }
         }
         if let Some(receive) = &mut self.receive {
-            show(&self.interface, &mut receive.end);
-            if turn.worked
-                && let Some(table) = &self.table
-                && let Some(position) = self.pair.consumed()
-            {
-                table.set_consumed(self.pair.index, position);
+            show(interface, &mut receive.end);
+            if worked {
+                self.context.read_consumed(self.context.pair.index);
             }
-            if turn.worked && receive.end.turned() {
+            if worked && receive.end.turned() {
                 receive.forget();
                 receive.end.forget();
             }
         }
-        turn
+        worked
+    }
+
+    /// The worker's share of what the flow table has to do. Returns whether there is more now.
+    fn steer(&mut self) -> bool {
+        let (interface, now_us) = (&self.context.interface, self.context.now_us);
+        let Some(table) = &self.context.table else {
+            return false;
+        };
+        if now_us.wrapping_sub(self.last_tick_us) >= TICK_US {
+            self.last_tick_us = now_us;
+            table.tick(now_us);
+        }
+        let steered = table.steer(now_us, |flow, queue| interface.port.steer(flow, queue));
+        steered.unwrap_or_else(|e| {
+            let name = &interface.name;
+            warn_limited!(interface.limit, "Interface {name}: cannot steer: {e}");
+            false
+        })
     }
 
     /// Follows the pair's memory to another node.
@@ -381,13 +349,14 @@ impl Engine {
         for (node, bytes) in transmitted.chain(received.into_iter().flatten()) {
             homing.moved(node, bytes);
         }
-        let limbs = &self.interface.limbs;
-        if let Some(node) = homing.decide(self.limb.node(), self.now_us)
+        let limbs = &self.context.interface.limbs;
+        if let Some(node) = homing.decide(self.limb.node(), self.context.now_us)
             && let Some(limb) = limbs.all().get(limbs.index_of(node))
         {
             limb.enter();
             self.limb = limb.clone();
-            count(&self.interface.counters.rehomed, 1);
+            self.context.node = limb.node();
+            count(&self.context.interface.counters.rehomed, 1);
         }
     }
 
@@ -411,7 +380,7 @@ impl Engine {
         let mut wanted = PollFlags::empty();
         let mut never_tells = false;
         if let Some(transmit) = &mut self.transmit {
-            show(&self.interface, &mut transmit.end);
+            show(&self.context.interface, &mut transmit.end);
             transmit.shown();
         }
         if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.end.broken) {
@@ -423,7 +392,7 @@ impl Engine {
             never_tells |= transmit.end.kick().is_none();
         }
         if let Some(receive) = self.receive.as_mut().filter(|r| !r.end.broken) {
-            if receive.starves() {
+            if receive.is_starved() {
                 if receive.end.arm(receive.seen()).map_err(receives)? {
                     return Ok(());
                 }
@@ -432,13 +401,17 @@ impl Engine {
                 wanted |= PollFlags::IN;
             }
         }
-        let holds = self.receive.as_ref().is_some_and(Receive::holds);
+        let (mut holds, mut port_failed) = (false, false);
+        if let Some(receive) = &mut self.receive {
+            holds = receive.holds();
+            port_failed = !holds && std::mem::take(&mut receive.port_failed);
+        }
         let look = if holds {
             Some(&LOOK_AT_HELD)
-        } else if std::mem::take(&mut self.ailing) {
+        } else if port_failed {
             // It would be ready for ever.
             wanted = PollFlags::empty();
-            Some(&LOOK_AT_AILING)
+            Some(&LOOK_AT_FAILED_PORT)
         } else {
             never_tells.then_some(&LOOK)
         };
@@ -482,7 +455,7 @@ impl Engine {
         let _ = poll(&mut fds, look);
         for end in ends.into_iter().flatten() {
             if end.take_kick() {
-                count(&self.interface.counters.kicks, 1);
+                count(&self.context.interface.counters.kicks, 1);
             }
         }
     }

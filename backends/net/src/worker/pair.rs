@@ -1,7 +1,9 @@
 //! A queue pair, as its worker and the others know it.
 
+use super::buffers::Places;
+use super::context::Context;
 use super::mail::{Command, Mailbox};
-use super::{Parts, Terms, work};
+use super::{Engine, Terms};
 use crate::flow::FlowTable;
 use crate::guest::Guest;
 use crate::interface::Interface;
@@ -151,22 +153,22 @@ impl Worker {
         pair: &Arc<Pair>,
         limb: &Limb,
         placement: &Arc<Placement>,
-        (guest, table): (Arc<Guest>, Option<Arc<FlowTable>>),
+        guest: (Arc<Guest>, Option<Arc<FlowTable>>),
     ) -> io::Result<Self> {
         let port = interface.port.open(pair.index)?;
         let inbox = pair.mail.open().ok_or(io::ErrorKind::ResourceBusy)?;
-        let parts = Parts {
-            interface: Arc::clone(interface),
-            pair: Arc::clone(pair),
-            inbox,
-            pairs: Arc::clone(pairs),
+        let context = Context::new(
+            Arc::clone(interface),
+            Arc::clone(pairs),
+            Arc::clone(pair),
             guest,
-            table,
-            limb: limb.clone(),
-            placement: Arc::clone(placement),
-            port,
-        };
-        let thread = limb.spawn(format!("pair {}", pair.index), move || work(parts))?;
+            limb.node(),
+            Places::new(Arc::clone(placement)),
+        );
+        let node = limb.clone();
+        let thread = limb.spawn(format!("pair {}", pair.index), move || {
+            Engine::new(context, inbox, node, port).run();
+        })?;
         Ok(Self {
             pair: Arc::clone(pair),
             thread,

@@ -1,12 +1,14 @@
 //! Frames from the guest to the port.
 
-use super::buffers::{MAX_PIECES, Piece, copy_out, most_bytes, resolve};
+use super::buffers::{MAX_PIECES, Piece, copy_out, most_bytes, resolve, skip_bytes};
+use super::context::Context;
 use super::end::End;
-use super::{AT_ONCE, Broken, Engine, Terms, note, port_failed, vector};
+use super::{AT_ONCE, Broken, Terms, note, port_failed, vector};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::counters::count;
-use crate::flow::{PARSE_BYTES, parse};
+use crate::flow::{FlowTable, PARSE_BYTES, parse};
 use crate::header::{MAX_FRAME, check_sent};
+use crate::port::PortQueue;
 use farlane_daemon::warn_limited;
 use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::segment;
@@ -36,10 +38,6 @@ pub(super) struct Transmit {
     /// Since when used buffers wait to be shown.
     hidden: Option<Instant>,
 }
-
-// SAFETY: the vectors are filled for one call at a time; what they point to stays where it is when
-// this moves.
-unsafe impl Send for Transmit {}
 
 /// What became of a frame.
 enum Sent {
@@ -91,79 +89,53 @@ impl Transmit {
 
     /// The pieces from byte `skip` on.
     fn pieces(&self, skip: usize) -> impl Iterator<Item = Piece> {
-        let mut skip = skip;
-        self.pieces.iter().filter_map(move |piece| {
-            let less = skip.min(piece.bytes);
-            skip -= less;
-            (less < piece.bytes).then(|| Piece {
-                base: piece.base.wrapping_add(less),
-                bytes: piece.bytes - less,
-                node: piece.node,
-            })
-        })
+        skip_bytes(self.pieces.iter(), skip)
     }
-}
 
-impl Engine {
     /// Moves frames from the guest. Returns whether there were any.
-    pub(super) fn transmit_frames(&mut self) -> Result<bool, Broken> {
-        let Some(mut transmit) = self.transmit.take() else {
+    pub fn turn(&mut self, context: &Context, port: &mut dyn PortQueue) -> Result<bool, Broken> {
+        self.blocked = false;
+        if self.end.broken {
             return Ok(false);
-        };
-        transmit.blocked = false;
-        let result = if transmit.end.broken {
-            Ok(false)
-        } else {
-            self.transmit_with(&mut transmit)
-        };
-        self.transmit = Some(transmit);
-        result
-    }
-
-    fn transmit_with(&mut self, transmit: &mut Transmit) -> Result<bool, Broken> {
-        let rings = transmit.end.rings()?;
-        let counters = &self.interface.counters;
+        }
+        let rings = self.end.rings()?;
+        let counters = &context.interface.counters;
         let (mut frames, mut total) = (0, 0);
         let mut worked = false;
         for _ in 0..AT_ONCE {
-            let Some(head) = transmit.end.progress.peek(&rings, 0)? else {
+            let Some(head) = self.end.progress.peek(&rings, 0)? else {
                 break;
             };
-            transmit.chain.follow(&rings, head)?;
-            transmit.pieces.clear();
-            let readable = &transmit.chain.readable;
+            self.chain.follow(&rings, head)?;
+            self.pieces.clear();
+            let readable = &self.chain.readable;
             let sent = if segment::total(readable) > most_bytes() {
                 Sent::Invalid
             } else {
-                resolve(&rings, readable, false, &self.places, &mut transmit.pieces)?;
-                send(&self.interface, &mut *self.port, transmit, self.limb.node())
+                resolve(&rings, readable, false, &context.places, &mut self.pieces)?;
+                self.send(context, port)
             };
             match sent {
                 Sent::Yes(bytes) => {
-                    if let Some(table) = &self.table {
-                        // The guest may change its frame: what is learned is of a copy.
-                        let mut prefix = [0; PARSE_BYTES];
-                        let pieces = transmit.pieces(transmit.terms.header_bytes);
-                        let length = copy_out(pieces, &mut prefix);
-                        let parsed = parse(prefix.get(..length).unwrap_or_default());
-                        table.transmitted(self.pair.index, &parsed, self.now_us);
+                    if let Some(table) = &context.table {
+                        self.learn(context, table);
                     }
                     frames += 1;
                     total += u64::try_from(bytes).unwrap_or(0);
                 }
                 Sent::Later => {
-                    transmit.blocked = true;
+                    self.blocked = true;
                     break;
                 }
                 Sent::Refused => count(&counters.tx_dropped, 1),
                 Sent::Invalid => count(&counters.tx_invalid, 1),
             }
             worked = true;
-            transmit.end.progress.skip(1);
-            transmit.end.progress.put(&rings, head, 0);
+            self.end.progress.skip(1);
+            self.end.progress.put(&rings, head, 0);
         }
-        if worked && let Err(e) = self.port.flush() {
-            port_failed(&self.interface, "send", &e);
+        if worked && let Err(e) = port.flush() {
+            port_failed(&context.interface, "send", &e);
         }
         if frames > 0 {
             count(&counters.tx_frames, frames);
@@ -171,71 +143,73 @@ impl Engine {
         }
         Ok(worked)
     }
-}
 
-/// Sends the frame that a chain's pieces are.
-fn send(
-    interface: &crate::interface::Interface,
-    port: &mut dyn crate::port::PortQueue,
-    transmit: &mut Transmit,
-    limb: Node,
-) -> Sent {
-    let header_bytes = transmit.terms.header_bytes;
-    let total = transmit
-        .pieces
-        .iter()
-        .fold(0_usize, |sum, piece| sum.saturating_add(piece.bytes));
-    let Some(frame) = total.checked_sub(header_bytes) else {
-        return Sent::Invalid;
-    };
-    let mut header = FrameHeader::new_zeroed();
-    let bytes = header.as_mut_bytes();
-    copy_out(
-        transmit.pieces.iter().copied(),
-        bytes.get_mut(..header_bytes).unwrap_or_default(),
-    );
-    let mut header = match check_sent(header, frame, transmit.terms.sends) {
-        Ok(header) => header,
-        Err(e) => {
-            log::debug!("Interface {}: {e}", interface.name);
-            return Sent::Invalid;
-        }
-    };
-    let mut vectors = std::mem::take(&mut transmit.vectors);
-    vectors.clear();
-    vectors.push(vector(std::ptr::from_mut(&mut header).cast(), HEADER_BYTES));
-    if transmit.pieces.len() <= MAX_PIECES {
-        for piece in transmit.pieces(header_bytes) {
-            vectors.push(vector(piece.base, piece.bytes));
-        }
-    } else {
-        let mut scratch = std::mem::take(&mut transmit.scratch);
-        scratch.resize(frame.min(MAX_FRAME), 0);
-        copy_out(transmit.pieces(header_bytes), &mut scratch);
-        vectors.push(vector(scratch.as_mut_ptr(), scratch.len()));
-        transmit.scratch = scratch;
+    /// The flow table learns of the frame that was sent last.
+    fn learn(&self, context: &Context, table: &FlowTable) {
+        // The guest may change its frame: what is learned is of a copy.
+        let mut prefix = [0; PARSE_BYTES];
+        let length = copy_out(self.pieces(self.terms.header_bytes), &mut prefix);
+        let parsed = parse(prefix.get(..length).unwrap_or_default());
+        table.transmitted(context.pair.index, &parsed, context.now_us);
     }
-    // SAFETY: the header is ours, as is the scratch memory; the pieces are memory of the view that
-    // the rings hold, which the caller has.
-    let result = unsafe { port.send(&vectors) };
-    transmit.vectors = vectors;
-    match result {
-        Ok(true) => {
-            for piece in &transmit.pieces {
-                let bytes = u64::try_from(piece.bytes).unwrap_or(0);
-                interface.locality.transmit.add(piece.node, limb, 0, bytes);
-                note(&mut transmit.moved, piece.node, bytes);
+
+    /// Sends the frame that the pieces are.
+    fn send(&mut self, context: &Context, port: &mut dyn PortQueue) -> Sent {
+        let interface = &context.interface;
+        let header_bytes = self.terms.header_bytes;
+        let all = self.pieces.iter().map(|piece| piece.bytes);
+        let total = all.fold(0, usize::saturating_add);
+        let Some(frame) = total.checked_sub(header_bytes) else {
+            return Sent::Invalid;
+        };
+        let mut header = FrameHeader::new_zeroed();
+        let bytes = header.as_mut_bytes();
+        copy_out(
+            self.pieces.iter().copied(),
+            bytes.get_mut(..header_bytes).unwrap_or_default(),
+        );
+        let mut header = match check_sent(header, frame, self.terms.sends) {
+            Ok(header) => header,
+            Err(e) => {
+                log::debug!("Interface {}: {e}", interface.name);
+                return Sent::Invalid;
             }
-            Sent::Yes(frame)
+        };
+        let mut vectors = std::mem::take(&mut self.vectors);
+        vectors.clear();
+        vectors.push(vector(std::ptr::from_mut(&mut header).cast(), HEADER_BYTES));
+        if self.pieces.len() <= MAX_PIECES {
+            vectors.extend(self.pieces(header_bytes).map(|p| vector(p.base, p.bytes)));
+        } else {
+            let mut scratch = std::mem::take(&mut self.scratch);
+            scratch.resize(frame.min(MAX_FRAME), 0);
+            copy_out(self.pieces(header_bytes), &mut scratch);
+            vectors.push(vector(scratch.as_mut_ptr(), scratch.len()));
+            self.scratch = scratch;
         }
-        Ok(false) => Sent::Later,
-        Err(e) => {
-            warn_limited!(
-                interface.limit,
-                "Interface {}: a frame of the guest is not taken: {e}",
-                interface.name
-            );
-            Sent::Refused
+        // SAFETY: the header is ours, as is the scratch memory; the pieces are memory of the view
+        // that the rings hold, which the caller has.
+        let result = unsafe { port.send(&vectors) };
+        self.vectors = vectors;
+        match result {
+            Ok(true) => {
+                for piece in &self.pieces {
+                    let bytes = u64::try_from(piece.bytes).unwrap_or(0);
+                    let locality = &interface.locality.transmit;
+                    locality.add(piece.node, context.node, 0, bytes);
+                    note(&mut self.moved, piece.node, bytes);
+                }
+                Sent::Yes(frame)
+            }
+            Ok(false) => Sent::Later,
+            Err(e) => {
+                warn_limited!(
+                    interface.limit,
+                    "Interface {}: a frame of the guest is not taken: {e}",
+                    interface.name
+                );
+                Sent::Refused
+            }
         }
     }
 }

@@ -7,8 +7,8 @@ use crate::scale;
 use anyhow::{Context as _, Result};
 use farlane_blk::limb::steering::{cut, single_node};
 use farlane_kit::compare::{Bar, Comparison, observe};
-use farlane_net::flow::table::{FlowTable, Placement as Unknown, Route, Settings, Task};
-use farlane_net::flow::{Parsed, Span, parse};
+use farlane_net::flow::table::{FlowTable, Placement as Unknown, Settings};
+use farlane_net::flow::{Parsed, Route, Span, parse};
 use farlane_vhost_user::segment::Segment;
 use farlane_vm_front_end::net::frame::{End, Tcp, tcp, udp};
 use farlane_zero_copy::AddressSpace;
@@ -184,13 +184,10 @@ fn flows(keep: &mut impl FnMut(&str, Result<Comparison>) -> Result<()>) -> Resul
         now += 1;
         let end = *next;
         match table.received(queue, &parsed, Span { begin, end }, now) {
-            Route::Deliver => {}
             Route::Forward {
-                task: Task::Deliver(ticket),
-                ..
+                flow: Some(ticket), ..
             } => table.delivered(ticket, *next),
-            Route::Forward { task, .. } => table.dropped(task),
-            Route::Hold { ticket, .. } => table.dropped(Task::Held(ticket)),
+            other => table.dropped(&other),
         }
         table.set_consumed(queue, *next);
     };

@@ -1,4 +1,5 @@
 use super::*;
+use crate::flow::shard::Slot;
 
 const PATIENCE: Patience = Patience {
     settle_us: 100,
@@ -29,35 +30,53 @@ fn consumed(position: u64) -> impl Fn(u16) -> u64 {
     move |_| position
 }
 
+/// A frame that worker 1 has read.
+const FRAME: Ticket = Ticket {
+    shard: 0,
+    slot: Slot::FIRST,
+    end: None,
+    from: 1,
+};
+
+fn forward(to: u16) -> Route {
+    let flow = Some(FRAME);
+    Route::Forward { to, flow }
+}
+
+fn sequence(to: u16) -> Route {
+    Route::Sequence { to, flow: FRAME }
+}
+
+fn hold(on: u16) -> Route {
+    Route::Hold { on, flow: FRAME }
+}
+
+fn received(course: &mut Course, at: Moment, position: u64) -> Route {
+    course.received(at, FRAME, &PATIENCE, &consumed(position))
+}
+
+fn sequenced(course: &mut Course, at: Moment, position: u64) -> Route {
+    course.sequenced(at, FRAME, &PATIENCE, &consumed(position))
+}
+
+fn retried(course: &mut Course, at: Moment, position: u64) -> Route {
+    course.retried(at, FRAME, &PATIENCE, &consumed(position))
+}
+
 #[test]
 fn a_new_course_leads_to_its_target_at_once() {
     let mut course = Course::placed(2);
-    assert_eq!(
-        course.received(at(0, 1, 0), None, &PATIENCE, consumed(0)),
-        Step::Forward(2)
-    );
+    assert_eq!(received(&mut course, at(0, 1, 0), 0), forward(2));
     let mut course = Course::placed(2);
-    assert_eq!(
-        course.received(at(2, 1, 0), None, &PATIENCE, consumed(0)),
-        Step::Deliver
-    );
+    assert_eq!(received(&mut course, at(2, 1, 0), 0), Route::Deliver);
 }
 
 #[test]
 fn frames_before_it_was_known_are_waited_for() {
     let mut course = Course::known(2);
-    assert_eq!(
-        course.received(at(0, 6, 0), None, &PATIENCE, consumed(5)),
-        Step::Hold(0)
-    );
-    assert_eq!(
-        course.retried(aside(0, 99), None, &PATIENCE, consumed(5)),
-        Step::Hold(0)
-    );
-    assert_eq!(
-        course.retried(aside(0, 100), None, &PATIENCE, consumed(5)),
-        Step::Forward(2)
-    );
+    assert_eq!(received(&mut course, at(0, 6, 0), 5), hold(0));
+    assert_eq!(retried(&mut course, aside(0, 99), 5), hold(0));
+    assert_eq!(retried(&mut course, aside(0, 100), 5), forward(2));
 }
 
 #[test]
@@ -65,9 +84,9 @@ fn a_first_frame_does_not_wait_for_its_own_buffers() {
     let mut course = Course::known(2);
     let mut now = 0;
     // It would take five buffers; the driver has all before them.
-    let first = course.received(wide(0, 5, 10, now), None, &PATIENCE, consumed(5));
-    assert_eq!(first, Step::Hold(0));
-    while course.retried(aside(0, now), None, &PATIENCE, consumed(5)) == Step::Hold(0) {
+    let first = received(&mut course, wide(0, 5, 10, now), 5);
+    assert_eq!(first, hold(0));
+    while retried(&mut course, aside(0, now), 5) == hold(0) {
         now += 1;
     }
     assert_eq!((now, course.home()), (PATIENCE.settle_us, Some(2)));
@@ -76,186 +95,111 @@ fn a_first_frame_does_not_wait_for_its_own_buffers() {
 #[test]
 fn a_queue_that_is_not_used_any_more_is_not_waited_for() {
     let mut course = Course::placed(1);
-    let receive = |course: &mut Course, now, consumed: u64| {
-        course.received(at(0, 1, now), None, &PATIENCE, move |_| consumed)
-    };
     // It is never said to be delivered: the worker of queue 1 has gone with it.
-    assert_eq!(receive(&mut course, 0, 0), Step::Forward(1));
+    assert_eq!(received(&mut course, at(0, 1, 0), 0), forward(1));
     course.aim(0);
-    assert_eq!(receive(&mut course, 1, u64::MAX), Step::Hold(1));
-    let mut retry = |now| course.retried(aside(0, now), None, &PATIENCE, |_| u64::MAX);
-    assert_eq!(retry(50), Step::Hold(1));
-    assert_eq!(retry(101), Step::Forward(0));
+    assert_eq!(received(&mut course, at(0, 1, 1), u64::MAX), hold(1));
+    let mut retry = |now| retried(&mut course, aside(0, now), u64::MAX);
+    assert_eq!(retry(50), hold(1));
+    assert_eq!(retry(101), forward(0));
 }
 
 #[test]
 fn another_worker_becomes_sequencer_only_when_nothing_is_under_way() {
     let mut course = Course::placed(1);
-    assert_eq!(
-        course.received(at(0, 1, 0), None, &PATIENCE, consumed(9)),
-        Step::Forward(1)
-    );
+    assert_eq!(received(&mut course, at(0, 1, 0), 9), forward(1));
     // The port has changed: the first goes back to the sequencer, and so do all until it has been
     // taken.
-    assert_eq!(
-        course.received(at(1, 1, 1), None, &PATIENCE, consumed(9)),
-        Step::Sequence(0)
-    );
-    assert_eq!(
-        course.received(at(1, 1, 1), None, &PATIENCE, consumed(9)),
-        Step::Sequence(0)
-    );
-    assert_eq!(
-        course.sequenced(aside(0, 2), 1, None, &PATIENCE, consumed(9)),
-        Step::Forward(1)
-    );
-    assert_eq!(
-        course.sequenced(aside(0, 2), 1, None, &PATIENCE, consumed(9)),
-        Step::Forward(1)
-    );
+    assert_eq!(received(&mut course, at(1, 1, 1), 9), sequence(0));
+    assert_eq!(received(&mut course, at(1, 1, 1), 9), sequence(0));
+    assert_eq!(sequenced(&mut course, aside(0, 2), 9), forward(1));
+    assert_eq!(sequenced(&mut course, aside(0, 2), 9), forward(1));
     course.delivered(1);
     course.delivered(2);
-    assert_eq!(
-        course.received(at(1, 4, 3), None, &PATIENCE, consumed(9)),
-        Step::Sequence(0)
-    );
-    assert_eq!(
-        course.sequenced(aside(0, 4), 1, None, &PATIENCE, consumed(9)),
-        Step::Forward(1)
-    );
+    assert_eq!(received(&mut course, at(1, 4, 3), 9), sequence(0));
+    assert_eq!(sequenced(&mut course, aside(0, 4), 9), forward(1));
     course.delivered(3);
     course.delivered(4);
-    assert_eq!(
-        course.received(at(1, 5, 5), None, &PATIENCE, consumed(9)),
-        Step::Deliver
-    );
+    assert_eq!(received(&mut course, at(1, 5, 5), 9), Route::Deliver);
     assert_eq!(course.sequencer(), Some(1));
 }
 
 #[test]
 fn what_is_thrown_away_is_waited_for_no_longer() {
     let mut course = Course::placed(1);
-    assert_eq!(
-        course.received(at(0, 1, 0), None, &PATIENCE, consumed(0)),
-        Step::Forward(1)
-    );
+    assert_eq!(received(&mut course, at(0, 1, 0), 0), forward(1));
     assert!(!course.is_idle(consumed(0)));
-    course.dropped(Dropped::Forwarded);
+    course.dropped(&forward(1));
     assert!(course.is_idle(consumed(0)));
-    assert_eq!(
-        course.received(at(2, 1, 0), None, &PATIENCE, consumed(0)),
-        Step::Sequence(0)
-    );
+    assert_eq!(received(&mut course, at(2, 1, 0), 0), sequence(0));
     assert!(!course.is_idle(consumed(0)));
-    course.dropped(Dropped::Sequenced);
+    course.dropped(&sequence(0));
     assert!(course.is_idle(consumed(0)));
     course.aim(0);
-    assert_eq!(
-        course.received(at(0, 1, 0), None, &PATIENCE, consumed(0)),
-        Step::Hold(1)
-    );
+    assert_eq!(received(&mut course, at(0, 1, 0), 0), hold(1));
     assert!(!course.is_idle(consumed(0)));
-    course.dropped(Dropped::Held);
+    course.dropped(&hold(1));
     assert!(course.is_idle(consumed(0)));
 }
 
 #[test]
 fn a_hold_ends_by_time_and_by_number() {
     let mut course = Course::placed(1);
-    assert_eq!(
-        course.received(at(1, 7, 0), None, &PATIENCE, consumed(0)),
-        Step::Deliver
-    );
+    assert_eq!(received(&mut course, at(1, 7, 0), 0), Route::Deliver);
     course.aim(0);
     for _ in 0..2 {
-        assert_eq!(
-            course.received(at(1, 8, 5), None, &PATIENCE, consumed(0)),
-            Step::Hold(1)
-        );
+        assert_eq!(received(&mut course, at(1, 8, 5), 0), hold(1));
     }
-    assert_eq!(
-        course.retried(aside(1, 1_004), None, &PATIENCE, consumed(0)),
-        Step::Hold(1)
-    );
-    assert_eq!(
-        course.retried(aside(1, 1_005), None, &PATIENCE, consumed(0)),
-        Step::Forward(1)
-    );
+    assert_eq!(retried(&mut course, aside(1, 1_004), 0), hold(1));
+    assert_eq!(retried(&mut course, aside(1, 1_005), 0), forward(1));
     // What is held goes before what comes.
-    assert_eq!(
-        course.received(at(1, 9, 1_006), None, &PATIENCE, consumed(0)),
-        Step::Hold(1)
-    );
+    assert_eq!(received(&mut course, at(1, 9, 1_006), 0), hold(1));
     for _ in 0..2 {
-        assert_eq!(
-            course.retried(aside(1, 1_007), None, &PATIENCE, consumed(0)),
-            Step::Forward(1)
-        );
+        assert_eq!(retried(&mut course, aside(1, 1_007), 0), forward(1));
     }
     for position in 8..11 {
         course.delivered(position);
     }
     course.aim(0);
     for _ in 0..4 {
-        assert_eq!(
-            course.received(at(1, 11, 1_008), None, &PATIENCE, consumed(0)),
-            Step::Hold(1)
-        );
+        assert_eq!(received(&mut course, at(1, 11, 1_008), 0), hold(1));
     }
     assert_eq!(course.target(), 1, "too many are held: it stays");
-    assert_eq!(
-        course.retried(aside(1, 1_009), None, &PATIENCE, consumed(0)),
-        Step::Forward(1)
-    );
+    assert_eq!(retried(&mut course, aside(1, 1_009), 0), forward(1));
 }
 
 #[test]
 fn a_frame_that_was_put_aside_is_waited_for_until_the_driver_has_its_last_buffer() {
     let mut course = Course::placed(0);
-    let received = |course: &mut Course, at, position| {
-        course.received(at, None, &PATIENCE, consumed(position))
-    };
-    assert_eq!(received(&mut course, at(0, 1, 0), 1), Step::Deliver);
-    assert_eq!(received(&mut course, at(1, 1, 0), 1), Step::Sequence(0));
+    assert_eq!(received(&mut course, at(0, 1, 0), 1), Route::Deliver);
+    assert_eq!(received(&mut course, at(1, 1, 0), 1), sequence(0));
     // It has the whole queue to itself, and may have to wait for buffers all the same.
-    assert_eq!(
-        course.sequenced(aside(0, 1), 1, None, &PATIENCE, consumed(1)),
-        Step::Forward(0)
-    );
+    assert_eq!(sequenced(&mut course, aside(0, 1), 1), forward(0));
     course.aim(1);
-    let retried = |course: &mut Course, now, position| {
-        course.retried(aside(0, now), None, &PATIENCE, consumed(position))
-    };
-    assert_eq!(received(&mut course, at(0, 2, 2), 1), Step::Hold(0));
-    assert_eq!(retried(&mut course, 200, 1), Step::Hold(0));
+    assert_eq!(received(&mut course, at(0, 2, 2), 1), hold(0));
+    assert_eq!(retried(&mut course, aside(0, 200), 1), hold(0));
     // It took five.
     course.delivered(6);
-    assert_eq!(retried(&mut course, 300, 5), Step::Hold(0));
-    assert_eq!(retried(&mut course, 400, 6), Step::Hold(0));
-    assert_eq!(retried(&mut course, 500, 6), Step::Forward(1));
+    assert_eq!(retried(&mut course, aside(0, 300), 5), hold(0));
+    assert_eq!(retried(&mut course, aside(0, 400), 6), hold(0));
+    assert_eq!(retried(&mut course, aside(0, 500), 6), forward(1));
 }
 
 #[test]
 fn only_an_acknowledgement_of_the_last_segment_spares_the_wait() {
     let mut course = Course::placed(1);
     let end = Some(u32::MAX - 5);
-    assert_eq!(
-        course.received(at(1, 7, 0), end, &PATIENCE, consumed(0)),
-        Step::Deliver
+    let first = course.received(
+        at(1, 7, 0),
+        Ticket { end, ..FRAME },
+        &PATIENCE,
+        &consumed(0),
     );
+    assert_eq!(first, Route::Deliver);
     course.acknowledged(u32::MAX - 6);
     course.aim(0);
-    assert_eq!(
-        course.received(at(1, 8, 5), Some(9), &PATIENCE, consumed(7)),
-        Step::Hold(1)
-    );
-    assert_eq!(
-        course.retried(aside(1, 6), Some(9), &PATIENCE, consumed(7)),
-        Step::Hold(1)
-    );
+    assert_eq!(received(&mut course, at(1, 8, 5), 7), hold(1));
+    assert_eq!(retried(&mut course, aside(1, 6), 7), hold(1));
     course.acknowledged(3);
-    assert_eq!(
-        course.retried(aside(1, 7), Some(9), &PATIENCE, consumed(7)),
-        Step::Forward(0)
-    );
+    assert_eq!(retried(&mut course, aside(1, 7), 7), forward(0));
 }

@@ -71,7 +71,7 @@ fn is_put_into_own(table: &FlowTable, route: Route, position: u64) {
     match route {
         Route::Forward {
             to: 0,
-            task: Task::Deliver(ticket),
+            flow: Some(ticket),
         } => table.delivered(ticket, position),
         other => panic!("{other:?}"),
     }
@@ -94,7 +94,7 @@ fn an_unknown_flow_is_placed_by_hash_when_the_port_does_not_spread() {
         let to = |route| match route {
             Route::Deliver => 0,
             Route::Forward { to, .. } => to,
-            Route::Hold { .. } => panic!("nothing to wait for"),
+            other => panic!("nothing to wait for: {other:?}"),
         };
         let first = to(table.received(0, &data(flow), one(1), 0));
         assert_eq!(to(table.received(0, &data(flow), one(2), 0)), first);
@@ -111,7 +111,7 @@ fn a_flow_follows_the_queue_on_which_the_guest_sends() {
     table.transmitted(2, &sent(1), 0);
     let Route::Forward {
         to: 2,
-        task: Task::Deliver(ticket),
+        flow: Some(ticket),
     } = table.received(0, &segment(key(1), Signal::Data, 7, 1), one(1), 0)
     else {
         panic!("not forwarded");
@@ -120,7 +120,11 @@ fn a_flow_follows_the_queue_on_which_the_guest_sends() {
     // Two with data move it on; the frame before is not consumed yet.
     table.transmitted(3, &sent(1), 10_000);
     table.transmitted(3, &sent(1), 10_001);
-    let Route::Hold { ticket, on: 2 } = table.received(0, &data(1), one(2), 10_002) else {
+    let Route::Hold {
+        on: 2,
+        flow: ticket,
+    } = table.received(0, &data(1), one(2), 10_002)
+    else {
         panic!("not held");
     };
     assert!(matches!(table.retry(0, ticket, 10_003), Route::Hold { .. }));
@@ -144,7 +148,7 @@ fn a_flow_goes_on_when_the_queue_of_its_order_is_not_used_any_more() {
     // that there is.
     let mut now = 20;
     let mut route = table.received(0, &data(1), one(2), now);
-    while let Route::Hold { ticket, on } = route {
+    while let Route::Hold { on, flow: ticket } = route {
         assert_eq!(on, 3);
         now += 1_000;
         assert!(now < 50_000, "It is held for ever");
@@ -162,7 +166,11 @@ fn a_flow_that_cannot_drain_stays_and_nothing_is_kept_for_ever() {
     assert_eq!(table.received(0, &data(1), one(next), 1), Route::Deliver);
     table.transmitted(1, &sent(1), 10_000);
     table.transmitted(1, &sent(1), 10_001);
-    let Route::Hold { ticket, on: 0 } = table.received(0, &data(1), one(next), 10_002) else {
+    let Route::Hold {
+        on: 0,
+        flow: ticket,
+    } = table.received(0, &data(1), one(next), 10_002)
+    else {
         panic!("not held");
     };
     assert!(matches!(table.retry(0, ticket, 15_000), Route::Hold { .. }));
@@ -179,8 +187,7 @@ fn hand_over(table: &FlowTable, flow: u32, now: u64) {
     table.transmitted(1, &sent(flow), now);
     for next in 1..4 {
         let Route::Forward {
-            task: Task::Deliver(ticket),
-            ..
+            flow: Some(ticket), ..
         } = table.received(0, &data(flow), one(next), now)
         else {
             panic!("not forwarded");
@@ -279,13 +286,9 @@ fn comes(table: &FlowTable, worker: u16, flow: u32, now: u64) {
         route = match route {
             Route::Deliver => return,
             Route::Forward {
-                task: Task::Deliver(ticket),
-                ..
+                flow: Some(ticket), ..
             } => return table.delivered(ticket, 1),
-            Route::Forward {
-                to,
-                task: Task::Sequence(ticket),
-            } => table.sequenced(to, ticket, now),
+            Route::Sequence { to, flow: ticket } => table.sequenced(to, ticket, now),
             other => panic!("{other:?}"),
         };
     }
@@ -479,7 +482,7 @@ fn a_million_flows_neither_grow_the_table_nor_push_out_established_ones() {
         assert_eq!(table.received(1, &data(flow), one(1), 2), Route::Deliver);
         assert!(matches!(
             table.received(0, &data(flow), one(1), 2),
-            Route::Forward { to: 1, .. }
+            Route::Sequence { to: 1, .. }
         ));
     }
 }

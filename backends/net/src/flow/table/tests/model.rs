@@ -80,7 +80,7 @@ struct Worker {
     part: Part,
     port: VecDeque<Frame>,
     /// From each other worker.
-    channels: Vec<VecDeque<(Frame, Task)>>,
+    channels: Vec<VecDeque<(Frame, Route)>>,
     aside: VecDeque<(Frame, Ticket)>,
     held: VecDeque<(Ticket, Frame)>,
     /// Its receive queue: not yet taken by the driver, and where each ends.
@@ -165,22 +165,23 @@ impl World {
         to.used
     }
 
+    fn forwarded(&mut self, worker: u16, frame: Frame, flow: Option<Ticket>) {
+        let position = self.deliver(worker, frame);
+        if let Some(ticket) = flow {
+            self.table.delivered(ticket, position);
+        }
+    }
+
     fn route(&mut self, worker: u16, frame: Frame, route: Route) {
         match route {
             Route::Deliver => {
                 self.deliver(worker, frame);
             }
-            Route::Forward {
-                to,
-                task: Task::Deliver(ticket),
-            } if to == worker => {
-                let position = self.deliver(worker, frame);
-                self.table.delivered(ticket, position);
+            Route::Forward { to, flow } if to == worker => self.forwarded(worker, frame, flow),
+            Route::Forward { to, .. } | Route::Sequence { to, .. } => {
+                self.worker(to).channels[usize::from(worker)].push_back((frame, route));
             }
-            Route::Forward { to, task } => {
-                self.worker(to).channels[usize::from(worker)].push_back((frame, task));
-            }
-            Route::Hold { ticket, .. } => self.worker(worker).held.push_back((ticket, frame)),
+            Route::Hold { flow, .. } => self.worker(worker).held.push_back((flow, frame)),
         }
     }
 
@@ -188,19 +189,14 @@ impl World {
         match self.worker(worker).part {
             Part::Channels => {
                 for from in 0..usize::from(WORKERS) {
-                    while let Some((frame, task)) = self.worker(worker).channels[from].pop_front() {
-                        match task {
-                            Task::Deliver(ticket) => {
-                                let position = self.deliver(worker, frame);
-                                self.table.delivered(ticket, position);
+                    while let Some((frame, route)) = self.worker(worker).channels[from].pop_front()
+                    {
+                        match route {
+                            Route::Forward { flow, .. } => self.forwarded(worker, frame, flow),
+                            Route::Sequence { flow, .. } => {
+                                self.worker(worker).aside.push_back((frame, flow));
                             }
-                            Task::Stray => {
-                                self.deliver(worker, frame);
-                            }
-                            Task::Sequence(ticket) => {
-                                self.worker(worker).aside.push_back((frame, ticket));
-                            }
-                            Task::Held(_) => panic!("nobody forwards this"),
+                            other => panic!("nobody forwards this: {other:?}"),
                         }
                     }
                 }
