@@ -1,6 +1,6 @@
 //! Disks of a virtual machine over vhost-user.
 //!
-//! * [`options`]: the command line.
+//! * [`daemon`]: the daemon; [`options`]: the command line.
 //! * [`surroundings`]: the machine, and how requests are steered on it.
 //! * [`disk`]: a file or block device as a disk; [`paths`]: one or several ways to its blocks.
 //! * [`session`]: the disk as a VMM's front-end sees it; [`sizes`]: files that grow and shrink.
@@ -11,6 +11,7 @@
 
 pub mod bits;
 pub mod counters;
+pub mod daemon;
 pub mod disk;
 pub mod limb;
 pub mod options;

@@ -1,6 +1,6 @@
 //! `list` and `revoke`.
 
-use crate::options::LenderOptions;
+use crate::options::{Command, LenderOptions};
 use anyhow::Context as _;
 use farlane_daemon::options::host_name;
 use farlane_vfio_remote::borrower;
@@ -21,11 +21,19 @@ fn connector(options: &LenderOptions) -> anyhow::Result<(Connector, String)> {
     Ok((connector, name))
 }
 
-/// Prints what a lender offers.
+/// Has a lender do it.
 ///
 /// # Errors
-/// The lender cannot be asked, or nothing be printed.
-pub fn list(options: &LenderOptions, json: bool) -> anyhow::Result<()> {
+/// The lender cannot be asked, or refuses, or nothing can be printed.
+pub fn run(command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::List { lender, json } => list(lender, *json),
+        Command::Revoke { device, lender } => revoke(lender, device),
+    }
+}
+
+/// Prints what a lender offers.
+fn list(options: &LenderOptions, json: bool) -> anyhow::Result<()> {
     let (connector, name) = connector(options)?;
     let devices = borrower::list(&connector, &name)?;
     let text = if json {
@@ -39,10 +47,7 @@ pub fn list(options: &LenderOptions, json: bool) -> anyhow::Result<()> {
 }
 
 /// Takes a device from its holder.
-///
-/// # Errors
-/// The lender cannot be asked, or refuses.
-pub fn revoke(options: &LenderOptions, device: &str) -> anyhow::Result<()> {
+fn revoke(options: &LenderOptions, device: &str) -> anyhow::Result<()> {
     let (connector, name) = connector(options)?;
     borrower::revoke(&connector, &name, device)?;
     Ok(())

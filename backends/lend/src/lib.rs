@@ -4,8 +4,8 @@
 //! * [`config`]: what is lent, and to whom;
 //! * [`mod@file`]: the configuration file that says so;
 //! * [`machine`]: which host this is;
-//! * [`setup`]: from both, the lender of the library (`farlane-vfio-remote`) with its devices and
-//!   bridges;
+//! * [`setup`]: the daemon: from both, the lender of the library (`farlane-vfio-remote`) with its
+//!   devices and bridges;
 //! * [`ask`]: `list` and `revoke`.
 
 pub mod ask;

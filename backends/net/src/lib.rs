@@ -1,6 +1,6 @@
 //! A network interface of a virtual machine over vhost-user, with a limb on every NUMA node.
 //!
-//! * [`options`]: the command line.
+//! * [`daemon`]: the daemon; [`options`]: the command line.
 //! * [`port`]: where frames come from and go to on the host.
 //! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it; [`watch`]: links.
 //! * [`worker`]: the thread of a queue pair, which moves frames; [`header`]: what a guest's frames
@@ -15,6 +15,7 @@
 pub mod bits;
 pub mod control;
 pub mod counters;
+pub mod daemon;
 pub mod ebpf;
 pub mod flow;
 pub mod guest;

@@ -1,6 +1,6 @@
 //! The RDMA backend: virtual RDMA devices for VMs and for processes of this host.
 //!
-//! * [`options`]: the command line;
+//! * [`daemon`]: the daemon; [`options`]: the command line;
 //! * [`contexts`]: the contexts of a VM, behind the device that its guest sees
 //!   (`farlane-guest-device`);
 //! * [`host`]: the socket for processes of this host;
@@ -9,6 +9,7 @@
 //! What the devices do is the library's business (`farlane-rdma-remoting`).
 
 pub mod contexts;
+pub mod daemon;
 pub mod host;
 pub mod limbs;
 pub mod options;

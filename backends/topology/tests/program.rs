@@ -5,6 +5,8 @@ use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::locality::Locality;
 use farlane_zero_copy::topology::Node;
+use std::io::Write as _;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -23,13 +25,22 @@ fn backend(path: &Path) -> (Listener, Arc<Locality>) {
     let device = Arc::new(device);
     let listener = Listener::bind(path, Kind::Stream, &Access::default()).unwrap();
     let told = Arc::clone(&device);
-    farlane_daemon::metrics::serve(listener.try_clone().unwrap(), move || {
+    answer(&listener, move || {
         let mut text = String::new();
         told.write(&mut text, "farlane_blk", "disk=\"d0\",");
         text
-    })
-    .unwrap();
+    });
     (listener, device)
+}
+
+/// Answers each connection with what `render` renders.
+fn answer(listener: &Listener, render: impl Fn() -> String + Send + 'static) {
+    let listener = UnixListener::from(listener.try_clone().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(render().as_bytes());
+        }
+    });
 }
 
 #[test]
@@ -141,7 +152,7 @@ fn who_cannot_be_watched_is_named() {
         "{error}"
     );
     let listener = Listener::bind(&socket, Kind::Stream, &Access::default()).unwrap();
-    farlane_daemon::metrics::serve(listener.try_clone().unwrap(), String::new).unwrap();
+    answer(&listener, String::new);
     let output = watch(&socket);
     assert!(!output.status.success());
     assert!(text(&output.stderr).contains("tells of limbs"));

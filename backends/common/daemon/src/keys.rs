@@ -75,11 +75,21 @@ impl SocketOption {
     ///
     /// # Errors
     /// It is no such socket.
-    pub fn inherit(self) -> Result<Socket, ListenError> {
+    pub fn inherit(&self) -> Result<Socket, ListenError> {
         Ok(match self {
-            Self::Path(path) => Socket::ToMake(path),
-            Self::Descriptor(fd) => Socket::Inherited(Listener::inherit(fd, Kind::Stream)?),
+            Self::Path(path) => Socket::ToMake(path.clone()),
+            Self::Descriptor(fd) => Socket::Inherited(Listener::inherit(*fd, Kind::Stream)?),
         })
+    }
+
+    /// As [`inherit`](Self::inherit), all of them.
+    ///
+    /// # Errors
+    /// One is no such socket.
+    pub fn inherit_all<'a>(
+        options: impl IntoIterator<Item = &'a Self>,
+    ) -> Result<Vec<Socket>, ListenError> {
+        options.into_iter().map(Self::inherit).collect()
     }
 }
 
@@ -102,5 +112,13 @@ impl Socket {
             Self::ToMake(path) => Listener::bind(&path, Kind::Stream, access),
             Self::Inherited(listener) => Ok(listener),
         }
+    }
+
+    /// Listens at all of them.
+    ///
+    /// # Errors
+    /// One cannot be made.
+    pub fn listen_all(sockets: Vec<Self>, access: &Access) -> Result<Vec<Listener>, ListenError> {
+        sockets.into_iter().map(|s| s.listen(access)).collect()
     }
 }

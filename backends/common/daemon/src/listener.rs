@@ -3,7 +3,7 @@
 use crate::access::Access;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -62,8 +62,17 @@ impl Kind {
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
-    /// Held for its drop.
-    _file: Option<SocketFile>,
+    /// None where it was inherited: whoever made it owns its file.
+    file: Option<SocketFile>,
+}
+
+impl std::fmt::Display for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.file {
+            Some(file) => file.path.display().fmt(f),
+            None => write!(f, "descriptor {}", self.fd.as_raw_fd()),
+        }
+    }
 }
 
 /// The file of a socket: removed on drop, if it is still the same one.
@@ -119,7 +128,7 @@ impl Listener {
         rustix::net::listen(&fd, BACKLOG).map_err(failed("listen at"))?;
         Ok(Self {
             fd,
-            _file: Some(file),
+            file: Some(file),
         })
     }
 
@@ -158,7 +167,7 @@ impl Listener {
         let _ = rustix::io::fcntl_setfd(&owned, rustix::io::FdFlags::CLOEXEC);
         Ok(Self {
             fd: owned,
-            _file: None,
+            file: None,
         })
     }
 
@@ -217,7 +226,6 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd as _;
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::{UnixListener, UnixStream};
 

@@ -3,10 +3,20 @@
 //! Each connection is answered with one document and closed, so that `socat - UNIX:PATH` and the
 //! UNIX-socket scrapers of the field can read it.
 
+use crate::listener::Listener;
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::OFlags;
+use rustix::net::SocketFlags;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A reader that takes longer than this is left alone.
@@ -128,37 +138,114 @@ fn answer(mut stream: &UnixStream, text: &str, patience: Duration) -> std::io::R
     Ok(())
 }
 
-/// Serves `render`'s text, and what every daemon tells of itself, on `socket` from a thread of its
-/// own.
-///
-/// # Errors
-/// When the thread cannot be started.
-pub fn serve(socket: OwnedFd, render: impl Fn() -> String + Send + 'static) -> std::io::Result<()> {
-    let listener = UnixListener::from(socket);
-    std::thread::Builder::new()
-        .name("metrics".into())
-        .spawn(move || {
-            loop {
-                match listener.accept() {
-                    Ok((stream, _)) => {
-                        let mut text = render();
-                        write_own(&mut text);
-                        // A reader that went away is no trouble.
-                        let _ = answer(&stream, &text, PATIENCE);
-                    }
-                    // Out of descriptors, most likely.
-                    Err(_) => std::thread::sleep(PATIENCE),
-                }
-            }
+/// Renders the metrics of one daemon. It may wait for locks that are held while peers are waited
+/// for: it is called on a thread of its own.
+pub type MetricsText = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// The socket of the metrics, in the control loop. Each reader is answered by a thread of its own,
+/// one after the other: the next is accepted when that has ended.
+pub(crate) struct MetricsSocket {
+    listener: Listener,
+    text: MetricsText,
+    /// Readable when the next reader can be accepted: an answer has ended.
+    answered: Arc<OwnedFd>,
+    /// Readable when it is tried again to accept one.
+    retry: OwnedFd,
+}
+
+/// Makes an event readable when it is dropped, however its thread ends.
+struct Answering(Arc<OwnedFd>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        // Fails only where the counter is full, and then it is readable.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+}
+
+impl MetricsSocket {
+    pub fn new(listener: Listener, text: MetricsText) -> io::Result<Self> {
+        let flags = rustix::fs::fcntl_getfl(&listener)?;
+        rustix::fs::fcntl_setfl(&listener, flags | OFlags::NONBLOCK)?;
+        let answered = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self {
+            listener,
+            text,
+            answered: Arc::new(answered),
+            retry: timerfd_create(TimerfdClockId::Monotonic, flags)?,
         })
-        .map(drop)
+    }
+
+    /// What it waits for.
+    pub fn events(&self) -> [Events; 3] {
+        [
+            self.readers(EventSet::IN),
+            Events::new(&*self.answered, EventSet::IN),
+            Events::new(&self.retry, EventSet::IN),
+        ]
+    }
+
+    fn readers(&self, set: EventSet) -> Events {
+        Events::new_raw(self.listener.as_fd().as_raw_fd(), set)
+    }
+
+    /// Accepts a reader, and has it answered.
+    fn accept(&self) -> io::Result<()> {
+        let stream = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC)?;
+        let (stream, text) = (UnixStream::from(stream), Arc::clone(&self.text));
+        let answering = Answering(Arc::clone(&self.answered));
+        let thread = std::thread::Builder::new().name("metrics".to_owned());
+        thread.spawn(move || {
+            let _answering = answering;
+            let mut text = text();
+            write_own(&mut text);
+            // A reader that went away is no trouble.
+            let _ = answer(&stream, &text, PATIENCE);
+        })?;
+        Ok(())
+    }
+
+    /// Has it tried again in a while.
+    fn rest(&self) -> io::Result<()> {
+        let once = Itimerspec {
+            it_interval: Timespec::default(),
+            it_value: PATIENCE.try_into().map_err(io::Error::other)?,
+        };
+        timerfd_settime(&self.retry, TimerfdTimerFlags::empty(), &once)?;
+        Ok(())
+    }
+}
+
+impl MutEventSubscriber for MetricsSocket {
+    fn init(&mut self, _ops: &mut EventOps<'_>) {}
+
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        let is_reader = events.fd() == self.listener.as_fd().as_raw_fd();
+        let next = if is_reader {
+            // Out of descriptors or threads, most likely.
+            if self.accept().is_err() {
+                let _ = self.rest();
+            }
+            EventSet::empty()
+        } else {
+            for event in [&*self.answered, &self.retry] {
+                let _ = rustix::io::read(event, &mut [0; 8]);
+            }
+            EventSet::IN
+        };
+        if let Err(e) = ops.modify(self.readers(next)) {
+            log::error!("The metrics cannot be served any more: {e}");
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::access::Access;
-    use crate::listener::{Kind, Listener};
+    use crate::listener::Kind;
+    use event_manager::{EventManager, SubscriberOps as _};
     use std::io::Read as _;
 
     #[test]
@@ -216,7 +303,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics");
         let listener = Listener::bind(&path, Kind::Stream, &Access::default()).unwrap();
-        serve(listener.try_clone().unwrap(), || {
+        let render = || {
             let mut out = String::new();
             let samples = [("calls", u64::MAX), ("bytes", 3)];
             let samples = samples.map(|(name, value)| Sample {
@@ -226,8 +313,19 @@ mod tests {
             });
             write_samples(&mut out, "farlane", samples);
             out
-        })
-        .unwrap();
+        };
+        std::thread::spawn(move || {
+            let socket = MetricsSocket::new(listener, Arc::new(render)).unwrap();
+            let events = socket.events();
+            let mut manager = EventManager::new().unwrap();
+            let id = manager.add_subscriber(socket);
+            for events in events {
+                manager.event_ops(id).unwrap().add(events).unwrap();
+            }
+            loop {
+                manager.run().unwrap();
+            }
+        });
         for _ in 0..2 {
             let mut text = String::new();
             UnixStream::connect(&path)

@@ -243,6 +243,32 @@ const COMMON_WITH: &[With] = &[
     },
 ];
 
+/// The system calls of one backend, besides those of every backend.
+#[derive(Clone, Debug, Default)]
+pub struct SystemCalls {
+    /// Whatever their arguments are.
+    any: Vec<libc::c_long>,
+    with: Vec<With>,
+}
+
+impl SystemCalls {
+    /// Those of `lists`, whatever their arguments are.
+    #[must_use]
+    pub fn any(lists: &[&[libc::c_long]]) -> Self {
+        Self {
+            any: lists.concat(),
+            with: Vec::new(),
+        }
+    }
+
+    /// And those of `with`.
+    #[must_use]
+    pub fn with(mut self, with: &[With]) -> Self {
+        self.with.extend(with);
+        self
+    }
+}
+
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 type Condition = Result<SeccompCondition, seccompiler::BackendError>;
 
@@ -340,9 +366,9 @@ fn newer_calls_fail() -> [sock_filter; 4] {
 
 fn programs(
     mode: SeccompMode,
-    any: &[libc::c_long],
-    with: &[With],
+    calls: &SystemCalls,
 ) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
+    let SystemCalls { any, with } = calls;
     let default = match mode {
         SeccompMode::None => return Ok(Vec::new()),
         SeccompMode::Log => SeccompAction::Log,
@@ -371,12 +397,12 @@ fn programs(
 }
 
 /// Confines all threads of this process, those to come included, to the calls of every backend and
-/// those of this one: some with `any` arguments, some `with` certain ones. Nothing lifts it.
+/// those of this one. Nothing lifts it.
 ///
 /// # Errors
 /// See [`SeccompError`].
-pub fn confine(mode: SeccompMode, any: &[libc::c_long], with: &[With]) -> Result<(), SeccompError> {
-    let programs = programs(mode, any, with)?;
+pub fn confine(mode: SeccompMode, calls: &SystemCalls) -> Result<(), SeccompError> {
+    let programs = programs(mode, calls)?;
     for program in &programs {
         seccompiler::apply_filter_all_threads(program)?;
     }
@@ -464,7 +490,7 @@ mod tests {
         std::fs::write(nodes.join("online"), "0-1").unwrap();
         let topology = Topology::of(Sysfs::new(folder.path()));
         folder.close().unwrap();
-        confine(SeccompMode::Kill, SYSTEM_CALLS, &[]).unwrap();
+        confine(SeccompMode::Kill, &SystemCalls::any(&[SYSTEM_CALLS])).unwrap();
 
         let limbs = Limbs::new(topology.clone());
         for limb in limbs.all() {
@@ -504,12 +530,11 @@ mod tests {
             return limbs();
         }
         let with = [UNIX_SOCKETS, NONBLOCKING];
-        let with = if act.starts_with("some ") {
-            &with[..]
-        } else {
-            &[]
+        let calls = match act.starts_with("some ") {
+            true => SystemCalls::default().with(&with),
+            false => SystemCalls::default(),
         };
-        confine(SeccompMode::Kill, &[], with).unwrap();
+        confine(SeccompMode::Kill, &calls).unwrap();
         match act.as_str() {
             "work" => {
                 let made = std::thread::spawn(|| vec![7; 32 << 20]).join().unwrap();
