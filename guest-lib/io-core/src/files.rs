@@ -4,9 +4,9 @@ use crate::descriptors::Own;
 use crate::disks::Watched;
 use crate::fork::Inside;
 use crate::lock::Lock;
+use crate::plan::CostModel;
 use crate::readahead::{Advice, Stream};
 use crate::{locks, readahead, sys};
-use farlane_io_plan::CostModel;
 use rustix::fs::{OFlags, Stat};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
@@ -257,7 +257,7 @@ impl DiskFacts {
         let at = PROVIDERS.iter().position(|name| *name == provider)?;
         let found = self.models.get(at)?.get_or_init(|| {
             let (major, minor) = (rustix::fs::major(id.device), rustix::fs::minor(id.device));
-            match farlane_io_plan::store::find(major, minor, provider) {
+            match crate::plan::store::find(major, minor, provider) {
                 Ok(model) => model,
                 Err(error) => {
                     crate::log::once(&format!("The calibrations cannot be used: {error}"));

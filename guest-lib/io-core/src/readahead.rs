@@ -8,9 +8,9 @@
 use crate::config;
 use crate::files::{File, FileId, Opened};
 use crate::lock::Lock;
+use crate::plan::trace::Way;
 use crate::residency::{self, Residency};
 use crate::sys;
-use farlane_io_plan::trace::Way;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};

@@ -1,8 +1,8 @@
 //! Which bytes of a file are in the page cache, without changing that.
 
 use crate::files::Opened;
+use crate::plan::Run;
 use crate::sys;
-use farlane_io_plan::Run;
 use rustix::io::Errno;
 
 /// Most pages that are looked at one by one: longer requests are cut.

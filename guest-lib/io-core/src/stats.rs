@@ -1,6 +1,6 @@
 //! Totals by way.
 
-use farlane_io_plan::trace::Way;
+use crate::plan::trace::Way;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static CACHE: AtomicU64 = AtomicU64::new(0);

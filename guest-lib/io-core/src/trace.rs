@@ -1,9 +1,9 @@
-//! `FARLANE_IO_TRACE`: a line a decision, in the format of [`farlane_io_plan::trace`].
+//! `FARLANE_IO_TRACE`: a line a decision, in the format of [`crate::plan::trace`].
 
 use crate::config::TRACE_VARIABLE;
 use crate::files::Opened;
 use crate::log;
-use farlane_io_plan::trace::{Decision, Piece, Why};
+use crate::plan::trace::{Decision, Piece, Why};
 use farlane_transport::guard::{Guarded, Kind};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;

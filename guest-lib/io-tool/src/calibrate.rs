@@ -2,9 +2,9 @@
 
 use crate::target::Target;
 use anyhow::{Context as _, Result};
-use farlane_io_plan::oracle::Random;
-use farlane_io_plan::store::{self, Calibration, Store};
-use farlane_io_plan::{Fit, Sample, fit};
+use farlane_io_core::plan::oracle::Random;
+use farlane_io_core::plan::store::{self, Calibration, Store};
+use farlane_io_core::plan::{Fit, Sample, fit};
 use farlane_io_tool::memory::{Kind, Memory};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};

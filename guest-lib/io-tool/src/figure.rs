@@ -2,7 +2,7 @@
 
 use crate::report::WAYS;
 use anyhow::{Result, anyhow};
-use farlane_io_plan::trace::Decision;
+use farlane_io_core::plan::trace::Decision;
 use plotters::prelude::*;
 use std::path::Path;
 

@@ -2,7 +2,7 @@
 
 use crate::figure;
 use anyhow::{Context as _, Result, bail};
-use farlane_io_plan::trace::{Decision, Way, Why, read};
+use farlane_io_core::plan::trace::{Decision, Way, Why, read};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufReader;

@@ -1,7 +1,7 @@
 //! The file or device whose transfers are measured.
 
 use anyhow::{Context as _, Result, bail};
-use farlane_io_plan::oracle::Random;
+use farlane_io_core::plan::oracle::Random;
 use rustix::fs::{
     Advice, AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, fadvise, fstat, open, openat,
     seek, statx,
@@ -59,7 +59,7 @@ impl Target {
         )
         .with_context(|| format!("{shown} cannot be opened for direct I/O"))?;
         let bytes = seek(&buffered, SeekFrom::End(0)).with_context(context)?;
-        let device = farlane_io_plan::device::name(&fstat(&buffered)?);
+        let device = farlane_io_core::plan::device::name(&fstat(&buffered)?);
         let target = Self {
             buffered,
             direct,

@@ -3,8 +3,8 @@
 use crate::report::Report;
 use crate::scale;
 use anyhow::Result;
-use farlane_io_plan::oracle::{REQUEST, Random, exact, request};
-use farlane_io_plan::{CostModel, Run, Scheduler, Way, greedy};
+use farlane_io_core::plan::oracle::{REQUEST, Random, exact, request};
+use farlane_io_core::plan::{CostModel, Run, Scheduler, Way, greedy};
 use serde::Serialize;
 use std::time::Instant;
 

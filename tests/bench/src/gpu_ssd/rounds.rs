@@ -4,7 +4,7 @@ use crate::disk::Disk;
 use crate::job::{Job, Mechanism, Outcome};
 use crate::team::Team;
 use anyhow::Result;
-use farlane_io_plan::oracle::Random;
+use farlane_io_core::plan::oracle::Random;
 use farlane_kit::compare::interval::median;
 use farlane_kit::compare::{Bar, Comparison, Conditions, Plan, Watch, judge};
 use serde::Serialize;

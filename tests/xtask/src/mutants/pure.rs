@@ -25,7 +25,7 @@ struct Part {
 /// The pure parts.
 const PARTS: &[Part] = &[
     part("farlane-abi", &["zero-copy/abi/src/**"]),
-    part("farlane-io-plan", &["guest-lib/io-plan/src/**"]),
+    part("farlane-io-core", &["guest-lib/io-core/src/plan/**"]),
     part("farlane-pci", &["vfio-remote/pci/src/**"]),
     part("farlane-net", &["backends/net/src/flow/**"]),
     part("farlane-vfio-remote", &["vfio-remote/src/lender/lease.rs"]),

@@ -1,9 +1,9 @@
 //! The store and the trace.
 #![allow(clippy::unwrap_used)]
 
-use farlane_io_plan::oracle::p3700;
-use farlane_io_plan::store::{Calibration, Store, StoreError};
-use farlane_io_plan::trace::{Decision, Piece, TraceError, Way, Why, read};
+use farlane_io_core::plan::oracle::p3700;
+use farlane_io_core::plan::store::{Calibration, Store, StoreError};
+use farlane_io_core::plan::trace::{Decision, Piece, TraceError, Way, Why, read};
 use proptest::prelude::*;
 
 fn calibration(device: &str, provider: &str, r2: f64) -> Calibration {

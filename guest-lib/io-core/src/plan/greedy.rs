@@ -1,10 +1,10 @@
-//! The heuristic of the paper, kept as what [`crate::schedule`] is measured against.
+//! The heuristic of the paper, kept as what [`schedule`](super::schedule()) is measured against.
 
-use crate::model::{CostModel, Run, Way};
+use super::model::{CostModel, Run, Way};
 
 /// SPIN's greedy heuristic (section 4.3.1): for neighbours a, b, c with b cached, b goes by P2P if
-/// |a| + |b| < S_cutoff, or if T_p2p(|a| + |b| + |c|) < T_p2p(|a|) + T_pc(|b|) + T_p2p(|c|). A range
-/// that was merged is part of the next a.
+/// |a| + |b| < S_cutoff, or if T_p2p(|a| + |b| + |c|) < T_p2p(|a|) + T_pc(|b|) + T_p2p(|c|). A
+/// range that was merged is part of the next a.
 ///
 /// Its view of one range is short: it merges a range because of the next one and never looks
 /// whether a later cached range makes that worthless.
@@ -33,7 +33,7 @@ pub fn greedy(model: &CostModel, runs: &[Run]) -> Vec<Way> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::oracle::p3700;
+    use crate::plan::oracle::p3700;
 
     #[test]
     fn pages_in_turn_are_one_transfer_and_a_large_cached_range_is_not() {

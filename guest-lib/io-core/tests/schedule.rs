@@ -1,8 +1,8 @@
 //! Schedules against the exact solution, and that against all schedules there are.
 #![allow(clippy::unwrap_used)]
 
-use farlane_io_plan::oracle::{REQUEST, Random, exact, p3700, request};
-use farlane_io_plan::{CostModel, Parameters, Run, Scheduler, Way, greedy, schedule};
+use farlane_io_core::plan::oracle::{REQUEST, Random, exact, p3700, request};
+use farlane_io_core::plan::{CostModel, Parameters, Run, Scheduler, Way, greedy, schedule};
 use proptest::prelude::*;
 
 /// Room for sums in another order.

@@ -30,12 +30,15 @@ impl Run {
     }
 }
 
-/// How the bytes of a run travel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+/// How bytes travel between a file and device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// Copied from the page cache.
+    /// Through the page cache.
     Cache,
+    /// Through the page cache, where read-ahead had brought them or brought them now. No schedule
+    /// has this way.
+    ReadAhead,
     /// By direct I/O, between the device and the device memory. Neighbours that go this way are one
     /// transfer.
     P2p,
@@ -195,7 +198,7 @@ impl CostModel {
         for (run, way) in runs.iter().zip(ways) {
             match way {
                 Way::P2p => open = open.saturating_add(run.bytes),
-                Way::Cache => {
+                Way::Cache | Way::ReadAhead => {
                     total += self.p2p_ns(open) + self.cache_ns(run.bytes);
                     open = 0;
                 }
@@ -240,7 +243,7 @@ impl From<CostModel> for Parameters {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::oracle::p3700;
+    use crate::plan::oracle::p3700;
 
     #[test]
     fn a_transfer_costs_what_equation_1_says() {

@@ -4,7 +4,7 @@
 //! `~/.config/farlane/io.toml`) and then `/var/lib/farlane/io.toml`. Written to
 //! `$FARLANE_IO_CONFIG`, by root to `/var/lib/farlane/io.toml`, by others to the file of the user.
 
-use crate::model::CostModel;
+use super::model::CostModel;
 use serde::{Deserialize, Serialize};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ const LARGEST: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// As [`crate::device::name`] says.
+    /// As [`super::device::name`] says.
     pub device: String,
     /// Whose memory the bytes went to: `soft`, `p2pmem`, `cuda`.
     pub provider: String,
@@ -149,7 +149,7 @@ impl Store {
 /// The model of device `major`:`minor` (a file's `st_dev`) for a provider's memory, as the shim
 /// asks for it once a device. `None` if the device has not been calibrated.
 pub fn find(major: u32, minor: u32, provider: &str) -> Result<Option<CostModel>, StoreError> {
-    let device = crate::device::name_in(Path::new("/sys"), major, minor);
+    let device = super::device::name_in(Path::new("/sys"), major, minor);
     let store = Store::load()?;
     Ok(store.find(&device, provider).map(|found| found.model))
 }

@@ -1,7 +1,7 @@
 //! What schedules are held against, in the tests and in `cargo xtask bench gpu-ssd`: the exact
 //! solution by dynamic programming, and random requests.
 
-use crate::model::{CostModel, Parameters, Run, Way};
+use super::model::{CostModel, Parameters, Run, Way};
 
 /// Bytes of the paper's requests: 8 MB transfers (section 4.3.1, evaluation).
 pub const REQUEST: u64 = 8 << 20;

@@ -8,7 +8,7 @@
 //! Everything but [`store`] and [`device`] is a pure function.
 //!
 //! ```
-//! use farlane_io_plan::{CostModel, Parameters, Run, Way, schedule};
+//! use farlane_io_core::plan::{CostModel, Parameters, Run, Way, schedule};
 //! // What SPIN found for an Intel P3700.
 //! let model = CostModel::new(Parameters {
 //!     cutoff_bytes: 512 << 10,
@@ -20,7 +20,7 @@
 //! })?;
 //! let runs = [Run::absent(1 << 20), Run::cached(4 << 10), Run::absent(1 << 20)];
 //! assert_eq!(schedule(Some(&model), &runs), [Way::P2p, Way::P2p, Way::P2p]);
-//! # Ok::<(), farlane_io_plan::ModelError>(())
+//! # Ok::<(), farlane_io_core::plan::ModelError>(())
 //! ```
 
 pub mod device;

@@ -1,8 +1,8 @@
 //! Fits of made and of measured times.
 #![allow(clippy::unwrap_used)]
 
-use farlane_io_plan::oracle::{Random, p3700};
-use farlane_io_plan::{CostModel, FitError, Parameters, Sample, fit};
+use farlane_io_core::plan::oracle::{Random, p3700};
+use farlane_io_core::plan::{CostModel, FitError, Parameters, Sample, fit};
 
 /// 4 KiB to 16 MiB.
 fn sizes() -> impl Iterator<Item = u64> {

@@ -1,6 +1,6 @@
 //! The schedule of a request.
 
-use crate::model::{CostModel, Run, Way, float};
+use super::model::{CostModel, Run, Way, float};
 
 /// The ways of `runs` that take the least time together under `model`: one a run, and P2P for every
 /// run that is not cached. See [`Scheduler::schedule`].
@@ -43,9 +43,10 @@ impl Scheduler {
 
     /// The schedule of least time under `model`, exactly, in linear time.
     ///
-    /// SPIN calls the exact solution too slow and takes a greedy one ([`crate::greedy`]), which is
-    /// close on average but loses an eighth on single requests. The shape of equation 1 allows a
-    /// linear pass: let L(i) be the least time for the runs before boundary i, B(i) their bytes.
+    /// SPIN calls the exact solution too slow and takes a greedy one ([`greedy`](super::greedy())),
+    /// which is close on average but loses an eighth on single requests. The shape of equation 1
+    /// allows a linear pass: let L(i) be the least time for the runs before boundary i, B(i) their
+    /// bytes.
     /// The last transfer before i is a copy of run i - 1, or a direct transfer from some boundary
     /// j: L(i) = min over j of L(j) + C_p2p + max(0, B(i) - B(j) - S_cutoff) / BW_p2p.
     /// * Where B(i) - B(j) <= S_cutoff the best j is the first such: L does not fall with i, as a

@@ -1,6 +1,6 @@
 //! A cost model from measured times.
 
-use crate::model::{CostModel, ModelError, Parameters, float};
+use super::model::{CostModel, ModelError, Parameters, float};
 use std::collections::BTreeMap;
 use thiserror::Error;
 

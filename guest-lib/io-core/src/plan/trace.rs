@@ -4,20 +4,10 @@ use serde::{Deserialize, Serialize};
 use std::io::BufRead;
 use thiserror::Error;
 
+pub use super::Way;
+
 /// Longest line that is read.
 const LONGEST: u64 = 1 << 20;
-
-/// How bytes of a call travelled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Way {
-    /// Through the page cache.
-    Cache,
-    /// Through the page cache, where read-ahead had brought them or brought them now.
-    ReadAhead,
-    /// By direct I/O between device and device memory.
-    P2p,
-}
 
 /// Consecutive bytes of a call that went one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
