@@ -5,8 +5,9 @@ use farlane_abi::arena::{
     CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader, OFF_CALL_COMPLETED, OFF_CALL_RING,
     OFF_CALL_SUBMITTED, OFF_CALLER_WAITING,
 };
+use farlane_worker::wake;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use thiserror::Error;
 
 /// Why a call ring cannot be served any more.
@@ -93,14 +94,9 @@ impl CallRing {
                 break;
             }
         }
-        fence(Ordering::SeqCst);
         Ok(Served {
             calls,
-            wake: self
-                .memory
-                .word(OFF_CALLER_WAITING)?
-                .load(Ordering::Relaxed)
-                != 0,
+            wake: wake::must_wake(self.memory.word(OFF_CALLER_WAITING)?),
         })
     }
 

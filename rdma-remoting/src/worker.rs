@@ -5,10 +5,10 @@ use crate::counters::{self, Live};
 use crate::engine::{Progress, Waker};
 use crate::limbs::{self, Place};
 use crate::round::{Look, Pace, Tenants};
-use crate::sleep;
 use crate::spin::Spin;
 use farlane_sys::sync::{held, lock};
 use farlane_worker::timeslice;
+use farlane_worker::wake;
 use farlane_zero_copy::topology::Node;
 use rustix::event::{EventfdFlags, epoll};
 use std::collections::HashSet;
@@ -237,14 +237,14 @@ impl Shared {
                 let key = |context: &Arc<Context>| Arc::as_ptr(context).addr();
                 tenants.set(&contexts, |one, other| one.is_beside(other), key);
                 self.saw(generation);
-                sleep::awake(words(&contexts));
+                wake::awake(words(&contexts));
                 rest = None;
             }
             let progress = turn(&mut tenants, sweep);
             if progress.worked || self.again.swap(false, Ordering::Relaxed) {
                 spin.worked();
                 if rest.take().is_some() {
-                    sleep::awake(words(&contexts));
+                    wake::awake(words(&contexts));
                 }
                 continue;
             }
@@ -252,7 +252,7 @@ impl Shared {
                 None if spin.idle() => {
                     // Who posts something from now on wakes it. What was posted before is found in
                     // a sweep.
-                    sleep::announce(words(&contexts));
+                    wake::announce(words(&contexts));
                     sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
                     rest = Some(Rest::default());
                 }
@@ -267,7 +267,7 @@ impl Shared {
                 // A change of the list, the end, and every doorbell since the announcement end it.
                 self.wait(rest.deadline.map(left));
                 spin.woke();
-                sleep::awake(words(&contexts));
+                wake::awake(words(&contexts));
             }
         }
         drop((contexts, tenants));

@@ -5,8 +5,5 @@
 //! neither the product nor what it depends on is built a second time. Their tests stand beside
 //! them.
 
-#[path = "../../../backends/common/daemon/src/mailbox/sleep.rs"]
-pub mod mailbox_sleep;
-
-#[path = "../../../rdma-remoting/src/sleep.rs"]
-pub mod ring_sleep;
+#[path = "../../../zero-copy/worker/src/wake.rs"]
+pub mod wake;

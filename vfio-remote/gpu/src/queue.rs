@@ -5,7 +5,8 @@ use crate::memory::{Span, VideoMemory};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::gpu as abi;
 use farlane_abi::zerocopy::{FromZeros as _, IntoBytes as _};
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use farlane_worker::wake;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where a queue is: inside of video memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,14 +128,12 @@ impl<'m> Queue<'m> {
 
     /// Says that the device sleeps. It has to look once more after this.
     pub fn prepare_sleep(&self) {
-        self.asleep.store(1, Ordering::Relaxed);
-        // Pairs with the driver's, between its tail and its look at this word.
-        fence(Ordering::SeqCst);
+        wake::announce(std::iter::once(self.asleep));
     }
 
     /// The device no longer sleeps.
     pub fn woke(&self) {
-        self.asleep.store(0, Ordering::Relaxed);
+        wake::awake(std::iter::once(self.asleep));
     }
 }
 

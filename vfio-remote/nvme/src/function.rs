@@ -224,7 +224,7 @@ impl Function for NvmeFunction {
                     self.shared.notify(Notice::BadDoorbell);
                 } else {
                     self.shared.doorbells.write(offset - DOORBELLS, data);
-                    self.shared.wake();
+                    self.shared.sleep.wake();
                 }
             }
             MSIX_TABLE => self.write_table(offset - MSIX_TABLE, data),

@@ -7,9 +7,10 @@ use crate::interrupts::Interrupts;
 use crate::registers::Registers;
 use farlane_pci::DmaSpace;
 use farlane_sys::sync::{held, lock};
+use farlane_worker::wake::Sleep;
 use rustix::event::EventfdFlags;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// What the worker is told.
@@ -46,10 +47,8 @@ pub struct Shared {
     /// Numbers.
     pub counters: Arc<Counters>,
     notices: AtomicU32,
-    /// The worker waits, or is about to, and has to be woken.
-    asleep: AtomicBool,
-    /// Wakes it.
-    pub kick: OwnedFd,
+    /// Whether the worker waits.
+    pub sleep: Sleep<OwnedFd>,
 }
 
 impl Shared {
@@ -71,8 +70,7 @@ impl Shared {
             identity,
             counters,
             notices: AtomicU32::new(0),
-            asleep: AtomicBool::new(false),
-            kick: rustix::event::eventfd(0, flags)?,
+            sleep: Sleep::new(rustix::event::eventfd(0, flags)?),
         })
     }
 
@@ -84,31 +82,12 @@ impl Shared {
     /// Tells the worker something.
     pub fn notify(&self, notice: Notice) {
         self.notices.fetch_or(notice as u32, Ordering::SeqCst);
-        self.wake();
-    }
-
-    /// Wakes the worker if it waits. What it is to see has been stored before.
-    pub fn wake(&self) {
-        // Pairs with the one in `prepare_sleep`: either this sees that the worker sleeps, or the
-        // worker sees what was stored.
-        fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) {
-            // A full counter has woken it already.
-            while rustix::io::write(&self.kick, &1_u64.to_ne_bytes())
-                == Err(rustix::io::Errno::INTR)
-            {}
-        }
-    }
-
-    /// The worker is going to wait. It has to look once more after this.
-    pub fn prepare_sleep(&self) {
-        self.asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.sleep.wake();
     }
 
     /// The worker no longer waits.
     pub fn woke(&self) {
-        self.asleep.store(false, Ordering::Relaxed);
+        self.sleep.awake();
         count(&self.counters.wakes, 1);
     }
 

@@ -1,9 +1,23 @@
 //! Threads that serve queues, whatever is in the queues.
 //!
 //! * [`idle`]: how a worker waits for the next request.
+//! * [`mailbox`]: how one worker passes work to another.
 //! * [`timeslice`]: a short time slice for threads that are woken often.
 //! * [`timing`]: timer slack.
+//! * [`wake`]: sleeping without missing what others post.
 
 pub mod idle;
+pub mod mailbox;
 pub mod timeslice;
 pub mod timing;
+pub mod wake;
+
+use std::os::fd::OwnedFd;
+
+/// An eventfd that does not block.
+impl wake::Event for OwnedFd {
+    fn raise(&self) {
+        // Fails only where it has been raised 2^64 - 2 times, and then it is raised.
+        while rustix::io::write(self, &1_u64.to_ne_bytes()) == Err(rustix::io::Errno::INTR) {}
+    }
+}

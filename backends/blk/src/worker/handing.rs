@@ -6,7 +6,7 @@ use crate::counters::count;
 use crate::disk::Disk;
 use crate::limb::executor::{Answer, Transfer};
 use farlane_block::ring::Durable;
-use farlane_daemon::mailbox::{self, Receiver, Sender};
+use farlane_worker::mailbox::{self, Receiver, Sender};
 use std::io;
 use std::os::fd::BorrowedFd;
 

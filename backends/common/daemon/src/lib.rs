@@ -5,8 +5,7 @@
 //! * [`options`]: the arguments that all of them take; [`keys`]: those of several keys;
 //! * [`listener`]: UNIX sockets that belong to one daemon; [`access`]: who may connect to them;
 //! * [`vhost`] and [`vring`]: one VM after the other on a vhost-user socket;
-//! * [`limb`]: threads that belong to a NUMA node; [`mailbox`]: how they hand each other work;
-//!   [`locality`]: what was moved where;
+//! * [`limb`]: threads that belong to a NUMA node; [`locality`]: what was moved where;
 //! * [`privileges`] and [`seccomp`]: what a running backend can no longer do;
 //! * [`metrics`], [`logging`] and [`log_limit`]: what it tells, and how often.
 //!
@@ -19,7 +18,6 @@ pub mod limb;
 pub mod listener;
 pub mod locality;
 pub mod logging;
-pub mod mailbox;
 pub mod metrics;
 pub mod options;
 pub mod panics;

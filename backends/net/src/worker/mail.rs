@@ -1,15 +1,15 @@
 //! What the worker of a queue pair is sent: the front-end's commands, and frames that other workers
 //! have read.
 //!
-//! All of it comes through one mailbox ([`farlane_daemon::mailbox`]), which wakes a worker that
+//! All of it comes through one mailbox ([`farlane_worker::mailbox`]), which wakes a worker that
 //! sleeps.
 
 use super::Terms;
 use super::frame::{Frame, MAX_BYTES, MAX_FRAMES};
 use super::pair::Side;
-use farlane_daemon::mailbox::{self, Receiver, Sender};
 use farlane_sys::sync::lock;
 use farlane_vhost_user::session::Setup;
+use farlane_worker::mailbox::{self, Receiver, Sender};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -2,8 +2,8 @@
 
 use super::qp::SoftQp;
 use crate::engine::Waker;
-use crate::sleep;
 use farlane_sys::sync::{read, write};
+use farlane_worker::wake;
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::AtomicU32;
@@ -70,12 +70,12 @@ impl Fabric {
 
     /// A requester waits for a peer that answers it.
     pub fn wait_for_answer(&self) {
-        sleep::wait_for_other(&self.awaited);
+        wake::wait_for_other(&self.awaited);
     }
 
     /// A queue pair has changed: it may answer now, or no longer.
     pub fn changed(&self) {
-        if sleep::must_pass_on(&self.awaited) {
+        if wake::must_pass_on(&self.awaited) {
             self.wake();
         }
     }

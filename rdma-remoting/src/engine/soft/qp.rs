@@ -8,11 +8,11 @@ use crate::completion_queue::CompletionSink;
 use crate::counters::{self, Live};
 use crate::engine::{EngineQp, PortAddress, Progress, QpSpec};
 use crate::memory::MemoryTable;
-use crate::sleep;
 use farlane_abi::Errno;
 use farlane_abi::rdma::QpAttr;
 use farlane_sys::log_limit::LogLimit;
 use farlane_sys::sync::lock;
+use farlane_worker::wake;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -124,18 +124,18 @@ impl SoftQp {
 
     /// The peer's requester waits for a receive request of this one.
     pub fn wait_for_receive(&self) {
-        sleep::wait_for_other(&self.awaited);
+        wake::wait_for_other(&self.awaited);
     }
 
     /// Whether the peer's requester waits for a receive request, and there is one.
     fn has_awaited(&self) -> bool {
-        sleep::is_awaited(&self.awaited) && self.responder().has_work()
+        wake::is_awaited(&self.awaited) && self.responder().has_work()
     }
 
     /// It has changed otherwise than by a receive request.
     fn changed(&self) {
         self.fabric.changed();
-        if sleep::must_pass_on(&self.awaited) {
+        if wake::must_pass_on(&self.awaited) {
             self.fabric.wake();
         }
     }
@@ -199,7 +199,7 @@ impl EngineQp for SoftQp {
     }
 
     fn progress(&self, now: Instant) -> Progress {
-        if self.has_awaited() && sleep::must_pass_on(&self.awaited) {
+        if self.has_awaited() && wake::must_pass_on(&self.awaited) {
             self.fabric.wake();
         }
         match self.state() {

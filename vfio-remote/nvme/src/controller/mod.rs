@@ -102,7 +102,7 @@ impl Controller {
             // that was killed.
             .chain(link.map(|link| link.as_raw_fd()))
             .collect();
-        let ring = Ring::new(&files, &[shared.kick.as_fd()])?;
+        let ring = Ring::new(&files, &[shared.sleep.event.as_fd()])?;
         let queues = usize::from(identity.io_queues) + 1;
         Ok(Self {
             remote: Remote::start(Arc::clone(&shared))?,
@@ -335,7 +335,7 @@ impl Controller {
         if arm {
             self.arm_doorbells();
         }
-        self.shared.prepare_sleep();
+        self.shared.sleep.announce();
         if !self.shared.has_notices() && !self.doorbells_rang() {
             self.view = None;
             self.ring.wait(limit)?;

@@ -1,13 +1,11 @@
-//! Mailboxes: how one limb hands work to another.
+//! Mailboxes: how one worker passes work to another.
 //!
-//! Many may send, one receives. A mailbox has room for a number of items, and who finds it full is
-//! told so at once and keeps the item: nobody ever waits for a receiver. The receiver is woken
-//! through an eventfd, only if it sleeps: it says that it will sleep, looks once more, and sleeps;
-//! a sender sends, and then looks whether it sleeps. Each puts a full fence between its store and
-//! its load, so at least one of them sees the other's store (Dekker's argument).
+//! Many may send, one receives. A mailbox has room for a number of items, and a sender that finds
+//! it full gets the item back at once: nobody ever waits for a receiver. The receiver is woken
+//! through an eventfd, only if it sleeps ([`wake`](crate::wake)).
 //!
 //! ```
-//! let (sender, mut receiver) = farlane_daemon::mailbox::new::<u32>(64)?;
+//! let (sender, mut receiver) = farlane_worker::mailbox::new::<u32>(64)?;
 //! sender.send(7).unwrap();
 //! assert_eq!(receiver.take(), Some(7));
 //! // A receiver that has other work looks at that, too, between announcing and sleeping.
@@ -18,24 +16,13 @@
 //! # std::io::Result::Ok(())
 //! ```
 
+use crate::wake::Sleep;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, TryRecvError, TrySendError};
 use std::time::{Duration, Instant};
-
-mod sleep;
-
-use sleep::{Event, Sleep};
-
-impl Event for OwnedFd {
-    fn raise(&self) {
-        // Does not block; fails only where it has been raised 2^64 - 2 times, and then it is
-        // raised.
-        let _ = rustix::io::write(self, &1_u64.to_ne_bytes());
-    }
-}
 
 /// Why an item comes back to who sent it.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -235,6 +222,7 @@ pub fn new<T: Send>(room: usize) -> io::Result<(Sender<T>, Receiver<T>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wake::Event as _;
 
     #[test]
     fn who_finds_it_full_keeps_the_item() {

@@ -1,19 +1,19 @@
-//! Sleeping without missing work: the protocol of the backend state word and of the caller-waiting
-//! word (`farlane_abi::arena`).
+//! Sleeping without missing what others post: announce, look again, sleep.
 //!
-//! Both are the same two-party protocol. The *sleeper* says that it will sleep, looks once more,
-//! and sleeps. The *poster* publishes, and wakes the sleeper if it says that it sleeps. Each puts a
-//! full fence between its store and its load, so at least one of them sees the other's store
-//! (Dekker's argument).
+//! The *sleeper* says that it will sleep, looks once more, and sleeps. A *poster* publishes, and
+//! wakes the sleeper if it says that it sleeps. Each puts a full fence between its store and its
+//! load, so at least one of them sees the other's store (Dekker's argument). Checked with loom in
+//! `tests/loom`, also that it fails without the fence.
+//!
+//! The word is either in memory that both map (the backend state and the caller-waiting word of
+//! `farlane_abi::arena`, `QUEUE_ASLEEP` of `farlane_abi::gpu`), or a [`Sleep`] of one process.
 
 use farlane_abi::arena::{BACKEND_AWAKE, BACKEND_SLEEPING};
 
 #[cfg(loom)]
-use loom::sync::atomic::fence;
-use std::sync::atomic::{AtomicU32, Ordering};
-
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(not(loom))]
-use std::sync::atomic::fence;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// A word that one side stores and the other loads. The fences give the order.
 pub trait Word {
@@ -85,44 +85,145 @@ pub fn is_awaited<W: Word>(word: &W) -> bool {
 const NOT_AWAITED: u32 = 0;
 const AWAITED: u32 = 1;
 
+/// Wakes a sleeper.
+pub trait Event {
+    /// Raises the event that the sleeper waits for.
+    fn raise(&self);
+}
+
+/// Whether a thread of this process sleeps, and what wakes it. In a cache line of its own: posters
+/// only read it while the thread is awake.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct Sleep<E> {
+    state: AtomicU32,
+    /// What wakes it.
+    pub event: E,
+}
+
+impl<E: Event> Sleep<E> {
+    /// Of a thread that is awake.
+    pub fn new(event: E) -> Self {
+        Self {
+            state: AtomicU32::new(BACKEND_AWAKE),
+            event,
+        }
+    }
+
+    /// The sleeper's side: it will sleep, if it finds nothing when it looks once more.
+    pub fn announce(&self) {
+        announce(std::iter::once(&self.state));
+    }
+
+    /// The sleeper's side: it does not sleep any more. Whether it had said so and nobody has woken
+    /// it: else an event is raised already, or is about to be.
+    pub fn awake(&self) -> bool {
+        self.state.swap(BACKEND_AWAKE, Ordering::Relaxed) != BACKEND_AWAKE
+    }
+
+    /// A poster's side, after it has published. Of several posters one wakes.
+    pub fn wake(&self) {
+        if must_wake(&self.state)
+            && self.state.swap(BACKEND_AWAKE, Ordering::Relaxed) != BACKEND_AWAKE
+        {
+            self.event.raise();
+        }
+    }
+}
+
 #[cfg(test)]
 #[cfg(loom)]
 mod tests {
     use super::*;
-    use loom::sync::atomic::AtomicU32;
     use loom::sync::{Arc, Condvar, Mutex};
     use loom::thread;
 
-    impl Word for AtomicU32 {
-        fn put(&self, value: u32) {
-            self.store(value, Ordering::Relaxed);
-        }
-        fn get(&self) -> u32 {
-            self.load(Ordering::Relaxed)
-        }
-    }
-
     /// An eventfd: counts wakes, and a wait for one of them blocks.
-    struct Event(Mutex<u32>, Condvar);
+    struct Counter(Mutex<u32>, Condvar);
 
-    impl Event {
+    impl Event for Counter {
         fn raise(&self) {
             *self.0.lock().unwrap() += 1;
             self.1.notify_one();
         }
-        fn wait(&self) {
+    }
+
+    impl Counter {
+        fn new() -> Self {
+            Self(Mutex::new(0), Condvar::new())
+        }
+
+        /// Sleeps until it is raised, and leaves it so.
+        fn sleep(&self) {
             let mut count = self.0.lock().unwrap();
             while *count == 0 {
                 count = self.1.wait(count).unwrap();
             }
-            *count = 0;
         }
+
+        fn drain(&self) {
+            *self.0.lock().unwrap() = 0;
+        }
+
+        fn wait(&self) {
+            self.sleep();
+            self.drain();
+        }
+    }
+
+    /// `posters` post one item each; the sleeper takes all. loom reports a deadlock if it misses
+    /// one.
+    fn run_private(posters: u32, wake: impl Fn(&Sleep<Counter>) + Send + Sync + Copy + 'static) {
+        let mut model = loom::model::Builder::new();
+        // All that can happen with up to three changes of thread at any place: more takes hours.
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let posted = Arc::new(AtomicU32::new(0));
+            let sleep = Arc::new(Sleep::new(Counter::new()));
+            let threads: Vec<_> = (0..posters)
+                .map(|_| {
+                    let (posted, sleep) = (Arc::clone(&posted), Arc::clone(&sleep));
+                    thread::spawn(move || {
+                        posted.fetch_add(1, Ordering::Release);
+                        wake(&sleep);
+                    })
+                })
+                .collect();
+            while posted.load(Ordering::Acquire) != posters {
+                sleep.announce();
+                if posted.load(Ordering::Acquire) != posters {
+                    sleep.event.sleep();
+                }
+                if !sleep.awake() {
+                    sleep.event.drain();
+                }
+            }
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn loom_no_item_is_missed() {
+        run_private(1, Sleep::wake);
+        run_private(2, Sleep::wake);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn loom_without_the_fence_an_item_is_missed() {
+        run_private(1, |sleep| {
+            if sleep.state.load(Ordering::Relaxed) != BACKEND_AWAKE {
+                sleep.event.raise();
+            }
+        });
     }
 
     struct Shared {
         produced: AtomicU32,
         state: AtomicU32,
-        event: Event,
+        event: Counter,
     }
 
     fn run(posts: u32, post: impl Fn(&Shared) -> bool + Send + Sync + Copy + 'static) {
@@ -130,7 +231,7 @@ mod tests {
             let shared = Arc::new(Shared {
                 produced: AtomicU32::new(0),
                 state: AtomicU32::new(BACKEND_AWAKE),
-                event: Event(Mutex::new(0), Condvar::new()),
+                event: Counter::new(),
             });
             let poster = {
                 let shared = Arc::clone(&shared);
@@ -162,8 +263,8 @@ mod tests {
             posted: AtomicU32,
             state_of_b: AtomicU32,
             awaited: AtomicU32,
-            wake_a: Event,
-            wake_b: Event,
+            wake_a: Counter,
+            wake_b: Counter,
         }
         impl Workers {
             fn is_posted(&self) -> bool {
@@ -175,7 +276,6 @@ mod tests {
                 }
             }
         }
-        let event = || Event(Mutex::new(0), Condvar::new());
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(move || {
@@ -183,8 +283,8 @@ mod tests {
                 posted: AtomicU32::new(0),
                 state_of_b: AtomicU32::new(BACKEND_AWAKE),
                 awaited: AtomicU32::new(0),
-                wake_a: event(),
-                wake_b: event(),
+                wake_a: Counter::new(),
+                wake_b: Counter::new(),
             });
             let program = {
                 let shared = Arc::clone(&shared);
