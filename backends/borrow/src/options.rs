@@ -1,5 +1,6 @@
 //! The command line.
 
+use farlane_daemon::keys::{KeysError, SocketOption, all_different, value};
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{InterruptView, PeerWindow};
@@ -105,20 +106,11 @@ pub enum OptionsError {
         devices: usize,
     },
     /// One socket for two devices.
-    #[error("{} is given twice", .0.display())]
-    Twice(PathBuf),
-    /// One descriptor for two devices.
-    #[error("Descriptor {0} is given twice")]
-    DescriptorTwice(RawFd),
+    #[error(transparent)]
+    Twice(#[from] KeysError),
     /// No name.
     #[error("{0:?} is not a name: 1 to 64 letters, digits, '-', '_', '.' and ':'")]
     Name(String),
-    /// No window.
-    #[error("{0:?} is not NAME=FILE")]
-    Window(String),
-    /// No window of a device.
-    #[error("{0:?} is not NAME=LENDER/DEVICE/BAR with a BAR of 0 to 5")]
-    PeerWindow(String),
 }
 
 impl Options {
@@ -135,18 +127,11 @@ impl Options {
         if sockets != devices {
             return Err(OptionsError::Pairs { sockets, devices });
         }
-        let mut paths: Vec<&PathBuf> = self.socket_path.iter().collect();
-        paths.extend(&self.daemon.metrics);
-        paths.extend(&self.publish);
-        paths.sort();
-        if let Some(pair) = paths.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(OptionsError::Twice(pair[0].clone()));
-        }
-        let mut fds = self.fd.clone();
-        fds.sort_unstable();
-        if let Some(pair) = fds.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(OptionsError::DescriptorTwice(pair[0]));
-        }
+        let paths = self.socket_path.iter();
+        let paths = paths.chain(&self.daemon.metrics).chain(&self.publish);
+        let paths = paths.cloned().map(SocketOption::Path);
+        let fds = self.fd.iter().map(|&fd| SocketOption::Descriptor(fd));
+        all_different(paths.chain(fds).map(|socket| socket.to_string()).collect())?;
         match self.devices.iter().chain(&self.name).find(|n| !is_name(n)) {
             Some(name) => Err(OptionsError::Name(name.clone())),
             None => Ok(()),
@@ -164,16 +149,16 @@ pub struct WindowOption {
 }
 
 impl FromStr for WindowOption {
-    type Err = OptionsError;
+    type Err = KeysError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.split_once('=') {
-            Some((name, file)) if is_name(name) && !file.is_empty() => Ok(Self {
-                name: name.to_owned(),
-                file: file.into(),
-            }),
-            _ => Err(OptionsError::Window(text.to_owned())),
-        }
+        let window = text.split_once('=');
+        let window = window.filter(|(name, file)| is_name(name) && !file.is_empty());
+        let (name, file) = value(text, "NAME=FILE", window)?;
+        Ok(Self {
+            name: name.to_owned(),
+            file: file.into(),
+        })
     }
 }
 
@@ -182,7 +167,7 @@ impl FromStr for WindowOption {
 pub struct PeerWindowOption(pub PeerWindow);
 
 impl FromStr for PeerWindowOption {
-    type Err = OptionsError;
+    type Err = KeysError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parse = || {
@@ -199,10 +184,8 @@ impl FromStr for PeerWindowOption {
                 region,
             })
         };
-        match parse() {
-            Some(window) => Ok(Self(window)),
-            None => Err(OptionsError::PeerWindow(text.to_owned())),
-        }
+        let wanted = "NAME=LENDER/DEVICE/BAR with a BAR of 0 to 5";
+        value(text, wanted, parse().map(Self))
     }
 }
 
@@ -231,10 +214,11 @@ mod tests {
             "--socket-path=/a",
             "--device=b",
         ];
-        assert_eq!(check(&two), Err(OptionsError::Twice("/a".into())));
+        let twice = |what: &str| Err(KeysError::Twice(what.to_owned()).into());
+        assert_eq!(check(&two), twice("/a"));
         assert_eq!(
             check(&["--fd=5", "--device=a", "--fd=5", "--device=b"]),
-            Err(OptionsError::DescriptorTwice(5))
+            twice("descriptor 5")
         );
         assert_eq!(
             check(&["--device=nvme0"]),

@@ -121,7 +121,7 @@ pub enum Backing {
     Null(Size),
 }
 
-/// A number of bytes that is not zero, as [`farlane_daemon::options::bytes`] reads it.
+/// A number of bytes that is not zero, as [`farlane_daemon::keys::bytes`] reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Size(pub u64);
@@ -130,7 +130,7 @@ impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let bytes = farlane_daemon::options::bytes(text).filter(|&bytes| bytes > 0);
+        let bytes = farlane_daemon::keys::bytes(text).filter(|&bytes| bytes > 0);
         let bytes = bytes.ok_or_else(|| format!("{text:?} is not a size such as 16G"));
         bytes.map(Self)
     }

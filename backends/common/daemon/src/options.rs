@@ -1,6 +1,7 @@
 //! The arguments that every backend takes.
 
 use crate::access::Access;
+use crate::keys::{Keys, KeysError, bytes};
 use crate::seccomp::SeccompMode;
 use farlane_zero_copy::placement::Given;
 use farlane_zero_copy::topology::{Node, Sysfs, Topology};
@@ -86,50 +87,20 @@ impl LocalityOptions {
 pub struct MemoryNode(pub Given);
 
 impl std::str::FromStr for MemoryNode {
-    type Err = String;
+    type Err = KeysError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (mut node, mut start, mut length) = (None, None, None);
-        for word in text.split(',') {
-            let unknown = || format!("{word:?} is not known here, or no number");
-            let (key, value) = word.split_once('=').ok_or_else(unknown)?;
-            let number = bytes(value).ok_or_else(unknown)?;
-            let place = match key {
-                "node" => &mut node,
-                "start" => &mut start,
-                "length" => &mut length,
-                _ => return Err(unknown()),
-            };
-            if place.replace(number).is_some() {
-                return Err(format!("{key} is given twice"));
-            }
-        }
-        let missing = |key: &str| format!("{key} is missing");
-        let node = u32::try_from(node.ok_or_else(|| missing("node"))?);
+        let mut keys = Keys::split(text);
+        let node = keys.parse("node", "the number of a NUMA node", |n| n.parse().ok())?;
+        let start = keys.parse("start", "an address", bytes)?;
+        let length = keys.parse("length", "a number of bytes", bytes)?;
+        keys.finish()?;
         Ok(Self(Given {
-            node: Node(node.map_err(|_| "There is no such node".to_owned())?),
-            start: start.ok_or_else(|| missing("start"))?,
-            length: length.ok_or_else(|| missing("length"))?,
+            node: Node(node.ok_or(KeysError::Missing("node"))?),
+            start: start.ok_or(KeysError::Missing("start"))?,
+            length: length.ok_or(KeysError::Missing("length"))?,
         }))
     }
-}
-
-/// A number of bytes: decimal or, after 0x, hexadecimal, with K, M, G or T (powers of 1024) after
-/// it.
-#[must_use]
-pub fn bytes(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.char_indices().last()? {
-        (at, 'K') => (text.get(..at)?, 10),
-        (at, 'M') => (text.get(..at)?, 20),
-        (at, 'G') => (text.get(..at)?, 30),
-        (at, 'T') => (text.get(..at)?, 40),
-        _ => (text, 0),
-    };
-    let number = match digits.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).ok()?,
-        None => digits.parse().ok()?,
-    };
-    number.checked_mul(1 << shift)
 }
 
 /// Who this end of a connection between hosts is; flattened into a backend's own arguments.
@@ -219,26 +190,6 @@ mod tests {
         "scsi",
         "vsock",
     ];
-
-    #[test]
-    fn sizes_have_units_up_to_tebibytes() {
-        let all = [
-            ("512", Some(512)),
-            ("0x10", Some(16)),
-            ("4K", Some(4 << 10)),
-            ("0x2M", Some(2 << 20)),
-            ("3G", Some(3 << 30)),
-            ("1T", Some(1 << 40)),
-            ("16777216T", None),
-            ("", None),
-            ("G", None),
-            ("1P", None),
-            ("-1K", None),
-        ];
-        for (text, number) in all {
-            assert_eq!(bytes(text), number, "{text}");
-        }
-    }
 
     #[test]
     fn what_is_installed_for_libvirt_is_of_types_that_it_knows() {
