@@ -222,21 +222,33 @@ impl<V> GuestSlices<V> {
         front
     }
 
+    /// What is there from byte `offset` on, borrowed.
+    pub fn at(&self, offset: usize) -> GuestRuns<'_> {
+        let mut skip = offset;
+        let whole = self.runs.iter().take_while(|run| {
+            let is_skipped = run.iov_len <= skip;
+            skip -= if is_skipped { run.iov_len } else { 0 };
+            is_skipped
+        });
+        let whole = whole.count();
+        let runs = self.runs.get(whole..).unwrap_or_default();
+        GuestRuns {
+            skip: if runs.is_empty() { 0 } else { skip },
+            runs,
+            writable: self.writable,
+        }
+    }
+
+    /// Keeps the first `runs` runs, where none is a device's.
+    pub fn truncate(&mut self, runs: usize) {
+        if self.opened.is_none() {
+            self.runs.truncate(runs);
+        }
+    }
+
     /// Copies the first bytes to `data`. Returns how many there were.
     pub fn copy_to(&self, data: &mut [u8]) -> usize {
-        let mut rest = data;
-        let mut copied = 0;
-        for run in &self.runs {
-            let length = run.iov_len.min(rest.len());
-            let (part, after) = take(&mut rest).split_at_mut(length);
-            // SAFETY: the holder keeps the run mapped; `part` is ours and as long.
-            unsafe {
-                std::ptr::copy_nonoverlapping(run.iov_base.cast(), part.as_mut_ptr(), length);
-            }
-            rest = after;
-            copied += length;
-        }
-        copied
+        self.at(0).copy_to(data)
     }
 
     /// Copies `data` to the first bytes. Returns how many there was room for.
@@ -244,19 +256,7 @@ impl<V> GuestSlices<V> {
     /// # Errors
     /// They are not to be written.
     pub fn copy_from(&self, data: &[u8]) -> Result<usize, ReadOnly> {
-        if !self.writable {
-            return Err(ReadOnly);
-        }
-        let mut rest = data;
-        for run in &self.runs {
-            let (part, after) = rest.split_at(run.iov_len.min(rest.len()));
-            // SAFETY: the holder keeps the run mapped, which is writable and at least as long.
-            unsafe {
-                std::ptr::copy_nonoverlapping(part.as_ptr(), run.iov_base.cast(), part.len());
-            }
-            rest = after;
-        }
-        Ok(data.len() - rest.len())
+        self.at(0).copy_from(data)
     }
 
     /// Zeroes all of it.
@@ -279,6 +279,73 @@ impl<V> GuestSlices<V> {
         let mut runs = self.runs;
         runs.clear();
         SliceList(runs)
+    }
+}
+
+/// Guest memory of a [list](GuestSlices), borrowed from some byte on.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GuestRuns<'a> {
+    /// Bytes of the first run that are not part of it.
+    skip: usize,
+    runs: &'a [libc::iovec],
+    writable: bool,
+}
+
+impl<'a> GuestRuns<'a> {
+    /// The runs, for system calls. Valid as long as the list is borrowed.
+    pub fn vectors(self) -> impl ExactSizeIterator<Item = libc::iovec> + 'a {
+        let mut skip = self.skip;
+        self.runs.iter().map(move |run| {
+            let less = std::mem::take(&mut skip);
+            libc::iovec {
+                iov_base: run.iov_base.wrapping_byte_add(less),
+                iov_len: run.iov_len - less,
+            }
+        })
+    }
+
+    /// Copies the first bytes to `data`. Returns how many there were.
+    pub fn copy_to(self, data: &mut [u8]) -> usize {
+        let mut rest = data;
+        let mut copied = 0;
+        for run in self.vectors() {
+            let length = run.iov_len.min(rest.len());
+            let (part, after) = take(&mut rest).split_at_mut(length);
+            // SAFETY: the list's holder keeps the run mapped; `part` is ours and as long.
+            unsafe {
+                std::ptr::copy_nonoverlapping(run.iov_base.cast(), part.as_mut_ptr(), length);
+            }
+            rest = after;
+            copied += length;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        copied
+    }
+
+    /// Copies `data` to the first bytes. Returns how many there was room for.
+    ///
+    /// # Errors
+    /// They are not to be written.
+    pub fn copy_from(self, data: &[u8]) -> Result<usize, ReadOnly> {
+        if !self.writable && !self.runs.is_empty() {
+            return Err(ReadOnly);
+        }
+        let mut rest = data;
+        for run in self.vectors() {
+            let (part, after) = rest.split_at(run.iov_len.min(rest.len()));
+            // SAFETY: the list's holder keeps the run mapped, which is writable and at least as
+            // long.
+            unsafe {
+                std::ptr::copy_nonoverlapping(part.as_ptr(), run.iov_base.cast(), part.len());
+            }
+            rest = after;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        Ok(data.len() - rest.len())
     }
 }
 
@@ -358,6 +425,17 @@ mod tests {
         let mut read = [0; 4];
         assert_eq!(slices.copy_to(&mut read), 2);
         assert_eq!(read, [4, 5, 0, 0]);
+        let behind = slices.at(1);
+        assert_eq!(
+            (behind.vectors().len(), behind.copy_to(&mut read[..1])),
+            (1, 1)
+        );
+        assert_eq!((read[0], behind.copy_from(&[9, 9])), (5, Ok(1)));
+        assert_eq!(
+            slices.at(2).vectors().len() + slices.at(9).vectors().len(),
+            0
+        );
+        assert_eq!((slices.copy_to(&mut read), read[1]), (2, 9));
         front.fill_with_zeroes().unwrap();
         assert_eq!(front.copy_to(&mut read), 2);
         assert_eq!(read, [0, 0, 0, 0]);

@@ -142,3 +142,17 @@ pub const DUPLEX_UNKNOWN: u8 = 255;
 pub const HEADER_BYTES: usize = size_of::<FrameHeader>();
 
 const _: () = assert!(HEADER_BYTES == 12 && size_of::<Config>() == 24);
+
+/// A length in 64 bits.
+#[must_use]
+pub const fn wide(length: usize) -> u64 {
+    const { assert!(size_of::<usize>() <= size_of::<u64>()) };
+    length as u64
+}
+
+/// A number of 32 bits as an index or a length.
+#[must_use]
+pub const fn index(number: u32) -> usize {
+    const { assert!(size_of::<u32>() <= size_of::<usize>()) };
+    number as usize
+}

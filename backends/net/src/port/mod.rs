@@ -3,7 +3,9 @@
 pub mod tap;
 pub mod xdp;
 
+use crate::bits::FrameHeader;
 use crate::flow::FlowKey;
+use farlane_zero_copy::slices::GuestRuns;
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -84,8 +86,18 @@ pub trait Port: Send + Sync {
     fn give_back(&self) {}
 }
 
-/// A queue of a port. Frames have a [`FrameHeader`](crate::bits::FrameHeader) of 12 bytes before
-/// them.
+/// Where a received frame goes, part by part.
+#[derive(Debug)]
+pub struct FrameRoom<'a> {
+    /// Its virtio header.
+    pub header: &'a mut FrameHeader,
+    /// Then guest memory.
+    pub guest: GuestRuns<'a>,
+    /// Then memory of the backend.
+    pub own: &'a mut [u8],
+}
+
+/// A queue of a port.
 pub trait PortQueue: Send {
     /// Readable when frames wait; writable when there is room.
     fn fd(&self) -> BorrowedFd<'_>;
@@ -99,25 +111,20 @@ pub trait PortQueue: Send {
     /// is lost.
     ///
     /// # Errors
-    /// What the system says.
-    ///
-    /// # Safety
-    /// The memory of the vectors is valid and writable; others may write it meanwhile.
-    unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>>;
+    /// The port fails.
+    fn receive(&mut self, into: FrameRoom<'_>) -> io::Result<Option<usize>>;
 
-    /// Sends a frame. `false`: there is no room now.
+    /// Sends a frame: its header, guest memory, and memory of the backend. `false`: there is no
+    /// room now.
     ///
     /// # Errors
-    /// The frame is refused, or what the system says.
-    ///
-    /// # Safety
-    /// The memory of the vectors is valid; others may write it meanwhile.
-    unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool>;
+    /// The port refuses the frame, or fails.
+    fn send(&mut self, header: &FrameHeader, guest: GuestRuns<'_>, own: &[u8]) -> io::Result<bool>;
 
     /// All that was sent goes out.
     ///
     /// # Errors
-    /// What the system says.
+    /// The port fails.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

@@ -1,17 +1,19 @@
 //! A tap interface of the host: one queue of it for each queue pair.
 
-use super::{Offloads, Port, PortQueue};
-use crate::bits::HEADER_BYTES;
+use super::{FrameRoom, Offloads, Port, PortQueue};
+use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::ebpf::{TapSteering, steering};
 use crate::flow::FlowKey;
 use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::warn_limited;
+use farlane_zero_copy::slices::GuestRuns;
 use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use thiserror::Error;
+use zerocopy::IntoBytes as _;
 
 /// What taps are made with.
 const DEVICE: &str = "/dev/net/tun";
@@ -379,6 +381,7 @@ impl Port for Tap {
             fd: Arc::clone(fd),
             in_use: Arc::clone(in_use),
             receives,
+            vectors: Vectors::default(),
         }))
     }
 
@@ -461,6 +464,7 @@ struct TapQueue {
     in_use: Arc<AtomicBool>,
     /// Or it only sends.
     receives: bool,
+    vectors: Vectors,
 }
 
 impl Drop for TapQueue {
@@ -469,8 +473,28 @@ impl Drop for TapQueue {
     }
 }
 
-fn length(vectors: &[libc::iovec]) -> libc::c_int {
-    libc::c_int::try_from(vectors.len()).unwrap_or(libc::c_int::MAX)
+/// Vectors of one system call at a time.
+#[derive(Debug, Default)]
+struct Vectors(Vec<libc::iovec>);
+
+// SAFETY: what the vectors name is borrowed by whoever sets them, for one system call; between
+// two calls they are not looked at.
+unsafe impl Send for Vectors {}
+
+impl Vectors {
+    /// A header, guest memory and memory of the backend. Returns how many there are.
+    fn set(&mut self, header: *mut u8, guest: GuestRuns<'_>, own: (*mut u8, usize)) -> libc::c_int {
+        let vector = |(base, bytes): (*mut u8, usize)| libc::iovec {
+            iov_base: base.cast(),
+            iov_len: bytes,
+        };
+        self.0.clear();
+        self.0.push(vector((header, HEADER_BYTES)));
+        self.0.extend(guest.vectors());
+        self.0.extend((own.1 > 0).then(|| vector(own)));
+        // More than the kernel takes is an error of the call.
+        libc::c_int::try_from(self.0.len()).unwrap_or(libc::c_int::MAX)
+    }
 }
 
 impl PortQueue for TapQueue {
@@ -482,21 +506,28 @@ impl PortQueue for TapQueue {
         self.receives
     }
 
-    unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
+    fn receive(&mut self, into: FrameRoom<'_>) -> io::Result<Option<usize>> {
         if !self.receives {
             return Ok(None);
         }
-        // SAFETY: the caller vouches for the memory of the vectors.
-        let got = unsafe { libc::readv(self.fd.as_raw_fd(), into.as_ptr(), length(into)) };
+        let own = (into.own.as_mut_ptr(), into.own.len());
+        let header = into.header.as_mut_bytes().as_mut_ptr();
+        let count = self.vectors.set(header, into.guest, own);
+        // SAFETY: header and memory of ours are borrowed for writing, and the guest's memory stays
+        // mapped as long as its runs are borrowed; where it is not writable the kernel refuses.
+        let got = unsafe { libc::readv(self.fd.as_raw_fd(), self.vectors.0.as_ptr(), count) };
         match usize::try_from(got) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(_) => nothing(io::Error::last_os_error()).map(|()| None),
         }
     }
 
-    unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool> {
-        // SAFETY: the caller vouches for the memory of the vectors.
-        let sent = unsafe { libc::writev(self.fd.as_raw_fd(), from.as_ptr(), length(from)) };
+    fn send(&mut self, header: &FrameHeader, guest: GuestRuns<'_>, own: &[u8]) -> io::Result<bool> {
+        let header = header.as_bytes().as_ptr().cast_mut();
+        let own = (own.as_ptr().cast_mut(), own.len());
+        let count = self.vectors.set(header, guest, own);
+        // SAFETY: as in `receive`; the kernel only reads.
+        let sent = unsafe { libc::writev(self.fd.as_raw_fd(), self.vectors.0.as_ptr(), count) };
         if sent >= 0 {
             return Ok(true);
         }

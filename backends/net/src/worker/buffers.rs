@@ -2,76 +2,35 @@
 
 use super::Broken;
 use super::end::End;
-use crate::bits::HEADER_BYTES;
+use crate::bits::{HEADER_BYTES, wide};
 use crate::header::MAX_FRAME;
 use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::segment::Segment;
-use farlane_vhost_user::vring::Rings;
+use farlane_zero_copy::View;
 use farlane_zero_copy::placement::{NodeMap, Placement};
+use farlane_zero_copy::slices::{GuestRuns, GuestSlices, SliceList};
 use farlane_zero_copy::topology::Node;
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 
-/// Most pieces that a frame is received into: below the kernel's limit of vectors, with room for
-/// what is around them.
-pub(super) const MAX_PIECES: usize = 960;
-
-/// Guest memory that is one run in the backend's memory, and on one node.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
-    pub base: *mut u8,
-    pub bytes: usize,
-    pub node: Node,
-}
+/// Most runs of memory that a frame is received into: below the kernel's limit of vectors (1024),
+/// with room for what is around them.
+pub(super) const MAX_RUNS: usize = 960;
 
 /// Most bytes of a buffer that are of use: the largest frame with its header.
-pub(super) fn most_bytes() -> u64 {
-    u64::try_from(MAX_FRAME + HEADER_BYTES).unwrap_or(u64::MAX)
-}
+pub(super) const MAX_BUFFER: usize = MAX_FRAME + HEADER_BYTES;
 
-/// Adds the pieces that guest memory is made of, as far as it is of use: a buffer may be said to
-/// have terabytes, on many nodes.
-pub(super) fn resolve(
-    rings: &Rings,
-    segments: &[Segment],
-    writable: bool,
-    places: &Places,
-    pieces: &mut Vec<Piece>,
-) -> Result<(), Broken> {
-    let mut left = most_bytes();
-    for segment in segments {
+/// The first [`MAX_BUFFER`] bytes of guest memory: a buffer may be said to have terabytes, on many
+/// nodes.
+fn useful(segments: &[Segment]) -> impl Iterator<Item = Segment> {
+    let mut left = wide(MAX_BUFFER);
+    segments.iter().map_while(move |segment| {
         let bytes = segment.bytes.min(left);
-        if bytes == 0 {
-            break;
-        }
         left -= bytes;
-        let mut at = segment.address;
-        rings
-            .view()
-            .resolve(segment.address, bytes, writable, |base, run| {
-                let length = u64::try_from(run).unwrap_or(u64::MAX);
-                if let Some(node) = places.only {
-                    pieces.push(Piece {
-                        base,
-                        bytes: run,
-                        node,
-                    });
-                } else {
-                    let mut done = 0;
-                    places.map.cut(at, length, |node, _, bytes| {
-                        let bytes = usize::try_from(bytes).unwrap_or(0);
-                        pieces.push(Piece {
-                            base: base.wrapping_add(done),
-                            bytes,
-                            node,
-                        });
-                        done += bytes;
-                    });
-                }
-                at = at.wrapping_add(length);
-            })?;
-    }
-    Ok(())
+        let address = segment.address;
+        (bytes > 0).then_some(Segment { address, bytes })
+    })
 }
 
 /// Where the VM's memory lies, as of some generation of its placement.
@@ -105,41 +64,51 @@ impl Places {
         }
         moved
     }
+
+    /// Calls `each(node, bytes)` for the parts of a segment by their nodes, in order.
+    pub fn cut(&self, segment: Segment, mut each: impl FnMut(Node, u64)) {
+        match self.only {
+            Some(node) => each(node, segment.bytes),
+            None => self
+                .map
+                .cut(segment.address, segment.bytes, |node, _, bytes| {
+                    each(node, bytes);
+                }),
+        }
+    }
 }
 
 #[derive(Debug)]
 struct Buffer {
     head: u16,
     bytes: usize,
-    pieces: Vec<Piece>,
 }
 
 /// Buffers that were found and are not used.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     found: VecDeque<Buffer>,
+    /// Their memory, one after the other.
+    memory: Option<GuestSlices<Rc<View>>>,
+    /// The nodes of that, in order.
+    nodes: VecDeque<(Node, u64)>,
     bytes: usize,
-    pieces: usize,
-    /// No further piece is found, whatever the driver adds.
+    /// No further run of memory is found, whatever the driver adds.
     is_full: bool,
-    spare: Vec<Vec<Piece>>,
+    spare: SliceList,
     chain: Chain,
 }
 
 impl Buffers {
-    /// Forgets them: they are found again.
+    /// Forgets them: they are found again. Nothing of the guest's memory is kept.
     pub fn forget(&mut self) {
-        while let Some(buffer) = self.found.pop_front() {
-            self.recycle(buffer.pieces);
+        if let Some(memory) = self.memory.take() {
+            self.spare = memory.into_list();
         }
+        self.found.clear();
+        self.nodes.clear();
         self.bytes = 0;
-        self.pieces = 0;
         self.is_full = false;
-    }
-
-    fn recycle(&mut self, mut pieces: Vec<Piece>) {
-        pieces.clear();
-        self.spare.push(pieces);
     }
 
     /// Bytes of all of them.
@@ -147,7 +116,7 @@ impl Buffers {
         self.bytes
     }
 
-    /// Whether no more are found until some are used: they are in too many pieces.
+    /// Whether no more are found until some are used: they are in too many runs of memory.
     pub fn is_full(&self) -> bool {
         self.is_full
     }
@@ -169,42 +138,56 @@ impl Buffers {
         several: bool,
         places: &Places,
     ) -> Result<(), Broken> {
-        if self.bytes >= bytes || (!several && !self.found.is_empty()) {
+        let suffice = |bytes_found, is_empty: bool| bytes_found >= bytes || !(several || is_empty);
+        if suffice(self.bytes, self.found.is_empty()) {
             return Ok(());
         }
         let rings = end.rings()?;
-        while self.bytes < bytes && (several || self.found.is_empty()) && self.pieces < MAX_PIECES {
-            let Some(head) = end.progress.peek(&rings, self.len())? else {
+        let memory = self.memory.get_or_insert_with(|| {
+            GuestSlices::new(
+                Rc::clone(rings.view()),
+                std::mem::take(&mut self.spare),
+                true,
+            )
+        });
+        while !suffice(self.bytes, self.found.is_empty()) {
+            let runs = memory.vectors().len();
+            self.is_full = runs >= MAX_RUNS;
+            let ahead = u16::try_from(self.found.len()).unwrap_or(u16::MAX);
+            if self.is_full {
+                return Ok(());
+            }
+            let Some(head) = end.progress.peek(&rings, ahead)? else {
                 return Ok(());
             };
             self.chain.follow(&rings, head)?;
-            let mut pieces = self.spare.pop().unwrap_or_default();
-            resolve(&rings, &self.chain.writable, true, places, &mut pieces)?;
-            let room: usize = pieces.iter().map(|piece| piece.bytes).sum();
-            if room == 0 || pieces.len() > MAX_PIECES {
-                let pieces = pieces.len();
-                return Err(Broken::Buffer { pieces, room });
+            let mut room = 0;
+            for segment in useful(&self.chain.writable) {
+                memory.push(segment.address, segment.bytes)?;
+                room += usize::try_from(segment.bytes).unwrap_or(MAX_BUFFER);
             }
-            if self.pieces + pieces.len() > MAX_PIECES {
-                self.recycle(pieces);
+            let added = memory.vectors().len() - runs;
+            if room == 0 || added > MAX_RUNS {
+                return Err(Broken::Buffer { runs: added, room });
+            }
+            if runs + added > MAX_RUNS {
+                memory.truncate(runs);
                 self.is_full = true;
                 return Ok(());
             }
+            for segment in useful(&self.chain.writable) {
+                places.cut(segment, |node, bytes| self.nodes.push_back((node, bytes)));
+            }
             self.bytes += room;
-            self.pieces += pieces.len();
-            self.found.push_back(Buffer {
-                head,
-                bytes: room,
-                pieces,
-            });
+            self.found.push_back(Buffer { head, bytes: room });
         }
-        self.is_full = self.pieces >= MAX_PIECES;
         Ok(())
     }
 
-    /// Their memory, from byte `skip` on.
-    pub fn pieces(&self, skip: usize) -> impl Iterator<Item = Piece> {
-        skip_bytes(self.found.iter().flat_map(|buffer| &buffer.pieces), skip)
+    /// Their memory, from byte `offset` on.
+    pub fn at(&self, offset: usize) -> GuestRuns<'_> {
+        let memory = self.memory.as_ref();
+        memory.map_or_else(GuestRuns::default, |memory| memory.at(offset))
     }
 
     /// How many of them a frame of so many bytes takes. Where they have fewer, as many more as it
@@ -229,91 +212,51 @@ impl Buffers {
         &mut self,
         end: &mut End,
         bytes: usize,
-        mut each: impl FnMut(Node, usize),
+        mut each: impl FnMut(Node, u64),
     ) -> Result<u16, Broken> {
         let rings = end.rings()?;
         let mut left = bytes;
-        let mut count = 0;
+        let (mut count, mut all) = (0, 0);
         while left > 0 {
             let Some(buffer) = self.found.pop_front() else {
                 break;
             };
             let used = left.min(buffer.bytes);
-            let mut here = used;
-            for piece in &buffer.pieces {
-                let part = here.min(piece.bytes);
-                if part > 0 {
-                    each(piece.node, part);
-                }
-                here -= part;
-            }
+            self.pass(wide(buffer.bytes), wide(used), &mut each);
             let written = u32::try_from(used).unwrap_or(u32::MAX);
             end.progress.put(&rings, buffer.head, written);
             end.progress.skip(1);
             count += 1;
             left -= used;
-            self.bytes -= buffer.bytes;
-            self.pieces -= buffer.pieces.len();
-            self.is_full = false;
-            self.recycle(buffer.pieces);
+            all += buffer.bytes;
+        }
+        self.bytes -= all;
+        self.is_full = false;
+        if let Some(memory) = &mut self.memory {
+            memory.skip(all);
         }
         Ok(count)
     }
-}
 
-/// Pieces from byte `skip` on.
-pub(super) fn skip_bytes<'a>(
-    pieces: impl Iterator<Item = &'a Piece>,
-    skip: usize,
-) -> impl Iterator<Item = Piece> {
-    let mut skip = skip;
-    pieces.filter_map(move |piece| {
-        let less = skip.min(piece.bytes);
-        skip -= less;
-        (less < piece.bytes).then(|| Piece {
-            base: piece.base.wrapping_add(less),
-            bytes: piece.bytes - less,
-            node: piece.node,
-        })
-    })
-}
-
-/// Copies bytes into pieces, one after the other, as far as both go.
-pub(super) fn copy_in(pieces: impl Iterator<Item = Piece>, bytes: &[u8]) {
-    let mut rest = bytes;
-    for piece in pieces {
-        let (part, after) = rest.split_at(piece.bytes.min(rest.len()));
-        if part.is_empty() {
-            return;
+    /// Passes over the nodes of a buffer of `bytes` bytes, of which the first `used` are used.
+    fn pass(&mut self, bytes: u64, used: u64, each: &mut impl FnMut(Node, u64)) {
+        let (mut left, mut used) = (bytes, used);
+        while left > 0
+            && let Some((node, part)) = self.nodes.pop_front()
+        {
+            let here = used.min(part);
+            if here > 0 {
+                each(node, here);
+            }
+            used -= here;
+            left = left.saturating_sub(part);
         }
-        // SAFETY: pieces come from `resolve` as writable memory of a view that whoever has them
-        // keeps; the guest may write it meanwhile, so that no reference to it is made.
-        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.base, part.len()) };
-        rest = after;
     }
-}
-
-/// Copies bytes out of pieces. Returns how many there were.
-pub(super) fn copy_out(pieces: impl Iterator<Item = Piece>, bytes: &mut [u8]) -> usize {
-    let length = bytes.len();
-    let mut rest = bytes;
-    for piece in pieces {
-        let fit = piece.bytes.min(rest.len());
-        if fit == 0 {
-            break;
-        }
-        let (part, after) = std::mem::take(&mut rest).split_at_mut(fit);
-        // SAFETY: as above; what is read is whatever is there.
-        unsafe { std::ptr::copy_nonoverlapping(piece.base, part.as_mut_ptr(), fit) };
-        rest = after;
-    }
-    length - rest.len()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_vhost_user::vring::Layout;
     use farlane_zero_copy::AddressSpace;
     use farlane_zero_copy::placement::Given;
     use farlane_zero_copy::topology::{Described, Topology};
@@ -328,13 +271,6 @@ mod tests {
         ftruncate(&file, RAM).unwrap();
         let space = AddressSpace::new();
         space.map(0, RAM, file.as_fd(), 0, true).unwrap();
-        let layout = Layout {
-            size: 4,
-            descriptors: 0,
-            available: 0x1000,
-            used: 0x2000,
-        };
-        let rings = Rings::map(space.view(), &layout).unwrap();
         // Every other page is on the second node.
         let given = (0..RAM / PAGE).step_by(2).map(|page| Given {
             start: page * PAGE,
@@ -345,17 +281,16 @@ mod tests {
         let placement = Placement::unseen(space, topology, given.collect());
         let places = Places::new(placement);
         let found = |segments: &[Segment]| {
-            let mut pieces = Vec::new();
-            resolve(&rings, segments, true, &places, &mut pieces).unwrap();
-            let bytes: usize = pieces.iter().map(|piece| piece.bytes).sum();
-            (pieces.len(), u64::try_from(bytes).unwrap())
+            let mut parts = Vec::new();
+            useful(segments).for_each(|s| places.cut(s, |_, bytes| parts.push(bytes)));
+            (parts.len(), parts.iter().sum::<u64>())
         };
         let segment = |bytes| Segment { address: 0, bytes };
         assert_eq!(
             found(&[segment(2 * PAGE), segment(100)]),
             (3, 2 * PAGE + 100)
         );
-        let bytes = most_bytes();
+        let bytes = wide(MAX_BUFFER);
         let most = usize::try_from(bytes.div_ceil(PAGE)).unwrap();
         assert_eq!(found(&[segment(RAM); 1000]), (most, bytes));
         assert_eq!(

@@ -138,7 +138,7 @@ impl Engine {
     /// Does the command of a chain. Returns the bytes written.
     fn answer(&mut self, rings: &Rings) -> Result<u32, Broken> {
         let Some(ack) = self.chain.writable.first() else {
-            return Err(Broken::Buffer { pieces: 0, room: 0 });
+            return Err(Broken::Buffer { runs: 0, room: 0 });
         };
         let bytes = total(&self.chain.readable);
         let fits = usize::try_from(bytes).is_ok_and(|bytes| bytes <= MAX_COMMAND_BYTES);

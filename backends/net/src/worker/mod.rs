@@ -31,6 +31,7 @@ use farlane_vhost_user::vring::RingError;
 use farlane_worker::idle::{Idle, Rest};
 use farlane_worker::timeslice;
 use farlane_zero_copy::AddressSpaceError;
+use farlane_zero_copy::slices::ReadOnly;
 use farlane_zero_copy::topology::Node;
 use frame::MAX_FRAMES;
 use homing::Homing;
@@ -95,8 +96,10 @@ enum Broken {
     Chain(#[from] ChainError),
     #[error(transparent)]
     Memory(#[from] AddressSpaceError),
-    #[error("A receive buffer of {room} bytes in {pieces} pieces")]
-    Buffer { pieces: usize, room: usize },
+    #[error("A receive buffer of {room} bytes in {runs} runs of memory")]
+    Buffer { runs: usize, room: usize },
+    #[error("A receive buffer is not writable")]
+    ReadOnly,
 }
 
 /// The worker of a queue pair.
@@ -309,7 +312,7 @@ impl Engine {
             if worked {
                 self.context.read_consumed(self.context.pair.index);
             }
-            if worked && receive.end.turned() {
+            if receive.end.broken || worked && receive.end.turned() {
                 receive.forget();
                 receive.end.forget();
             }
@@ -490,11 +493,9 @@ fn note(moved: &mut Vec<(Node, u64)>, node: Node, bytes: u64) {
     }
 }
 
-/// A vector of guest memory, or of ours.
-fn vector(base: *mut u8, bytes: usize) -> libc::iovec {
-    libc::iovec {
-        iov_base: base.cast(),
-        iov_len: bytes,
+impl From<ReadOnly> for Broken {
+    fn from(_: ReadOnly) -> Self {
+        Self::ReadOnly
     }
 }
 

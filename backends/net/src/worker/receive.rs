@@ -6,17 +6,18 @@
 //! elsewhere. Then it is copied into a [`Frame`] of its own, and the buffers are used for the next
 //! one.
 
-use super::buffers::{Buffers, copy_in, copy_out};
+use super::buffers::Buffers;
 use super::context::{Context, Tally};
 use super::end::End;
 use super::frame::{Backlog, Frame};
 use super::held::Held;
 use super::sequence::Sequence;
-use super::{AT_ONCE, Broken, Terms, note, port_failed, vector};
-use crate::bits::{FrameHeader, HEADER_BYTES};
+use super::{AT_ONCE, Broken, Terms, note, port_failed};
+use crate::bits::{FrameHeader, HEADER_BYTES, wide};
 use crate::flow::{PARSE_BYTES, Route, Span, parse};
 use crate::header::{MAX_FRAME, received};
-use crate::port::PortQueue;
+use crate::port::{FrameRoom, PortQueue};
+use farlane_zero_copy::slices::GuestRuns;
 use farlane_zero_copy::topology::Node;
 use std::collections::VecDeque;
 use zerocopy::{FromZeros as _, IntoBytes as _};
@@ -45,7 +46,6 @@ pub(super) struct Receive {
     /// Where the end of a frame goes that is larger than expected, or all of one that the guest may
     /// not want.
     scratch: Box<[u8]>,
-    vectors: Vec<libc::iovec>,
 }
 
 /// A frame on its way into buffers.
@@ -94,7 +94,6 @@ impl Receive {
             expected: LEAST_EXPECTED,
             moved: Vec::new(),
             scratch: vec![0; MAX_FRAME].into(),
-            vectors: Vec::new(),
         }
     }
 
@@ -277,25 +276,22 @@ impl Receive {
             }
             return Ok(Delivery::NoBuffers);
         }
-        let rest = self.buffers.pieces(header_bytes + arrival.in_buffers);
-        copy_in(rest, arrival.rest);
         let count = self.buffers.count_for(total);
         let header = received(arrival.header, context.takes, count);
-        let bytes = header.as_bytes();
-        copy_in(
-            self.buffers.pieces(0),
-            bytes.get(..header_bytes).unwrap_or(bytes),
-        );
+        let header = header.as_bytes();
+        let header = header.get(..header_bytes).unwrap_or(header);
+        self.buffers.at(0).copy_from(header)?;
+        let rest = self.buffers.at(header_bytes + arrival.in_buffers);
+        rest.copy_from(arrival.rest)?;
         let locality = &context.interface.locality.receive;
         let moved = &mut self.moved;
         let used = self.buffers.use_up(&mut self.end, total, |node, bytes| {
-            let bytes = u64::try_from(bytes).unwrap_or(0);
             locality.add(node, context.node, 0, bytes);
             note(moved, node, bytes);
         })?;
         context.pair.advance(used.into());
         tally.frames += 1;
-        tally.bytes += u64::try_from(frame).unwrap_or(0);
+        tally.bytes += wide(frame);
         Ok(Delivery::Done)
     }
 
@@ -316,27 +312,19 @@ impl Receive {
             return Ok(Intake::NoBuffers);
         }
         let mut header = FrameHeader::new_zeroed();
-        let vectors = &mut self.vectors;
-        vectors.clear();
-        vectors.push(vector(std::ptr::from_mut(&mut header).cast(), HEADER_BYTES));
-        let mut room = MAX_FRAME;
         // What the guest may not want it is not to see either, in buffers that stay its own.
-        if !context.is_screened() {
-            for piece in self.buffers.pieces(header_bytes) {
-                let bytes = piece.bytes.min(room);
-                if bytes == 0 {
-                    break;
-                }
-                vectors.push(vector(piece.base, bytes));
-                room -= bytes;
-            }
-        }
-        vectors.push(vector(self.scratch.as_mut_ptr(), room));
-        // SAFETY: the header and the scratch memory are ours and as long as is said (what the
-        // buffers do not take of MAX_FRAME, the length of the scratch memory); the pieces are
-        // writable memory of the view that the rings hold, which this end keeps while buffers are
-        // found.
-        let got = match unsafe { port.receive(vectors) } {
+        let (guest, guest_bytes) = if context.is_screened() {
+            (GuestRuns::default(), 0)
+        } else {
+            let bytes = self.buffers.bytes().saturating_sub(header_bytes);
+            (self.buffers.at(header_bytes), bytes.min(MAX_FRAME))
+        };
+        let room = FrameRoom {
+            header: &mut header,
+            guest,
+            own: self.scratch.get_mut(guest_bytes..).unwrap_or_default(),
+        };
+        let got = match port.receive(room) {
             Ok(Some(got)) => got,
             Ok(None) => return Ok(Intake::PortEmpty),
             Err(e) => {
@@ -352,12 +340,14 @@ impl Receive {
         self.expected = frame
             .max(self.expected - self.expected / 8)
             .max(LEAST_EXPECTED);
-        let in_buffers = frame.min(MAX_FRAME - room);
+        let in_buffers = frame.min(guest_bytes);
         let scratch = std::mem::take(&mut self.scratch);
         let arrival = Arrival {
             header,
             in_buffers,
-            rest: scratch.get(..frame - in_buffers).unwrap_or_default(),
+            rest: scratch
+                .get(guest_bytes..guest_bytes + frame - in_buffers)
+                .unwrap_or_default(),
         };
         let result = self.received(context, tally, &arrival);
         self.scratch = scratch;
@@ -420,7 +410,7 @@ impl Receive {
             return rest.get(..PARSE_BYTES).unwrap_or(rest);
         }
         let (front, back) = copy.split_at_mut(arrival.in_buffers.min(PARSE_BYTES));
-        copy_out(self.buffers.pieces(self.terms.header_bytes), front);
+        self.buffers.at(self.terms.header_bytes).copy_to(front);
         for (to, from) in back.iter_mut().zip(rest) {
             *to = *from;
         }
@@ -431,7 +421,7 @@ impl Receive {
     fn own(&self, arrival: &Arrival<'_>, route: Route) -> Frame {
         let mut bytes = vec![0; arrival.bytes()];
         let (front, back) = bytes.split_at_mut(arrival.in_buffers);
-        copy_out(self.buffers.pieces(self.terms.header_bytes), front);
+        self.buffers.at(self.terms.header_bytes).copy_to(front);
         back.copy_from_slice(arrival.rest);
         Frame {
             header: arrival.header,

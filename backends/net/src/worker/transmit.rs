@@ -1,18 +1,21 @@
 //! Frames from the guest to the port.
 
-use super::buffers::{MAX_PIECES, Piece, copy_out, most_bytes, resolve, skip_bytes};
+use super::buffers::{MAX_BUFFER, MAX_RUNS};
 use super::context::Context;
 use super::end::End;
-use super::{AT_ONCE, Broken, Terms, note, port_failed, vector};
-use crate::bits::{FrameHeader, HEADER_BYTES};
+use super::{AT_ONCE, Broken, Terms, note, port_failed};
+use crate::bits::{FrameHeader, wide};
 use crate::counters::count;
-use crate::flow::{FlowTable, PARSE_BYTES, parse};
-use crate::header::{MAX_FRAME, check_sent};
+use crate::flow::{PARSE_BYTES, parse};
+use crate::header::check_sent;
 use crate::port::PortQueue;
 use farlane_daemon::warn_limited;
 use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::segment;
+use farlane_zero_copy::View;
+use farlane_zero_copy::slices::{GuestRuns, GuestSlices, SliceList};
 use farlane_zero_copy::topology::Node;
+use std::mem::take;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros as _, IntoBytes as _};
 
@@ -31,9 +34,8 @@ pub(super) struct Transmit {
     /// Where bytes lie that were moved since somebody looked.
     pub moved: Vec<(Node, u64)>,
     chain: Chain,
-    pieces: Vec<Piece>,
-    vectors: Vec<libc::iovec>,
-    /// For frames in more pieces than a port takes.
+    list: SliceList,
+    /// For frames in more runs of memory than a port takes.
     scratch: Vec<u8>,
     /// Since when used buffers wait to be shown.
     hidden: Option<Instant>,
@@ -41,7 +43,7 @@ pub(super) struct Transmit {
 
 /// What became of a frame.
 enum Sent {
-    Yes(usize),
+    Yes(u64),
     /// The port has no room now.
     Later,
     /// The port does not take it.
@@ -58,8 +60,7 @@ impl Transmit {
             blocked: false,
             moved: Vec::new(),
             chain: Chain::default(),
-            pieces: Vec::new(),
-            vectors: Vec::new(),
+            list: SliceList::default(),
             scratch: Vec::new(),
             hidden: None,
         }
@@ -87,11 +88,6 @@ impl Transmit {
         now
     }
 
-    /// The pieces from byte `skip` on.
-    fn pieces(&self, skip: usize) -> impl Iterator<Item = Piece> {
-        skip_bytes(self.pieces.iter(), skip)
-    }
-
     /// Moves frames from the guest. Returns whether there were any.
     pub fn turn(&mut self, context: &Context, port: &mut dyn PortQueue) -> Result<bool, Broken> {
         self.blocked = false;
@@ -107,21 +103,10 @@ impl Transmit {
                 break;
             };
             self.chain.follow(&rings, head)?;
-            self.pieces.clear();
-            let readable = &self.chain.readable;
-            let sent = if segment::total(readable) > most_bytes() {
-                Sent::Invalid
-            } else {
-                resolve(&rings, readable, false, &context.places, &mut self.pieces)?;
-                self.send(context, port)
-            };
-            match sent {
+            match self.send(context, port, rings.view())? {
                 Sent::Yes(bytes) => {
-                    if let Some(table) = &context.table {
-                        self.learn(context, table);
-                    }
                     frames += 1;
-                    total += u64::try_from(bytes).unwrap_or(0);
+                    total += bytes;
                 }
                 Sent::Later => {
                     self.blocked = true;
@@ -144,72 +129,81 @@ impl Transmit {
         Ok(worked)
     }
 
-    /// The flow table learns of the frame that was sent last.
-    fn learn(&self, context: &Context, table: &FlowTable) {
-        // The guest may change its frame: what is learned is of a copy.
-        let mut prefix = [0; PARSE_BYTES];
-        let length = copy_out(self.pieces(self.terms.header_bytes), &mut prefix);
-        let parsed = parse(prefix.get(..length).unwrap_or_default());
-        table.transmitted(context.pair.index, &parsed, context.now_us);
+    /// Sends the frame that the chain is.
+    fn send(
+        &mut self,
+        context: &Context,
+        port: &mut dyn PortQueue,
+        view: &View,
+    ) -> Result<Sent, Broken> {
+        let bytes = usize::try_from(segment::total(&self.chain.readable));
+        let Some(bytes) = bytes.ok().filter(|bytes| *bytes <= MAX_BUFFER) else {
+            return Ok(Sent::Invalid);
+        };
+        let mut memory = GuestSlices::new(view, take(&mut self.list), false);
+        for segment in &self.chain.readable {
+            memory.push(segment.address, segment.bytes)?;
+        }
+        let sent = self.send_memory(context, port, &memory, bytes);
+        self.list = memory.into_list();
+        Ok(sent)
     }
 
-    /// Sends the frame that the pieces are.
-    fn send(&mut self, context: &Context, port: &mut dyn PortQueue) -> Sent {
-        let interface = &context.interface;
-        let header_bytes = self.terms.header_bytes;
-        let all = self.pieces.iter().map(|piece| piece.bytes);
-        let total = all.fold(0, usize::saturating_add);
-        let Some(frame) = total.checked_sub(header_bytes) else {
+    fn send_memory(
+        &mut self,
+        context: &Context,
+        port: &mut dyn PortQueue,
+        memory: &GuestSlices<&View>,
+        bytes: usize,
+    ) -> Sent {
+        let (interface, header_bytes) = (&context.interface, self.terms.header_bytes);
+        let Some(bytes) = bytes.checked_sub(header_bytes) else {
             return Sent::Invalid;
         };
         let mut header = FrameHeader::new_zeroed();
-        let bytes = header.as_mut_bytes();
-        copy_out(
-            self.pieces.iter().copied(),
-            bytes.get_mut(..header_bytes).unwrap_or_default(),
-        );
-        let mut header = match check_sent(header, frame, self.terms.sends) {
+        let to = header.as_mut_bytes().get_mut(..header_bytes);
+        memory.copy_to(to.unwrap_or_default());
+        let header = match check_sent(header, bytes, self.terms.sends) {
             Ok(header) => header,
             Err(e) => {
                 log::debug!("Interface {}: {e}", interface.name);
                 return Sent::Invalid;
             }
         };
-        let mut vectors = std::mem::take(&mut self.vectors);
-        vectors.clear();
-        vectors.push(vector(std::ptr::from_mut(&mut header).cast(), HEADER_BYTES));
-        if self.pieces.len() <= MAX_PIECES {
-            vectors.extend(self.pieces(header_bytes).map(|p| vector(p.base, p.bytes)));
+        let guest = memory.at(header_bytes);
+        let result = if memory.vectors().len() <= MAX_RUNS {
+            port.send(&header, guest, &[])
         } else {
-            let mut scratch = std::mem::take(&mut self.scratch);
-            scratch.resize(frame.min(MAX_FRAME), 0);
-            copy_out(self.pieces(header_bytes), &mut scratch);
-            vectors.push(vector(scratch.as_mut_ptr(), scratch.len()));
-            self.scratch = scratch;
-        }
-        // SAFETY: the header is ours, as is the scratch memory; the pieces are memory of the view
-        // that the rings hold, which the caller has.
-        let result = unsafe { port.send(&vectors) };
-        self.vectors = vectors;
+            self.scratch.resize(bytes, 0);
+            guest.copy_to(&mut self.scratch);
+            port.send(&header, GuestRuns::default(), &self.scratch)
+        };
         match result {
-            Ok(true) => {
-                for piece in &self.pieces {
-                    let bytes = u64::try_from(piece.bytes).unwrap_or(0);
-                    let locality = &interface.locality.transmit;
-                    locality.add(piece.node, context.node, 0, bytes);
-                    note(&mut self.moved, piece.node, bytes);
-                }
-                Sent::Yes(frame)
-            }
-            Ok(false) => Sent::Later,
+            Ok(true) => (),
+            Ok(false) => return Sent::Later,
             Err(e) => {
                 warn_limited!(
                     interface.limit,
-                    "Interface {}: a frame of the guest is not taken: {e}",
+                    "Interface {}: the port refuses a frame of the guest: {e}",
                     interface.name
                 );
-                Sent::Refused
+                return Sent::Refused;
             }
         }
+        for segment in &self.chain.readable {
+            context.places.cut(*segment, |node, bytes| {
+                let locality = &interface.locality.transmit;
+                locality.add(node, context.node, 0, bytes);
+                note(&mut self.moved, node, bytes);
+            });
+        }
+        if let Some(table) = &context.table {
+            // The guest may change its frame: what is learned is of a copy.
+            let mut prefix = [0; PARSE_BYTES];
+            let length = guest.copy_to(&mut prefix);
+            let parsed = parse(prefix.get(..length).unwrap_or_default());
+            table.transmitted(context.pair.index, &parsed, context.now_us);
+        }
+        Sent::Yes(wide(bytes))
     }
 }

@@ -21,11 +21,13 @@ pub mod rings;
 pub mod socket;
 mod tags;
 
-use super::{Offloads, Port, PortQueue};
+use super::{FrameRoom, Offloads, Port, PortQueue};
+use crate::bits::FrameHeader;
 use crate::ebpf::BpfError;
 use crate::ebpf::redirect::{Attachment, Redirect};
 use crate::flow::FlowKey;
 use farlane_sys::sync::lock;
+use farlane_zero_copy::slices::GuestRuns;
 use farlane_zero_copy::topology::{Class, Node, Sysfs};
 use socket::{Copying, XdpSocket};
 use std::io;
@@ -307,14 +309,12 @@ impl PortQueue for Opened {
         self.socket.fd()
     }
 
-    unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
-        // SAFETY: as the caller says.
-        unsafe { self.socket.receive(into) }
+    fn receive(&mut self, into: FrameRoom<'_>) -> io::Result<Option<usize>> {
+        self.socket.receive(into)
     }
 
-    unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool> {
-        // SAFETY: as the caller says.
-        let sent = unsafe { self.socket.send(from)? };
+    fn send(&mut self, header: &FrameHeader, guest: GuestRuns<'_>, own: &[u8]) -> io::Result<bool> {
+        let sent = self.socket.send(header, guest, own)?;
         if !sent {
             // What waits goes out, so that there will be room.
             self.socket.flush()?;

@@ -4,22 +4,26 @@
 //! to receive into, the others are there to send from.
 
 use super::rings::{Mapping, Ring};
-use crate::bits::{FrameHeader, HEADER_BYTES};
+use crate::bits::{FrameHeader, HEADER_BYTES, index, wide};
+use crate::header;
 use crate::offload::{self, Outgoing};
+use crate::port::FrameRoom;
 use farlane_daemon::limb;
+use farlane_zero_copy::slices::{GuestRuns, ReadOnly};
 use farlane_zero_copy::topology::Node;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
-use zerocopy::FromBytes as _;
 
 /// Bytes of a chunk.
 const CHUNK: usize = 4096;
+const CHUNK_BYTES: u64 = wide(CHUNK);
 /// Bytes of a chunk that the kernel keeps for programs (`XDP_PACKET_HEADROOM`).
 const HEADROOM: usize = 256;
 /// Longest frame.
 pub const MAX_FRAME: usize = CHUNK - HEADROOM - 64;
 /// Entries of each ring, and chunks for each direction.
 const ENTRIES: u32 = 2048;
+const CHUNKS: usize = index(ENTRIES);
 /// Where the rings are mapped (`XDP_PGOFF_*`, `XDP_UMEM_PGOFF_*`).
 const RX_PAGE: libc::off_t = 0;
 const TX_PAGE: libc::off_t = 0x8000_0000;
@@ -58,12 +62,12 @@ pub struct XdpSocket {
     fill: Ring<u64>,
     completion: Ring<u64>,
     socket: OwnedFd,
-    umem: Mapping,
+    umem: Umem,
     /// Chunks that can be sent from.
     free: Vec<u64>,
     /// A frame that is being sent, and one segment of it.
-    frame: Vec<u8>,
-    segment: Vec<u8>,
+    frame: Box<[u8]>,
+    segment: Box<[u8]>,
     mtu: u16,
 }
 
@@ -120,8 +124,7 @@ impl XdpSocket {
             OwnedFd::from_raw_fd(fd)
         };
         let half = u64::from(ENTRIES);
-        let chunk = u64::try_from(CHUNK).unwrap_or(0);
-        let umem = Mapping::anonymous(2 * CHUNK * usize::try_from(ENTRIES).unwrap_or(0))?;
+        let umem = Mapping::anonymous(2 * CHUNK * CHUNKS)?;
         if let Some(node) = node {
             let address = umem.begin().as_ptr().addr();
             if let Err(e) = limb::prefer_for(address, umem.bytes(), node) {
@@ -152,15 +155,17 @@ impl XdpSocket {
             tx: Ring::new(fd, TX_PAGE, &offsets.tx, ENTRIES)?,
             fill: Ring::new(fd, FILL_PAGE, &offsets.fr, ENTRIES)?,
             completion: Ring::new(fd, COMPLETION_PAGE, &offsets.cr, ENTRIES)?,
-            free: (half..2 * half).map(|number| number * chunk).collect(),
-            frame: Vec::new(),
-            segment: vec![0; MAX_FRAME],
+            free: (half..2 * half)
+                .map(|number| number * CHUNK_BYTES)
+                .collect(),
+            frame: vec![0; header::MAX_FRAME].into(),
+            segment: vec![0; MAX_FRAME].into(),
             mtu,
-            umem,
+            umem: Umem(umem),
             socket,
         };
         for number in 0..half {
-            made.fill.push(number * chunk);
+            made.fill.push(number * CHUNK_BYTES);
         }
         made.fill.publish();
         made.bind_to(interface, queue, copying)?;
@@ -196,39 +201,32 @@ impl XdpSocket {
         self.socket.as_fd()
     }
 
-    /// Takes a frame and puts it, behind a header, into memory. What does not fit is lost.
+    /// Takes a frame and puts it, behind a header of zeroes, into memory. What does not fit is lost.
     ///
     /// # Errors
-    /// None of its own.
-    ///
-    /// # Safety
-    /// The memory of the vectors is valid and writable; others may write it meanwhile.
-    pub unsafe fn receive(&mut self, into: &[libc::iovec]) -> io::Result<Option<usize>> {
+    /// The kernel cannot be asked for more.
+    pub fn receive(&mut self, into: FrameRoom<'_>) -> io::Result<Option<usize>> {
         let Some(descriptor) = self.rx.take() else {
             if self.fill.needs_wakeup() {
                 self.wake()?;
             }
             return Ok(None);
         };
-        let bytes = usize::try_from(descriptor.bytes).unwrap_or(0);
-        let offset = usize::try_from(descriptor.address).unwrap_or(usize::MAX);
-        let mut all = 0;
-        if let Some(frame) = self.umem.at(offset, bytes) {
-            let header = [0_u8; HEADER_BYTES];
-            // SAFETY: the caller vouches for the vectors; the frame lies in the UMEM, where the
-            // kernel writes no more until the chunk is given back.
-            unsafe {
-                all = scatter(
-                    &[(header.as_ptr(), HEADER_BYTES), (frame.as_ptr(), bytes)],
-                    into,
-                );
-            }
-        }
+        *into.header = FrameHeader::default();
+        let frame = self.umem.chunk(descriptor.address, descriptor.bytes);
+        let placed = frame.map_or(Ok(0), |frame| {
+            let in_guest = into.guest.copy_from(frame)?;
+            let (rest, own) = common(frame.get(in_guest..).unwrap_or_default(), into.own);
+            own.copy_from_slice(rest);
+            Ok(HEADER_BYTES + in_guest + rest.len())
+        });
         // The chunk begins at a multiple of its length (not XDP_UMEM_UNALIGNED_CHUNK_FLAG).
-        let chunk = u64::try_from(CHUNK).unwrap_or(1);
-        self.fill.push(descriptor.address / chunk * chunk);
+        self.fill
+            .push(descriptor.address / CHUNK_BYTES * CHUNK_BYTES);
         self.fill.publish();
-        Ok(Some(all))
+        placed
+            .map(Some)
+            .map_err(|ReadOnly| io::ErrorKind::PermissionDenied.into())
     }
 
     /// Takes a frame with its header and sends it: with its checksum, in segments if it is a large
@@ -236,34 +234,34 @@ impl XdpSocket {
     ///
     /// # Errors
     /// The frame asks for what cannot be done.
-    ///
-    /// # Safety
-    /// The memory of the vectors is valid; others may write it meanwhile.
-    pub unsafe fn send(&mut self, from: &[libc::iovec]) -> io::Result<bool> {
+    pub fn send(
+        &mut self,
+        header: &FrameHeader,
+        guest: GuestRuns<'_>,
+        own: &[u8],
+    ) -> io::Result<bool> {
         while let Some(address) = self.completion.take() {
             self.free.push(address);
         }
-        // SAFETY: as the caller says.
-        unsafe { gather(from, &mut self.frame) };
+        let bytes = guest.copy_to(&mut self.frame);
+        let rest = self.frame.get_mut(bytes..).unwrap_or_default();
+        let (own, rest) = common(own, rest);
+        rest.copy_from_slice(own);
+        let bytes = bytes + own.len();
+        let frame = self.frame.get_mut(..bytes).unwrap_or_default();
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
-        let (header, frame) = self
-            .frame
-            .split_at_mut_checked(HEADER_BYTES)
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        let header = FrameHeader::read_from_bytes(header)
-            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         // An Ethernet header, and up to two tags, come on top of the MTU.
         let most = MAX_FRAME.min(usize::from(self.mtu) + 22);
-        match offload::prepare(frame, &header, most).map_err(invalid)? {
+        match offload::prepare(frame, header, most).map_err(invalid)? {
             Outgoing::Whole(frame) => {
                 let Some(address) = self.free.pop() else {
                     return Ok(false);
                 };
-                put(&self.umem, &mut self.tx, &mut self.free, address, frame);
+                put(&mut self.umem, &mut self.tx, &mut self.free, address, frame);
             }
             Outgoing::Segments(mut segments) => {
                 if segments.len() > self.free.len() {
-                    if segments.len() > usize::try_from(ENTRIES).unwrap_or(0) {
+                    if segments.len() > CHUNKS {
                         return Err(invalid(offload::OffloadError::NoPayload));
                     }
                     return Ok(false);
@@ -274,7 +272,13 @@ impl XdpSocket {
                     else {
                         break;
                     };
-                    put(&self.umem, &mut self.tx, &mut self.free, address, segment);
+                    put(
+                        &mut self.umem,
+                        &mut self.tx,
+                        &mut self.free,
+                        address,
+                        segment,
+                    );
                 }
             }
         }
@@ -302,8 +306,12 @@ impl XdpSocket {
 
     /// Throws away what has come.
     pub fn discard(&mut self) {
-        // SAFETY: there is no memory.
-        while matches!(unsafe { self.receive(&[]) }, Ok(Some(_))) {}
+        let mut header = FrameHeader::default();
+        while let Ok(Some(_)) = self.receive(FrameRoom {
+            header: &mut header,
+            guest: GuestRuns::default(),
+            own: &mut [],
+        }) {}
     }
 
     /// Has the kernel send.
@@ -351,16 +359,23 @@ fn busy(result: isize) -> io::Result<()> {
     }
 }
 
+/// As much of both as the shorter one has.
+fn common<'a>(from: &'a [u8], to: &'a mut [u8]) -> (&'a [u8], &'a mut [u8]) {
+    let bytes = from.len().min(to.len());
+    (from.split_at(bytes).0, to.split_at_mut(bytes).0)
+}
+
 /// Copies a frame into a chunk and produces its descriptor; there is one for every chunk.
-fn put(umem: &Mapping, tx: &mut Ring<Descriptor>, free: &mut Vec<u64>, address: u64, frame: &[u8]) {
-    let to = usize::try_from(address)
-        .ok()
-        .and_then(|offset| umem.at(offset, frame.len().min(CHUNK)));
-    let (Some(to), Ok(bytes)) = (to, u32::try_from(frame.len().min(CHUNK))) else {
+fn put(
+    umem: &mut Umem,
+    tx: &mut Ring<Descriptor>,
+    free: &mut Vec<u64>,
+    address: u64,
+    frame: &[u8],
+) {
+    let Some(bytes) = umem.fill(address, frame) else {
         return;
     };
-    // SAFETY: the chunk is ours until it is published, and `at` has found room for the bytes.
-    unsafe { std::ptr::copy_nonoverlapping(frame.as_ptr(), to.as_ptr(), frame.len().min(CHUNK)) };
     let descriptor = Descriptor {
         address,
         bytes,
@@ -371,50 +386,27 @@ fn put(umem: &Mapping, tx: &mut Ring<Descriptor>, free: &mut Vec<u64>, address: 
     }
 }
 
-/// Copies bytes, one after the other, into memory; returns how many there was room for.
-///
-/// # Safety
-/// The bytes are valid, the memory of the vectors is valid and writable.
-unsafe fn scatter(from: &[(*const u8, usize)], into: &[libc::iovec]) -> usize {
-    let mut all = 0;
-    let mut rooms = into.iter();
-    let mut room = (std::ptr::null_mut::<u8>(), 0);
-    for (mut at, mut bytes) in from.iter().copied() {
-        while bytes > 0 {
-            if room.1 == 0 {
-                let Some(next) = rooms.next() else {
-                    return all;
-                };
-                room = (next.iov_base.cast(), next.iov_len);
-                continue;
-            }
-            let count = bytes.min(room.1);
-            // SAFETY: both have at least so many bytes, as the caller says.
-            unsafe {
-                std::ptr::copy_nonoverlapping(at, room.0, count);
-                at = at.add(count);
-                room = (room.0.add(count), room.1 - count);
-            }
-            bytes -= count;
-            all += count;
-        }
-    }
-    all
-}
+/// Memory that frames are received into and sent from, in chunks. Whoever has a chunk's address,
+/// the kernel or this side, uses it alone: addresses go back and forth through the rings.
+#[derive(Debug)]
+struct Umem(Mapping);
 
-/// Copies memory into a buffer, in place of what was in it.
-///
-/// # Safety
-/// The memory of the vectors is valid.
-unsafe fn gather(from: &[libc::iovec], into: &mut Vec<u8>) {
-    into.clear();
-    for part in from {
-        into.reserve(part.iov_len);
-        // SAFETY: the caller vouches for the memory, and there is room for it.
-        unsafe {
-            let end = into.as_mut_ptr().add(into.len());
-            std::ptr::copy_nonoverlapping(part.iov_base.cast(), end, part.iov_len);
-            into.set_len(into.len() + part.iov_len);
-        }
+impl Umem {
+    /// A frame that the kernel has received, and does not write before the chunk is given back.
+    fn chunk(&self, address: u64, bytes: u32) -> Option<&[u8]> {
+        let bytes = usize::try_from(bytes).ok()?;
+        let begin = self.0.at(usize::try_from(address).ok()?, bytes)?;
+        // SAFETY: `at` has found the bytes in the mapping; nobody writes them meanwhile, as said.
+        Some(unsafe { std::slice::from_raw_parts(begin.as_ptr(), bytes) })
+    }
+
+    /// Copies a frame, as far as it fits, into a chunk that the kernel does not have. Returns its
+    /// bytes there.
+    fn fill(&mut self, address: u64, frame: &[u8]) -> Option<u32> {
+        let bytes = frame.len().min(CHUNK);
+        let begin = self.0.at(usize::try_from(address).ok()?, bytes)?;
+        // SAFETY: `at` has found room for the bytes; nobody else uses them, as said.
+        unsafe { std::ptr::copy_nonoverlapping(frame.as_ptr(), begin.as_ptr(), bytes) };
+        u32::try_from(bytes).ok()
     }
 }

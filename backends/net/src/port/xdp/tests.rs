@@ -6,7 +6,6 @@ use crate::bits::{FrameHeader, HEADER_BYTES, gso, header_flag};
 use crate::flow::parse;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use zerocopy::IntoBytes as _;
 
 /// In a network namespace of this thread: a pair of interfaces, the port's and its peer.
 fn pair(queues: u16) {
@@ -113,31 +112,34 @@ fn frame(port: u16, payload: usize) -> Vec<u8> {
     frame
 }
 
-fn vector(bytes: &mut [u8]) -> libc::iovec {
-    libc::iovec {
-        iov_base: bytes.as_mut_ptr().cast(),
-        iov_len: bytes.len(),
-    }
+/// The next frame of a queue, if there is one.
+fn take_one(queue: &mut dyn PortQueue) -> Option<Vec<u8>> {
+    let mut header = FrameHeader {
+        flags: 7,
+        ..FrameHeader::default()
+    };
+    let mut frame = vec![0; 4000];
+    let bytes = queue.receive(FrameRoom {
+        header: &mut header,
+        guest: GuestRuns::default(),
+        own: &mut frame,
+    });
+    let bytes = bytes.unwrap()?;
+    assert_eq!(header, FrameHeader::default());
+    frame.truncate(bytes - HEADER_BYTES);
+    Some(frame)
 }
 
-/// Receives the next frame of TCP to the given port, into pieces.
+/// Receives the next frame of TCP to the given port.
 fn receive(queue: &mut dyn PortQueue, port: u16) -> Vec<u8> {
     let begin = Instant::now();
     loop {
-        let (mut a, mut b) = (vec![0; 20], vec![0; 4000]);
-        let vectors = [vector(&mut a), vector(&mut b)];
-        // SAFETY: the vectors are of these buffers.
-        if let Some(bytes) = unsafe { queue.receive(&vectors) }.unwrap() {
-            a.extend(b);
-            a.truncate(bytes);
-            assert_eq!(a[..HEADER_BYTES], [0; HEADER_BYTES]);
-            let frame = a.split_off(HEADER_BYTES);
-            if parse(&frame)
+        if let Some(frame) = take_one(queue)
+            && parse(&frame)
                 .flow
                 .is_some_and(|flow| flow.destination_port == port)
-            {
-                return frame;
-            }
+        {
+            return frame;
         }
         assert!(begin.elapsed() < Duration::from_secs(20), "nothing came");
         std::thread::yield_now();
@@ -145,11 +147,7 @@ fn receive(queue: &mut dyn PortQueue, port: u16) -> Vec<u8> {
 }
 
 fn send(queue: &mut dyn PortQueue, header: FrameHeader, frame: &[u8]) -> io::Result<bool> {
-    let mut header = header.as_bytes().to_vec();
-    let mut frame = frame.to_vec();
-    let vectors = [vector(&mut header), vector(&mut frame)];
-    // SAFETY: the vectors are of these buffers.
-    unsafe { queue.send(&vectors) }
+    queue.send(&header, GuestRuns::default(), frame)
 }
 
 #[test]
@@ -226,10 +224,7 @@ fn a_queue_that_is_closed_can_be_opened_again_and_the_program_goes_with_the_port
         let mut got = false;
         while !got {
             for queue in [&mut queue, &mut other] {
-                let mut room = vec![0; 4000];
-                // SAFETY: the vector is of this buffer.
-                let bytes = unsafe { queue.receive(&[vector(&mut room)]) }.unwrap();
-                got |= bytes.is_some_and(|bytes| room[HEADER_BYTES..bytes] == frame(number, 100));
+                got |= take_one(&mut **queue).is_some_and(|got| got == frame(number, 100));
             }
             peer.send(&frame(number, 100));
             assert!(begin.elapsed() < Duration::from_secs(20), "nothing came");
