@@ -4,7 +4,7 @@
 //! against.
 
 use crate::completion_queue::{CompletionSink, Overrun};
-use crate::request::{RecvRequest, SendRequest};
+use crate::request::{RecvWqe, SendWqe};
 use crate::work_queue::{QueueError, RecvSource, SendSource};
 use farlane_abi::queue::Completion;
 use farlane_sys::sync::lock;
@@ -46,8 +46,8 @@ impl<T> LocalQueue<T> {
     }
 }
 
-impl SendSource for LocalQueue<SendRequest> {
-    fn take(&mut self, into: &mut SendRequest) -> Result<bool, QueueError> {
+impl SendSource for LocalQueue<SendWqe> {
+    fn take(&mut self, into: &mut SendWqe) -> Result<bool, QueueError> {
         Ok(lock(&self.0).pop_front().map(|r| *into = r).is_some())
     }
 
@@ -62,8 +62,8 @@ impl SendSource for LocalQueue<SendRequest> {
     }
 }
 
-impl RecvSource for LocalQueue<RecvRequest> {
-    fn take(&mut self, into: &mut RecvRequest) -> Result<bool, QueueError> {
+impl RecvSource for LocalQueue<RecvWqe> {
+    fn take(&mut self, into: &mut RecvWqe) -> Result<bool, QueueError> {
         Ok(lock(&self.0).pop_front().map(|r| *into = r).is_some())
     }
 

@@ -6,7 +6,7 @@
 //! Before a worker sleeps it has to have looked at all of them once: it does that in as many turns
 //! as it takes, a *sweep*, in which those who are busy have theirs as ever.
 
-use crate::engine::Progress;
+use crate::engine::{Progress, Turn};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -35,8 +35,8 @@ pub(crate) enum Pace {
 /// A turn of a worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Look {
-    /// When it began.
-    pub now: Instant,
+    /// When it began, and where.
+    pub turn: Turn,
     /// Which sweep it is of.
     pub sweep: u64,
     /// How much of it there is.
@@ -168,7 +168,7 @@ impl<T> Rota<T> {
                 break;
             }
         }
-        self.retire(look.now, done);
+        self.retire(look.turn.now, done);
         let mut looks = self.all.len();
         while looks > 0 && *idle > 0 {
             let is_last = self.next >= self.all.len();
@@ -215,7 +215,7 @@ impl<T> Rota<T> {
     ) -> Progress {
         let member = &mut self.all[at];
         let came = turn(&member.one, idle);
-        if came.worked && member.worked.replace(look.now).is_none() {
+        if came.worked && member.worked.replace(look.turn.now).is_none() {
             self.busy.push(at);
         }
         if !came.cut && member.sweep != look.sweep {

@@ -1,13 +1,12 @@
 //! The calls, on the objects of one context.
 
 use crate::completion_queue::SharedCompletionQueue;
-use crate::context::{
-    BufferObject, Context, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, MAX_QPS, Pd, QpObject,
-};
+use crate::context::Context;
 use crate::counters;
 use crate::engine::QpSpec;
 use crate::ledger::Resource;
 use crate::memory::{Access, MemoryRegion};
+use crate::objects::{BufferObject, CqObject, MAX_CQS, MAX_MRS, MAX_PDS, MAX_QPS, Pd, QpObject};
 use crate::work_queue::shared_queues;
 use farlane_abi::Errno;
 use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};

@@ -1,6 +1,6 @@
 //! Work queues in shared memory, the backend's end.
 
-use crate::request::{BadRequest, RecvRequest, SendRequest};
+use crate::request::{RecvWqe, SendWqe, WqeError};
 use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
     QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
@@ -14,7 +14,7 @@ use thiserror::Error;
 pub enum QueueError {
     /// The entry is not a work request; it counts as taken.
     #[error("Bad work request")]
-    Request(#[from] BadRequest),
+    Request(#[from] WqeError),
     /// The producer word is nonsense; nothing in the queue can be trusted any more.
     #[error("Producer index {produced} of a queue of {entries} with consumer index {consumed}")]
     Index {
@@ -39,7 +39,7 @@ pub trait SendSource: Send {
     ///
     /// # Errors
     /// See [`QueueError`]; a bad request has been taken.
-    fn take(&mut self, into: &mut SendRequest) -> Result<bool, QueueError>;
+    fn take(&mut self, into: &mut SendWqe) -> Result<bool, QueueError>;
     /// Gives the place of the oldest request that was taken back to the producer.
     fn retire(&mut self);
     /// Whether something can be taken.
@@ -54,7 +54,7 @@ pub trait RecvSource: Send {
     ///
     /// # Errors
     /// See [`QueueError`]; a bad request has been taken.
-    fn take(&mut self, into: &mut RecvRequest) -> Result<bool, QueueError>;
+    fn take(&mut self, into: &mut RecvWqe) -> Result<bool, QueueError>;
     /// Whether something can be taken.
     fn is_ready(&self) -> bool;
     /// Drops everything that is queued.
@@ -192,7 +192,7 @@ pub fn shared_queues(
 }
 
 impl SendSource for SharedSendQueue {
-    fn take(&mut self, into: &mut SendRequest) -> Result<bool, QueueError> {
+    fn take(&mut self, into: &mut SendWqe) -> Result<bool, QueueError> {
         let mut buffer = [0; MAX_SEND_STRIDE];
         let Some(entry) = self.0.take(&mut buffer)? else {
             return Ok(false);
@@ -215,7 +215,7 @@ impl SendSource for SharedSendQueue {
 }
 
 impl RecvSource for SharedRecvQueue {
-    fn take(&mut self, into: &mut RecvRequest) -> Result<bool, QueueError> {
+    fn take(&mut self, into: &mut RecvWqe) -> Result<bool, QueueError> {
         let mut buffer = [0; MAX_RECV_STRIDE];
         let Some(entry) = self.0.take(&mut buffer)? else {
             return Ok(false);

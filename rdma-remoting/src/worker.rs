@@ -2,8 +2,8 @@
 
 use crate::context::Context;
 use crate::counters::{self, Live};
-use crate::engine::{Progress, Waker};
-use crate::limbs::{self, Place};
+use crate::engine::{Progress, Turn, Waker};
+use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
 use crate::spin::Spin;
 use farlane_sys::sync::{held, lock};
@@ -52,7 +52,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub fn start(index: usize, place: Option<Place>, counters: Arc<Live>) -> io::Result<Self> {
+    pub fn start(index: usize, on: Option<WorkerNode>, counters: Arc<Live>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let shared = Arc::new(Shared {
@@ -67,17 +67,16 @@ impl Worker {
             counters,
         });
         shared.watch(shared.wake.as_fd())?;
-        let node = place.as_ref().map(|place| place.node);
+        let node = on.as_ref().map(|on| on.node);
         let thread = std::thread::Builder::new()
             .name(format!("worker{index}"))
             .spawn({
                 let shared = Arc::clone(&shared);
                 move || {
-                    if let Some(place) = place {
-                        limbs::set_here(place.node);
-                        (place.enter)();
+                    if let Some(on) = on {
+                        (on.enter)();
                     }
-                    shared.run();
+                    shared.run(node);
                 }
             })?;
         Ok(Self {
@@ -219,7 +218,7 @@ impl Shared {
         Ok(())
     }
 
-    fn run(&self) {
+    fn run(&self, node: Option<Node>) {
         if let Err(e) = timeslice::request(SLICE) {
             log::debug!("A worker keeps the usual time slice: {e}");
         }
@@ -240,7 +239,7 @@ impl Shared {
                 wake::awake(words(&contexts));
                 rest = None;
             }
-            let progress = turn(&mut tenants, sweep);
+            let progress = turn(&mut tenants, sweep, node);
             if progress.worked || self.again.swap(false, Ordering::Relaxed) {
                 spin.worked();
                 if rest.take().is_some() {
@@ -311,9 +310,12 @@ fn words(contexts: &[Arc<Context>]) -> impl Iterator<Item = &AtomicU32> {
     contexts.iter().filter_map(|context| context.state_word())
 }
 
-fn turn(tenants: &mut Tenants<Arc<Context>>, sweep: u64) -> Progress {
+fn turn(tenants: &mut Tenants<Arc<Context>>, sweep: u64, node: Option<Node>) -> Progress {
     let look = Look {
-        now: Instant::now(),
+        turn: Turn {
+            now: Instant::now(),
+            node,
+        },
         sweep,
         pace: Pace::Bounded,
     };

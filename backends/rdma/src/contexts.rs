@@ -1,6 +1,6 @@
 //! The RDMA contexts of a VM, for the device that its guest sees.
 
-use crate::limbs::Limbs;
+use crate::nodes::Nodes;
 use farlane_abi::Errno;
 use farlane_guest_device::contexts::{Contexts, Place};
 use farlane_guest_device::events::ContextEvents;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub struct PortContexts {
     port: Arc<Port>,
     server: Arc<Server>,
-    limbs: Option<Arc<Limbs>>,
+    nodes: Option<Arc<Nodes>>,
 }
 
 /// Events of a context go to its guest.
@@ -39,26 +39,26 @@ impl PortContexts {
     /// The contexts of `port`, which `server` serves.
     #[must_use]
     pub fn new(port: Arc<Port>, server: Arc<Server>) -> Arc<Self> {
-        Self::with_limbs(port, server, None)
+        Self::with_nodes(port, server, None)
     }
 
     /// The same, where there are workers on several nodes.
     #[must_use]
-    pub fn with_limbs(
+    pub fn with_nodes(
         port: Arc<Port>,
         server: Arc<Server>,
-        limbs: Option<Arc<Limbs>>,
+        nodes: Option<Arc<Nodes>>,
     ) -> Arc<Self> {
         Arc::new(Self {
             port,
             server,
-            limbs,
+            nodes,
         })
     }
 
     fn locate(&self, memory: &Region) {
-        if let Some(limbs) = &self.limbs {
-            limbs.locate(memory);
+        if let Some(nodes) = &self.nodes {
+            nodes.locate(memory);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::contexts::PortContexts;
 use crate::host::HostSocket;
-use crate::limbs::Limbs;
+use crate::nodes::Nodes;
 use crate::options::{Gid, Options, VmOptions};
 use crate::{CAPABILITIES, metrics_text};
 use farlane_daemon::access::Access;
@@ -38,7 +38,7 @@ pub struct RdmaDaemon {
 /// What the contexts of all ports share.
 struct Shared {
     server: Arc<Server>,
-    limbs: Option<Arc<Limbs>>,
+    nodes: Option<Arc<Nodes>>,
     counters: Arc<RequestCounters>,
 }
 
@@ -72,10 +72,10 @@ impl Daemon for RdmaDaemon {
 
     fn start(&mut self, options: &Options, stop: &Stopper) -> anyhow::Result<MetricsText> {
         let topology = options.locality.topology();
-        let (server, limbs) = Limbs::serve(&topology, options.locality.given(), options.workers)?;
+        let (server, nodes) = Nodes::serve(&topology, options.locality.given(), options.workers)?;
         let shared = Shared {
             server,
-            limbs,
+            nodes,
             counters: Arc::default(),
         };
         let mut ports = Vec::new();
@@ -86,11 +86,11 @@ impl Daemon for RdmaDaemon {
             let port = serve_host(&shared, options.host_gid, listener, stop)?;
             ports.push(Arc::downgrade(&port));
         }
-        if let Some(limbs) = &shared.limbs {
-            Arc::clone(limbs).follow(ports)?;
+        if let Some(nodes) = &shared.nodes {
+            Arc::clone(nodes).follow(ports)?;
         }
         Ok(Arc::new(move || {
-            metrics_text(&shared.server, &shared.counters, shared.limbs.as_deref())
+            metrics_text(&shared.server, &shared.counters, shared.nodes.as_deref())
         }))
     }
 
@@ -112,7 +112,7 @@ fn serve_vm(shared: &Shared, vm: &VmOptions, listener: &Listener) -> anyhow::Res
     let port = server.port(vm.gid.0, name.clone())?;
     let device = Vm {
         name: name.clone(),
-        contexts: PortContexts::with_limbs(Arc::clone(&port), server, shared.limbs.clone()),
+        contexts: PortContexts::with_nodes(Arc::clone(&port), server, shared.nodes.clone()),
         window_bytes: vm.window_bytes,
         counters: Arc::clone(&shared.counters),
     };
@@ -139,7 +139,7 @@ fn serve_host(
         listener.try_clone()?,
         Arc::clone(&port),
         Arc::clone(&shared.server),
-        shared.limbs.clone(),
+        shared.nodes.clone(),
         Arc::clone(&shared.counters),
     )?;
     let stop = stop.clone();

@@ -14,6 +14,7 @@ use crate::work_queue::{RecvSource, SendSource};
 use farlane_abi::Errno;
 use farlane_abi::rdma::{DeviceAttr, PortAttr, QpAttr};
 use farlane_sys::log_limit::LogLimit;
+use farlane_zero_copy::topology::Node;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -58,6 +59,21 @@ pub struct QpSpec {
     pub counters: Arc<Live>,
     /// Of what its owner can have logged.
     pub limit: Arc<LogLimit>,
+}
+
+/// A turn of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// When it begins.
+    pub now: Instant,
+    /// The node of the worker that gives it, where workers belong to nodes.
+    pub node: Option<Node>,
+}
+
+impl From<Instant> for Turn {
+    fn from(now: Instant) -> Self {
+        Self { now, node: None }
+    }
 }
 
 /// What a turn of a queue pair did.
@@ -116,7 +132,7 @@ pub trait EngineQp: Send + Sync {
     /// Attributes and state.
     fn query(&self) -> QpAttr;
     /// Carries out some of what is queued. Bounded in time, so that others get their turn.
-    fn progress(&self, now: Instant) -> Progress;
+    fn progress(&self, turn: Turn) -> Progress;
     /// Whether a turn would find something to do: asked before sleeping.
     fn is_ready(&self) -> bool;
     /// Stops or goes on: while paused it carries out nothing, answers no peer, and nothing touches

@@ -73,7 +73,7 @@ fn a_sender_is_told_before_its_receiver() {
     connect(&b, &a, 1, [200, 100], &NORMAL);
     b.post_recv(1, &[b.element(0, 4)]);
     a.sends.post(a.request(Opcode::Send, 2, &[a.element(0, 4)]));
-    a.qp.progress(Instant::now());
+    a.qp.progress(Instant::now().into());
     let opcodes = std::iter::from_fn(|| cq.poll()).map(|completion| completion.opcode);
     assert_eq!(
         opcodes.collect::<Vec<_>>(),

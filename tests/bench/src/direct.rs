@@ -8,7 +8,7 @@ use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
-use farlane_rdma_remoting::request::{Element, Opcode, SendRequest};
+use farlane_rdma_remoting::request::{Element, Opcode, SendWqe};
 use farlane_zero_copy::{Pool, Region};
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,7 @@ const ACCESS: u32 = rdma::ACCESS_LOCAL_WRITE | rdma::ACCESS_REMOTE_WRITE | rdma:
 
 struct End {
     qp: Arc<dyn EngineQp>,
-    sends: LocalQueue<SendRequest>,
+    sends: LocalQueue<SendWqe>,
     cq: Arc<LocalCompletionQueue>,
     key: u32,
 }
@@ -130,7 +130,7 @@ impl Direct {
     }
 
     fn post(&self, bytes: usize) -> Result<()> {
-        let mut request = SendRequest::default();
+        let mut request = SendWqe::default();
         request.opcode = Opcode::Write;
         request.rkey = self.b.key;
         request.elements.set(&[Element {
@@ -144,7 +144,7 @@ impl Direct {
 
     fn poll(&self) -> Result<()> {
         loop {
-            self.a.qp.progress(Instant::now());
+            self.a.qp.progress(Instant::now().into());
             if let Some(completion) = self.a.cq.poll() {
                 if completion.status != 0 {
                     bail!("a request completed with status {}", completion.status);

@@ -297,8 +297,8 @@ impl Open {
                 let memfd = memfd.ok_or(Errno::EPROTO)?;
                 let memory = Region::from_memfd(memfd, new.length, true);
                 let memory = memory.map_err(|e| region_errno(&e))?;
-                if let Some(limbs) = &shared.limbs {
-                    limbs.locate(&memory);
+                if let Some(nodes) = &shared.nodes {
+                    nodes.locate(&memory);
                 }
                 self.context.attach_segment(new.region, memory)?;
             }

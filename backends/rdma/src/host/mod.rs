@@ -8,7 +8,7 @@ mod connection;
 mod events;
 mod packet;
 
-use crate::limbs::Limbs;
+use crate::nodes::Nodes;
 use connection::{Connection, Next, Seat};
 use farlane_abi::Errno;
 use farlane_abi::control::MAX_CONTEXTS;
@@ -77,7 +77,7 @@ impl Key {
 pub(crate) struct Shared {
     port: Arc<Port>,
     server: Arc<Server>,
-    limbs: Option<Arc<Limbs>>,
+    nodes: Option<Arc<Nodes>>,
     counters: Arc<RequestCounters>,
     limit: LogLimit,
     /// What is closed of connections that have ended.
@@ -129,7 +129,7 @@ impl HostSocket {
         listener: OwnedFd,
         port: Arc<Port>,
         server: Arc<Server>,
-        limbs: Option<Arc<Limbs>>,
+        nodes: Option<Arc<Nodes>>,
         counters: Arc<RequestCounters>,
     ) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&listener)?;
@@ -140,7 +140,7 @@ impl HostSocket {
             shared: Shared {
                 port,
                 server,
-                limbs,
+                nodes,
                 counters,
                 limit: LogLimit::new(),
                 closing: Closing::default(),

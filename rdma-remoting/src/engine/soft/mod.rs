@@ -9,6 +9,7 @@ mod gather;
 mod qp;
 mod requester;
 mod responder;
+mod transfer;
 
 use super::{Engine, EngineQp, QpSpec, Waker};
 use fabric::Fabric;

@@ -6,7 +6,7 @@ use super::requester::Requester;
 use super::responder::Responder;
 use crate::completion_queue::CompletionSink;
 use crate::counters::{self, Live};
-use crate::engine::{EngineQp, PortAddress, Progress, QpSpec};
+use crate::engine::{EngineQp, PortAddress, Progress, QpSpec, Turn};
 use crate::memory::MemoryTable;
 use farlane_abi::Errno;
 use farlane_abi::rdma::QpAttr;
@@ -15,7 +15,6 @@ use farlane_sys::sync::lock;
 use farlane_worker::wake;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
 
 /// Lives of requesters and responders that have begun.
 static LIVES: AtomicU64 = AtomicU64::new(0);
@@ -198,14 +197,14 @@ impl EngineQp for SoftQp {
         }
     }
 
-    fn progress(&self, now: Instant) -> Progress {
+    fn progress(&self, turn: Turn) -> Progress {
         if self.has_awaited() && wake::must_pass_on(&self.awaited) {
             self.fabric.wake();
         }
         match self.state() {
             State::Reset | State::Init | State::ReadyToReceive => Progress::default(),
             state @ (State::ReadyToSend | State::Draining) => {
-                self.requester().run(self, now, state == State::Draining)
+                self.requester().run(self, turn, state == State::Draining)
             }
             State::Error => self.flush(),
         }

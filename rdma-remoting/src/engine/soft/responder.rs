@@ -3,7 +3,7 @@
 use super::attributes::State;
 use super::qp::{Life, SoftQp};
 use crate::memory::{Access, Part, Use};
-use crate::request::RecvRequest;
+use crate::request::RecvWqe;
 use crate::work_queue::{QueueError, RecvSource};
 use farlane_abi::queue::{
     Completion, WC_FLAG_IMM, WC_OPCODE_RECV, WC_OPCODE_RECV_RDMA_WITH_IMM, WC_STATUS_LOC_LEN_ERR,
@@ -28,8 +28,8 @@ pub enum Nak {
 pub struct Responder {
     source: Box<dyn RecvSource>,
     /// The receive request that the message under way fills.
-    current: Option<RecvRequest>,
-    spare: RecvRequest,
+    current: Option<RecvWqe>,
+    spare: RecvWqe,
     parts: Vec<Part>,
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
@@ -47,7 +47,7 @@ impl Responder {
         Self {
             source,
             current: None,
-            spare: RecvRequest::default(),
+            spare: RecvWqe::default(),
             parts: Vec::new(),
             dead: false,
             life: Life::begin(),

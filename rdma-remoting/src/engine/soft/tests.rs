@@ -5,7 +5,7 @@ use crate::counters::Live;
 use crate::engine::PortAddress;
 use crate::local::{LocalCompletionQueue, LocalQueue};
 use crate::memory::MemoryTable;
-use crate::request::{Opcode, RecvRequest, SendRequest};
+use crate::request::{Opcode, RecvWqe, SendWqe};
 use farlane_abi::queue::{WC_STATUS_RETRY_EXC_ERR, WC_STATUS_SUCCESS};
 use farlane_abi::rdma::{
     QP_ACCESS_FLAGS, QP_AV, QP_DEST_QPN, QP_MAX_DEST_RD_ATOMIC, QP_MAX_QP_RD_ATOMIC,
@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 struct End {
     qp: Arc<SoftQp>,
-    sends: LocalQueue<SendRequest>,
-    recvs: LocalQueue<RecvRequest>,
+    sends: LocalQueue<SendWqe>,
+    recvs: LocalQueue<RecvWqe>,
     cq: Arc<LocalCompletionQueue>,
 }
 
@@ -81,13 +81,13 @@ fn connect(end: &End, to: &End) {
 
 /// How a message from one to the other ends, and how many arrive.
 fn send(from: &End, to: &End) -> (u8, usize) {
-    to.recvs.post(RecvRequest::default());
-    let mut request = SendRequest::default();
+    to.recvs.post(RecvWqe::default());
+    let mut request = SendWqe::default();
     request.opcode = Opcode::Send;
     from.sends.post(request);
     let mut now = Instant::now();
     let status = loop {
-        from.qp.progress(now);
+        from.qp.progress(now.into());
         if let Some(completion) = from.cq.poll() {
             break completion.status;
         }

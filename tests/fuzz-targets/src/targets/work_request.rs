@@ -19,7 +19,7 @@ use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
-use farlane_rdma_remoting::request::{RecvRequest, SendRequest};
+use farlane_rdma_remoting::request::{RecvWqe, SendWqe};
 use farlane_rdma_remoting::work_queue::shared_queues;
 use farlane_zero_copy::{AddressSpace, Region, SharedMemory};
 use std::cell::LazyCell;
@@ -336,7 +336,7 @@ struct Scene<'a> {
 impl Scene<'_> {
     fn turn(&self) -> bool {
         let [a, b] = &self.ends;
-        a.qp.progress(self.now).worked | b.qp.progress(self.now).worked
+        a.qp.progress(self.now.into()).worked | b.qp.progress(self.now.into()).worked
     }
 
     /// Gives turns until neither has anything to do any more, and so a worker would sleep. An entry
@@ -426,7 +426,7 @@ impl Scene<'_> {
 
 /// The parsers alone, which must find no more in an entry than there is.
 fn parse(entry: &[u8]) {
-    let mut send = SendRequest::default();
+    let mut send = SendWqe::default();
     if send.parse(entry).is_ok() {
         let elements = send.elements.as_slice().len();
         assert!(elements <= MAX_SGE as usize);
@@ -436,7 +436,7 @@ fn parse(entry: &[u8]) {
             assert_eq!(send.length(), inline.len() as u64);
         }
     }
-    let mut recv = RecvRequest::default();
+    let mut recv = RecvWqe::default();
     if recv.parse(entry).is_ok() {
         let elements = recv.elements.as_slice().len();
         assert!(elements <= MAX_SGE as usize);

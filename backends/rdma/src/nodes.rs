@@ -1,8 +1,8 @@
 //! The workers of each NUMA node: where contexts' memory lies, and what was moved where.
 
-use farlane_daemon::limb;
+use farlane_daemon::limb::{Limb, Limbs};
 use farlane_daemon::locality::Locality;
-use farlane_rdma_remoting::limbs::{Moved, Place};
+use farlane_rdma_remoting::nodes::{TransferObserver, WorkerNode};
 use farlane_rdma_remoting::{Port, Server, ServerConfig, ServerError};
 use farlane_zero_copy::Region;
 use farlane_zero_copy::placement::Given;
@@ -16,24 +16,26 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// How much longer than a look takes is waited at least before the next one.
 const SHARE: u32 = 100;
 
-/// A machine with several nodes.
+/// The NUMA nodes of a machine with several.
 #[derive(Debug)]
-pub struct Limbs {
+pub struct Nodes {
     topology: Topology,
+    /// Nodes of memory that VMMs bind to none.
     given: Vec<Given>,
-    locality: Arc<Counters>,
+    locality: Arc<Transfers>,
 }
 
+/// What was moved, by the node of the memory and that of the worker.
 #[derive(Debug)]
-struct Counters(Locality);
+struct Transfers(Locality);
 
-impl Moved for Counters {
-    fn moved(&self, data: Node, limb: Node, bytes: u64) {
-        self.0.add(data, limb, 0, bytes);
+impl TransferObserver for Transfers {
+    fn transferred(&self, data: Node, worker: Node, bytes: u64) {
+        self.0.add(data, worker, 0, bytes);
     }
 }
 
-impl Limbs {
+impl Nodes {
     /// A server, with `workers` threads on each node of the machine, and what there is to know of
     /// its nodes; none where it has one, and then the server is as if there were no nodes.
     ///
@@ -49,24 +51,24 @@ impl Limbs {
         if nodes.len() < 2 {
             return Ok((Server::new(config)?, None));
         }
-        let limbs = limb::Limbs::new(topology.clone());
-        let place = |limb: &limb::Limb| {
+        let worker_node = |limb: &Limb| {
             let limb = limb.clone();
-            Place {
+            WorkerNode {
                 node: limb.node(),
                 enter: Arc::new(move || limb.enter()),
             }
         };
-        let places = limbs.all().iter().map(place).collect();
+        let limbs = Limbs::new(topology.clone());
+        let worker_nodes = limbs.all().iter().map(worker_node).collect();
         let locality = Locality::new(nodes, vec!["memory".to_owned()]);
-        let locality = Arc::new(Counters(locality));
-        let server = Server::with_limbs(config, places, Arc::clone(&locality) as _)?;
-        let limbs = Self {
+        let locality = Arc::new(Transfers(locality));
+        let server = Server::with_nodes(config, worker_nodes, Arc::clone(&locality) as _)?;
+        let this = Self {
             topology: topology.clone(),
             given,
             locality,
         };
-        Ok((server, Some(Arc::new(limbs))))
+        Ok((server, Some(Arc::new(this))))
     }
 
     /// Has a region know on which node it lies.
