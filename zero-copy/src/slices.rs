@@ -353,7 +353,7 @@ impl<'a> GuestRuns<'a> {
 #[derive(Debug)]
 pub struct GuestByte<V> {
     at: *const AtomicU8,
-    _holder: V,
+    holder: V,
 }
 
 impl<V: ViewHolder> GuestByte<V> {
@@ -369,8 +369,13 @@ impl<V: ViewHolder> GuestByte<V> {
         let at = found.ok_or(AddressSpaceError::Unmapped { address, length: 1 })?;
         Ok(Self {
             at: at.cast_const().cast(),
-            _holder: holder,
+            holder,
         })
+    }
+
+    /// What keeps it mapped.
+    pub fn holder(&self) -> &V {
+        &self.holder
     }
 
     /// Writes it; what was written before is seen by whoever sees that.

@@ -5,7 +5,7 @@ use farlane_daemon::options::{DaemonOptions, TlsOptions};
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{InterruptView, PeerWindow};
 use farlane_vfio_remote::lender::is_name;
-use farlane_vfio_remote::protocol::Address;
+use farlane_vfio_remote::link::Address;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ const DEFAULT_LENDER: &str = "unix:/run/farlane/lend.sock";
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "farlane-borrow", version)]
 pub struct Options {
-    /// A vfio-user socket to make, where one VMM finds the device; for
+    /// A vfio-user socket to make, where one virtual machine monitor finds the device; for
     /// further devices, repeat it and --device
     #[arg(long, value_name = "PATH")]
     pub socket_path: Vec<PathBuf>,

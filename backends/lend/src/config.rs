@@ -1,6 +1,6 @@
 //! What is lent, and to whom, as the configuration file and the command line say it.
 
-use farlane_vfio_remote::protocol::Address;
+use farlane_vfio_remote::link::Address;
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -44,7 +44,7 @@ pub struct UserConfig {
 pub struct AddressText(pub Address);
 
 impl TryFrom<String> for AddressText {
-    type Error = farlane_vfio_remote::protocol::AddressError;
+    type Error = farlane_vfio_remote::link::AddressError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         text.parse().map(Self)

@@ -29,14 +29,14 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
 #[must_use]
 pub fn metrics_text(lender: &Lender) -> String {
     let mut text = String::new();
-    let sessions = u64::try_from(lender.sessions()).unwrap_or(u64::MAX);
+    let links = u64::try_from(lender.links()).unwrap_or(u64::MAX);
     write_samples(
         &mut text,
         "farlane_lend",
         [Sample {
             name: "links",
-            help: "Lending sessions that are open.",
-            value: sessions,
+            help: "Links that are open.",
+            value: links,
         }],
     );
     let held = lender.status().into_iter().map(|device| {

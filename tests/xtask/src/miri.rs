@@ -48,7 +48,7 @@ const COVERED: &[Covered] = &[
             "readahead::",
         ],
     ),
-    covered("farlane-block", &["vectors::", "idle::"]),
+    covered("farlane-block", &["engine::"]),
     covered("farlane-gpu-driver", &["allocator::"]),
     covered("farlane-abi", &[]),
     covered("farlane-vhost-user", &["segment::"]),

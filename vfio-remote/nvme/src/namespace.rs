@@ -2,6 +2,7 @@
 
 use crate::config::{Backing, BlockSize, Cache, NamespaceConfig, NvmeError};
 use crate::syncs::Syncs;
+use farlane_block::engine::Extent;
 use farlane_block::storage;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -110,11 +111,14 @@ impl Namespace {
         }
     }
 
-    /// Offset and length in bytes of these blocks, if they are all of this namespace.
-    pub fn extent(&self, lba: u64, blocks: u64) -> Option<(u64, u64)> {
+    /// The bytes of these blocks, if they are all of this namespace.
+    pub fn extent(&self, lba: u64, blocks: u64) -> Option<Extent> {
         let end = lba.checked_add(blocks)?;
         let shift = self.block_size.shift();
-        (end <= self.blocks).then_some((lba << shift, blocks << shift))
+        (end <= self.blocks).then_some(Extent {
+            offset: lba << shift,
+            bytes: blocks << shift,
+        })
     }
 
     /// Alignment that memory must have for transfers without a copy.
@@ -220,7 +224,13 @@ mod tests {
     fn extents_end_with_the_namespace_and_do_not_wrap() {
         let config = NamespaceConfig::from(Backing::Null { bytes: 4096 });
         let namespace = Namespace::open(&config, Cache::Direct).unwrap();
-        assert_eq!(namespace.extent(7, 1), Some((7 * 512, 512)));
+        assert_eq!(
+            namespace.extent(7, 1),
+            Some(Extent {
+                offset: 7 * 512,
+                bytes: 512
+            })
+        );
         assert_eq!(namespace.extent(7, 2), None);
         assert_eq!(namespace.extent(u64::MAX, 1), None);
         assert_eq!(namespace.extent(u64::MAX - 2, 65536), None);

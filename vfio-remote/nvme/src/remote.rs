@@ -5,6 +5,7 @@ use crate::bits::{Cqe, Sqe, Status};
 use crate::bounce::Bounce;
 use crate::data::{DataBuffer, DataPointer, Unreachable, WalkError, gather, scatter};
 use crate::shared::{Notice, Shared};
+use farlane_block::engine::Slot;
 use farlane_sys::warn_limited;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +39,7 @@ pub enum Job {
     /// Read a command's data.
     Gather {
         /// Its request.
-        slot: usize,
+        slot: Slot,
         /// Where from.
         pointer: DataPointer,
         /// Bytes.
@@ -47,7 +48,7 @@ pub enum Job {
     /// Write a command's data.
     Scatter {
         /// Its request.
-        slot: usize,
+        slot: Slot,
         /// Where to.
         pointer: DataPointer,
         /// What.
@@ -102,14 +103,14 @@ pub enum Done {
     /// A command's data was read.
     Gathered {
         /// Its request.
-        slot: usize,
+        slot: Slot,
         /// The data.
         data: Result<Bounce, Status>,
     },
     /// A command's data was written.
     Scattered {
         /// Its request.
-        slot: usize,
+        slot: Slot,
         /// How that went.
         result: Result<(), Status>,
     },

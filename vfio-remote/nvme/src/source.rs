@@ -123,10 +123,7 @@ impl Source for NvmeSource {
                 file_offset: DOORBELLS,
             }],
         };
-        Ok(Attachment {
-            areas,
-            liveness: None,
-        })
+        Ok(Attachment { areas, link: None })
     }
 
     fn take(&self, attachment: &Attachment) -> Result<Box<dyn Function>, SourceError> {
@@ -146,7 +143,7 @@ impl Source for NvmeSource {
             self.description.config.clone(),
             Arc::clone(&self.identity),
             Arc::clone(&self.counters),
-            attachment.liveness.clone(),
+            attachment.link.clone(),
             lease,
         )
         .map_err(failed("start the controller"))?;

@@ -3,6 +3,7 @@
 //!
 //! * [`storage`]: files that hold a disk's blocks, opened once and for all; [`lock`]: who else must
 //!   not have them.
+//! * [`engine`]: the requests of a controller, step by step.
 //! * [`ring`]: a worker's `io_uring`, which is also where it waits.
 //! * [`syncs`]: which syncs of an open file are under way, and when one that has ended well can be
 //!   believed.
@@ -10,6 +11,7 @@
 //! * [`bounce`]: aligned copies, for memory that direct I/O cannot take.
 
 pub mod bounce;
+pub mod engine;
 pub mod lock;
 pub mod ring;
 pub mod storage;

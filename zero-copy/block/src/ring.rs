@@ -1,5 +1,6 @@
 //! The `io_uring` of a worker: transfers, and the one place where it waits.
 
+use crate::engine::Slot;
 use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue};
 use std::io;
@@ -30,8 +31,8 @@ pub enum Event {
     Kick,
     /// An operation has ended.
     Done {
-        /// Its request.
-        slot: usize,
+        /// Its place.
+        slot: Slot,
         /// Its result: negative for an error number.
         result: i32,
     },
@@ -161,8 +162,9 @@ impl Ring {
             // Once, and armed anew before each wait: it then looks at the eventfd itself, so that a
             // kick from before is not missed.
             let entry = opcode::PollAdd::new(Fd(kick.fd.as_raw_fd()), events).build();
+            let kick = u64::try_from(index).map_err(io::Error::other)?;
             // SAFETY: it refers to no memory.
-            unsafe { self.push(entry, KICKS + Self::slot(index)) }?;
+            unsafe { self.push(entry, KICKS + kick) }?;
         }
         Ok(())
     }
@@ -180,10 +182,6 @@ impl Ring {
         Ok(())
     }
 
-    fn slot(slot: usize) -> u64 {
-        u64::try_from(slot).unwrap_or(KICKS - 1)
-    }
-
     /// Reads or writes a file at `offset`.
     ///
     /// # Errors
@@ -197,7 +195,7 @@ impl Ring {
         write: Option<Durable>,
         iovecs: &[libc::iovec],
         offset: u64,
-        slot: usize,
+        slot: Slot,
     ) -> io::Result<()> {
         let flags = match write {
             Some(Durable(true)) => libc::RWF_DSYNC,
@@ -225,19 +223,38 @@ impl Ring {
                 .build(),
         };
         // SAFETY: as the caller promises.
-        unsafe { self.push(entry, Self::slot(slot)) }
+        unsafe { self.push(entry, slot.0.into()) }
+    }
+
+    /// Writes bytes that are never anything else, as zeroes.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn write_static(
+        &mut self,
+        file: u32,
+        bytes: &'static [u8],
+        offset: u64,
+        slot: Slot,
+    ) -> io::Result<()> {
+        let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+        let entry = opcode::Write::new(Fixed(file), bytes.as_ptr(), length)
+            .offset(offset)
+            .build();
+        // SAFETY: the bytes live for ever, and are only read.
+        unsafe { self.push(entry, slot.0.into()) }
     }
 
     /// Makes what was written to a file durable.
     ///
     /// # Errors
     /// What the system says.
-    pub fn sync(&mut self, file: u32, slot: usize) -> io::Result<()> {
+    pub fn sync(&mut self, file: u32, slot: Slot) -> io::Result<()> {
         let entry = opcode::Fsync::new(Fixed(file))
             .flags(FsyncFlags::DATASYNC)
             .build();
         // SAFETY: it refers to no memory.
-        unsafe { self.push(entry, Self::slot(slot)) }
+        unsafe { self.push(entry, slot.0.into()) }
     }
 
     /// Zeroes or gives back bytes of a file.
@@ -250,14 +267,14 @@ impl Ring {
         how: Fallocate,
         offset: u64,
         length: u64,
-        slot: usize,
+        slot: Slot,
     ) -> io::Result<()> {
         let entry = opcode::Fallocate::new(Fixed(file), length)
             .offset(offset)
             .mode(how.mode())
             .build();
         // SAFETY: it refers to no memory.
-        unsafe { self.push(entry, Self::slot(slot)) }
+        unsafe { self.push(entry, slot.0.into()) }
     }
 
     /// Gives back blocks of a block device, as `BLKDISCARD` does: they may read as anything then. A
@@ -266,7 +283,7 @@ impl Ring {
     ///
     /// # Errors
     /// What the system says.
-    pub fn discard(&mut self, file: u32, offset: u64, length: u64, slot: usize) -> io::Result<()> {
+    pub fn discard(&mut self, file: u32, offset: u64, length: u64, slot: Slot) -> io::Result<()> {
         // The length stands where the command's own bytes begin.
         let mut command = [0; 16];
         command[..8].copy_from_slice(&length.to_ne_bytes());
@@ -275,7 +292,7 @@ impl Ring {
             .cmd(command)
             .build();
         // SAFETY: it refers to no memory.
-        unsafe { self.push(entry, Self::slot(slot)) }
+        unsafe { self.push(entry, slot.0.into()) }
     }
 
     /// Tells the kernel of what was queued, if anything was, and lets it tell of what has ended.
@@ -327,6 +344,12 @@ impl Ring {
     /// Takes an event.
     pub fn take_event(&mut self) -> Option<Event> {
         let entry = self.ring.completion().next()?;
+        if let Ok(slot) = u32::try_from(entry.user_data()) {
+            return Some(Event::Done {
+                slot: Slot(slot),
+                result: entry.result(),
+            });
+        }
         if let Some(kick) = entry.user_data().checked_sub(KICKS) {
             let kick = usize::try_from(kick).ok();
             if let Some(kick) = kick.and_then(|index| self.kicks.get_mut(index)) {
@@ -334,12 +357,8 @@ impl Ring {
                 // The worker is awake and looks at everything before it waits again.
                 let _ = farlane_sys::eventfd::drain(kick.fd.as_fd());
             }
-            return Some(Event::Kick);
         }
-        Some(Event::Done {
-            slot: usize::try_from(entry.user_data()).unwrap_or(usize::MAX),
-            result: entry.result(),
-        })
+        Some(Event::Kick)
     }
 }
 

@@ -54,6 +54,18 @@ pub struct Alignment {
     pub offset: u64,
 }
 
+impl Alignment {
+    /// Whether direct I/O takes `bytes` of memory at this address. Each length, too, is to be one
+    /// of whole blocks: kernels differ in whether they ask for it.
+    #[must_use]
+    pub fn is_met_by(self, address: usize, bytes: usize) -> bool {
+        let align = |number: usize, align: u64| {
+            usize::try_from(align).is_ok_and(|align| number & (align - 1) == 0)
+        };
+        align(address | bytes, self.memory) && align(bytes, self.offset)
+    }
+}
+
 /// What tells files and block devices apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {

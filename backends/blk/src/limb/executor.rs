@@ -2,13 +2,14 @@
 
 use crate::paths::Paths;
 use crate::paths::ring::PathRing;
-use farlane_block::bounce::Bounce;
+use farlane_block::engine::memory::Started;
+use farlane_block::engine::{Extent, Memory, Slot, Slots};
 use farlane_block::ring::{Durable, Event};
-use farlane_block::vectors::transfer_some;
 use farlane_daemon::limb::Limb;
 use farlane_worker::idle::{Idle, Rest};
 use farlane_worker::mailbox::{self, Receiver, Refused, Sender};
 use farlane_worker::timeslice;
+use farlane_zero_copy::View;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +20,6 @@ const ROOM: usize = 1024;
 const SLICE: Duration = Duration::from_micros(100);
 /// Pause after the ring has failed.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Most bytes of one transfer through a copy.
-pub const COPY_BYTES: usize = 1 << 20;
 
 /// Bytes to be moved between a path and memory.
 #[derive(Debug)]
@@ -29,15 +28,12 @@ pub struct Transfer {
     pub path: usize,
     /// Whether it is written, and how; else it is read.
     pub write: Option<Durable>,
-    /// First byte on the disk.
-    pub offset: u64,
-    /// The memory. Whoever hands over a transfer keeps it mapped until it has the answer.
-    pub vectors: Vec<libc::iovec>,
-    /// Whether the memory is not aligned for the path: a copy is made, and fewer bytes may be
-    /// moved.
-    pub copies: bool,
+    /// The bytes of the disk. Fewer may be moved.
+    pub extent: Extent,
+    /// The memory.
+    pub memory: Memory<View>,
     /// Number by which the queue's worker knows it.
-    pub slot: usize,
+    pub slot: Slot,
     /// Where the answer goes.
     pub answer: Sender<Answer>,
 }
@@ -46,19 +42,12 @@ pub struct Transfer {
 #[derive(Debug)]
 pub struct Answer {
     /// Its number.
-    pub slot: usize,
+    pub slot: Slot,
     /// Bytes that were moved; negative for an error number.
     pub result: i32,
-    /// Its vectors, as they were.
-    pub vectors: Vec<libc::iovec>,
+    /// Its memory, as it was.
+    pub memory: Memory<View>,
 }
-
-// SAFETY: the vectors are addresses of memory that is mapped for the whole process; whoever has
-// handed over the transfer keeps it mapped, and does not touch it as other than memory that others
-// may write.
-unsafe impl Send for Transfer {}
-// SAFETY: as above.
-unsafe impl Send for Answer {}
 
 enum Message {
     Transfer(Transfer),
@@ -83,8 +72,8 @@ impl Executor {
             // What works without is slower, no more.
             let _ = farlane_worker::timing::set_timer_slack();
             let _ = timeslice::request(SLICE);
-            match PathRing::new(Arc::clone(&paths), &[receiver.fd()]) {
-                Ok(ring) => Limbs::new(paths, receiver, ring).run(),
+            match PathRing::new(paths, &[receiver.fd()]) {
+                Ok(ring) => NodeWorker::new(receiver, ring).run(),
                 Err(e) => log::error!("A limb cannot be served: {e}"),
             }
         })?;
@@ -94,18 +83,14 @@ impl Executor {
         })
     }
 
-    /// Hands over a transfer; comes back where there is no room, or nobody.
+    /// Hands over a transfer.
     ///
     /// # Errors
-    /// The transfer.
-    ///
-    /// # Safety
-    /// The memory that the vectors name is valid until the answer has been taken, and others may
-    /// write it meanwhile.
-    pub unsafe fn hand(&self, transfer: Transfer) -> Result<(), Transfer> {
+    /// There is no room, or nobody: its memory.
+    pub fn hand(&self, transfer: Transfer) -> Result<(), Memory<View>> {
         let sent = self.inbox.send(Message::Transfer(transfer));
         match sent.map_err(Refused::into_inner) {
-            Err(Message::Transfer(transfer)) => Err(transfer),
+            Err(Message::Transfer(transfer)) => Err(transfer.memory),
             Ok(()) | Err(Message::End) => Ok(()),
         }
     }
@@ -124,34 +109,22 @@ impl Drop for Executor {
     }
 }
 
-/// A transfer under way.
-struct Running {
-    transfer: Transfer,
-    copy: Option<Bounce>,
-    /// The vector of the copy.
-    own: [libc::iovec; 1],
-}
-
 /// The thread's side.
-struct Limbs {
-    paths: Arc<Paths>,
+struct NodeWorker {
     inbox: Receiver<Message>,
     ring: PathRing,
     idle: Idle,
-    running: Vec<Option<Box<Running>>>,
-    free: Vec<usize>,
+    running: Slots<Transfer>,
     ending: bool,
 }
 
-impl Limbs {
-    fn new(paths: Arc<Paths>, inbox: Receiver<Message>, ring: PathRing) -> Self {
+impl NodeWorker {
+    fn new(inbox: Receiver<Message>, ring: PathRing) -> Self {
         Self {
-            paths,
             inbox,
             ring,
             idle: Idle::new(true),
-            running: Vec::new(),
-            free: Vec::new(),
+            running: Slots::default(),
             ending: false,
         }
     }
@@ -164,7 +137,7 @@ impl Limbs {
                 std::thread::sleep(PAUSE);
             }
             worked |= self.reap();
-            if self.ending && self.free.len() == self.running.len() {
+            if self.ending && self.running.is_empty() {
                 return;
             }
             if worked {
@@ -198,74 +171,23 @@ impl Limbs {
     }
 
     fn begin(&mut self, transfer: Transfer) {
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.running.push(None);
-            self.running.len() - 1
-        });
-        let mut running = Box::new(Running {
-            transfer,
-            copy: None,
-            own: [libc::iovec {
-                iov_base: std::ptr::null_mut(),
-                iov_len: 0,
-            }],
-        });
-        let begun = self.submit(place, &mut running);
-        // The kernel knows where it is.
-        if let Some(slot) = self.running.get_mut(place) {
-            *slot = Some(running);
-        }
-        match begun {
-            Ok(None) => (),
-            Ok(Some(moved)) => self.ended(place, i32::try_from(moved).unwrap_or(i32::MAX)),
+        let place = self.running.insert(transfer);
+        let started = self.start(place);
+        match started {
+            Ok(Started::Pending) => (),
+            Ok(Started::Ended(result)) => self.ended(place, result),
             Err(e) => self.ended(place, -e.raw_os_error().unwrap_or(libc::EIO)),
         }
     }
 
-    /// Begins a transfer. Returns the bytes moved where it is over already.
-    fn submit(&mut self, place: usize, running: &mut Running) -> io::Result<Option<usize>> {
-        let Running {
-            transfer,
-            copy,
-            own,
-        } = running;
-        if transfer.copies {
-            let bytes = transfer
-                .vectors
-                .iter()
-                .fold(0_usize, |sum, v| sum.saturating_add(v.iov_len));
-            let mut bounce = Bounce::new(bytes.min(COPY_BYTES));
-            if transfer.write.is_some() {
-                // SAFETY: whoever has handed over the transfer keeps the memory mapped; the copy is
-                // ours.
-                unsafe { crate::worker::data::copy(&transfer.vectors, &mut bounce, false) };
-            }
-            own[0] = libc::iovec {
-                iov_base: bounce.as_mut_ptr().cast(),
-                iov_len: bounce.len(),
-            };
-            *copy = Some(bounce);
-        }
-        let vectors = if transfer.copies {
-            &own[..]
-        } else {
-            &transfer.vectors
-        };
-        if self.paths.in_memory() {
-            let storage = self.ring.storage(transfer.path);
-            let file = &storage.ok_or(io::ErrorKind::NotFound)?.file;
-            // SAFETY: as above.
-            let moved = unsafe { transfer_some(file, transfer.write, vectors, transfer.offset) };
-            return moved.map(Some);
-        }
-        let file = self.ring.file(transfer.path)?;
-        // SAFETY: as above, and what is running keeps the vectors and the copy where they are until
-        // it has ended.
-        unsafe {
-            self.ring
-                .transfer(file, transfer.write, vectors, transfer.offset, place)
-        }?;
-        Ok(None)
+    fn start(&mut self, place: Slot) -> io::Result<Started> {
+        let transfer = self.running.get_mut(place);
+        let transfer = transfer.ok_or(io::ErrorKind::NotFound)?;
+        let access = self.ring.access(transfer.path)?;
+        let Extent { offset, bytes } = transfer.extent;
+        transfer
+            .memory
+            .start(access, transfer.write, (offset, 0, bytes), place)
     }
 
     fn reap(&mut self) -> bool {
@@ -279,24 +201,15 @@ impl Limbs {
         worked
     }
 
-    fn ended(&mut self, place: usize, result: i32) {
-        let Some(running) = self.running.get_mut(place).and_then(Option::take) else {
+    fn ended(&mut self, place: Slot, result: i32) {
+        let Some(mut transfer) = self.running.remove(place) else {
             return;
         };
-        self.free.push(place);
-        let Running { transfer, copy, .. } = *running;
-        if transfer.write.is_none()
-            && let Some(mut copy) = copy
-        {
-            let moved = usize::try_from(result).unwrap_or(0).min(copy.len());
-            // SAFETY: whoever has handed over the transfer keeps the memory mapped, and has found
-            // it writable; the copy is ours.
-            unsafe { crate::worker::data::copy(&transfer.vectors, &mut copy[..moved], true) };
-        }
+        transfer.memory.end(result, transfer.write.is_some());
         let mut sent = transfer.answer.send(Answer {
             slot: transfer.slot,
             result,
-            vectors: transfer.vectors,
+            memory: transfer.memory,
         });
         // A worker hands over no more than what its mailbox has room for.
         while let Err(Refused::Full(answer)) = sent {

@@ -11,22 +11,22 @@ pub const MAX_PARTS: usize = 64;
 /// Requests of more bytes are not looked through: they go where their first byte is.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Where the bytes of a part lie: those of each node.
+/// The NUMA nodes that the bytes of a part lie on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Lies {
-    /// On one node.
-    On(Node),
-    /// On several: those of each, of which the first has most.
-    Mixed(Vec<(Node, u64)>),
+pub enum NumaSpan {
+    /// One node.
+    Single(Node),
+    /// Several: the bytes of each, of which the first has most.
+    Split(Vec<(Node, u64)>),
 }
 
-impl Lies {
+impl NumaSpan {
     /// The node that has most of it.
     #[must_use]
     pub fn node(&self) -> Node {
         match self {
-            Self::On(node) => *node,
-            Self::Mixed(all) => all.first().map(|(node, _)| *node).unwrap_or_default(),
+            Self::Single(node) => *node,
+            Self::Split(all) => all.first().map(|(node, _)| *node).unwrap_or_default(),
         }
     }
 }
@@ -36,8 +36,8 @@ impl Lies {
 pub struct Part {
     /// Bytes, not zero.
     pub bytes: u64,
-    /// Where they lie.
-    pub lies: Lies,
+    /// The nodes that they lie on.
+    pub span: NumaSpan,
 }
 
 /// The nodes of the VM's memory, as a queue's worker knows them.
@@ -102,11 +102,34 @@ pub fn cut(map: &NodeMap, segments: &[Segment], align: u64, least: u64) -> Vec<P
         .first()
         .map(|s| map.node_of(s.address))
         .unwrap_or_default();
-    let whole = |lies| vec![Part { bytes: total, lies }];
+    let whole = |span| vec![Part { bytes: total, span }];
     if total > MAX_BYTES {
-        return whole(Lies::On(first));
+        return whole(NumaSpan::Single(first));
     }
-    // Runs of one node: where each ends, counted in bytes of data.
+    let runs = runs(map, segments);
+    let mut least = least.max(align);
+    loop {
+        let borders = borders(&runs, align, least);
+        if borders.len() < MAX_PARTS {
+            return parts(&runs, &borders, total);
+        }
+        least *= 2;
+    }
+}
+
+/// Where the data in `segments` lies.
+#[must_use]
+pub fn span(map: &NodeMap, segments: &[Segment]) -> NumaSpan {
+    // No part is as large.
+    let mut parts = cut(map, segments, 1, MAX_BYTES);
+    match parts.pop() {
+        Some(part) if parts.is_empty() => part.span,
+        _ => NumaSpan::Single(Node::default()),
+    }
+}
+
+/// Runs of one node: where each ends, counted in bytes of data.
+fn runs(map: &NodeMap, segments: &[Segment]) -> Vec<(Node, u64)> {
     let mut runs: Vec<(Node, u64)> = Vec::new();
     let mut at = 0;
     for segment in segments {
@@ -118,14 +141,7 @@ pub fn cut(map: &NodeMap, segments: &[Segment], align: u64, least: u64) -> Vec<P
             }
         });
     }
-    let mut least = least.max(align);
-    loop {
-        let borders = borders(&runs, align, least);
-        if borders.len() < MAX_PARTS {
-            return parts(&runs, &borders, total);
-        }
-        least *= 2;
-    }
+    runs
 }
 
 /// Where new parts begin.
@@ -176,9 +192,9 @@ fn parts(runs: &[(Node, u64)], borders: &[u64], total: u64) -> Vec<Part> {
     }
     let parts = shares.into_iter().map(|(bytes, share)| Part {
         bytes,
-        lies: match share[..] {
-            [(node, _)] => Lies::On(node),
-            _ => Lies::Mixed(share),
+        span: match share[..] {
+            [(node, _)] => NumaSpan::Single(node),
+            _ => NumaSpan::Split(share),
         },
     });
     parts.collect()

@@ -4,26 +4,25 @@
 //! transfers, and shows the driver all that has ended in one batch, of which it is told at most
 //! once. While there is work, the driver is asked not to tell of new requests.
 //!
-//! * `engine`: the turns. `start`: what is begun for a request; `steps`: the operations that it
-//!   takes; `finish`: how it ends.
-//! * `redo`: requests that have failed on a path. `handing`: transfers that another limb does.
+//! * [`queue_worker`]: the turns. [`virtqueue`]: the queue, and the requests that it is owed.
+//! * `start`: what is begun for a request; `steps`: how it goes on and ends.
+//! * `files`: the disk's paths as [`farlane_block::engine`] sees them.
+//! * `failover`: requests that have failed on a path. `offload`: transfers that another node does.
 //!
-//! The worker belongs to the limb of the node on which its queue lies, and nobody else touches the
-//! queue.
+//! The worker belongs to the node on which its queue lies, and nobody else touches the queue.
 
-pub(crate) mod data;
-mod engine;
-mod finish;
-mod handing;
-mod redo;
+mod data;
+mod failover;
+mod files;
+mod offload;
+mod queue_worker;
 mod requests;
 mod start;
 mod steps;
-mod syncs;
+mod virtqueue;
 
 use crate::disk::Disk;
 use crate::limb::steering::Steering;
-use engine::Engine;
 use farlane_sys::eventfd;
 use farlane_vhost_user::chain::ChainError;
 use farlane_vhost_user::session::Setup;
@@ -31,6 +30,7 @@ use farlane_vhost_user::vring::RingError;
 use farlane_worker::timeslice;
 use farlane_zero_copy::AddressSpaceError;
 use farlane_zero_copy::placement::Placement;
+use queue_worker::QueueWorker;
 use rustix::event::EventfdFlags;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -123,15 +123,15 @@ struct Task {
 }
 
 fn work(setup: Setup, task: Task, wake: Arc<OwnedFd>) -> u16 {
-    // Naps are meant as they are said, and a woken worker is not to wait for the end of others'
-    // time slices. What works without is slower, no more.
+    // Without timer slack and with short time slices a worker wakes when it is meant to; a failure
+    // only adds latency.
     let _ = farlane_worker::timing::set_timer_slack();
     if let Err(e) = timeslice::request(SLICE) {
         log::debug!("No short time slices: {e}");
     }
     let next_available = setup.next_available;
-    match Engine::new(setup, task, wake) {
-        Ok(mut engine) => engine.run(),
+    match QueueWorker::new(setup, task, wake) {
+        Ok(mut worker) => worker.run(),
         Err(e) => {
             log::error!("A queue cannot be served: {e}");
             next_available
@@ -148,8 +148,8 @@ enum Broken {
     Chain(#[from] ChainError),
     #[error(transparent)]
     Memory(#[from] AddressSpaceError),
-    #[error("A request of {readable} bytes to read and {writable} to write")]
-    Crippled { readable: u64, writable: u64 },
+    #[error("Missing header or status descriptor ({readable} bytes to read, {writable} to write)")]
+    Incomplete { readable: u64, writable: u64 },
     #[error("The queue's ring failed")]
     Io(#[from] io::Error),
 }

@@ -5,7 +5,7 @@ use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status, log_page};
 use crate::bounce::Bounce;
 use crate::cmds::{AdminCommand, CreateCq, CreateSq};
 use crate::controller::completion::CommandId;
-use crate::controller::requests::{Owner, Request, Work};
+use crate::controller::requests::{Gathered, Owner};
 use crate::counters::count;
 use crate::data::{DataBuffer, DataPointer, WalkError, scatter};
 use crate::features::{Features, Value};
@@ -77,9 +77,7 @@ impl Controller {
                     Err(WalkError::Status(status)) => Err(status),
                     Err(WalkError::Unreachable) => {
                         let owner = Owner::Command(*id);
-                        let mut request = Request::new(owner, Work::Admin(command), 0, 0, 0);
-                        request.pointer = data;
-                        self.begin_gather(request, length);
+                        self.begin_gather(owner, Gathered::Admin(command), data, length)?;
                         Ok(Answer::Later)
                     }
                 }
@@ -158,9 +156,7 @@ impl Controller {
             Err(WalkError::Status(status)) => Err(status),
             Err(WalkError::Unreachable) => {
                 let owner = Owner::Command(*id);
-                let mut request = Request::new(owner, Work::Answer { dw0 }, 0, 0, 0);
-                request.pointer = pointer;
-                self.begin_scatter(request, Bounce::from(&*data));
+                self.begin_scatter(owner, dw0, pointer, Bounce::from(&*data))?;
                 Ok(Answer::Later)
             }
         }

@@ -26,7 +26,7 @@ impl Controller {
     /// Takes what has ended. Returns whether anything had.
     pub(super) fn reap(&mut self) -> bool {
         let mut worked = false;
-        while let Some(event) = self.ring.take_event() {
+        while let Some(event) = self.files.ring.take_event() {
             if let Event::Done { slot, result } = event {
                 worked = true;
                 self.transferred(slot, result);

@@ -9,6 +9,7 @@ mod abort;
 mod admin;
 mod completion;
 mod fetch;
+mod files;
 mod io;
 mod requests;
 mod shadow;
@@ -17,6 +18,7 @@ mod sync;
 mod transfer;
 
 use crate::bits::{PAGE, Status};
+use crate::data::Segment;
 use crate::error_log::{self, ErrorLog, Failure};
 use crate::features::{AsyncEvent, Events, Features};
 use crate::identify::Identity;
@@ -25,8 +27,10 @@ use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::remote::Remote;
 use crate::ring::Ring;
 use crate::shared::{Notice, Shared};
+use farlane_block::engine::Slot;
 use farlane_pci::DmaView;
 use farlane_sys::{log_limited, warn_limited};
+use files::NamespaceFiles;
 use requests::Requests;
 use shadow::Shadow;
 use std::collections::VecDeque;
@@ -58,7 +62,7 @@ enum State {
 pub struct Controller {
     shared: Arc<Shared>,
     identity: Arc<Identity>,
-    ring: Ring,
+    files: NamespaceFiles,
     remote: Remote,
     state: State,
     shutdown: Shutdown,
@@ -73,7 +77,7 @@ pub struct Controller {
     first: usize,
     requests: Requests,
     /// Requests that wait for syncs of others to end.
-    unsettled: VecDeque<usize>,
+    unsettled: VecDeque<Slot>,
     shadow: Option<Shadow>,
     features: Features,
     events: Events,
@@ -81,7 +85,8 @@ pub struct Controller {
     idle: Idle,
     /// An interrupt is put off.
     put_off: bool,
-    scratch: transfer::Scratch,
+    /// Space for looking up where data is.
+    segments: Vec<Segment>,
 }
 
 impl Controller {
@@ -106,7 +111,7 @@ impl Controller {
         let queues = usize::from(identity.io_queues) + 1;
         Ok(Self {
             remote: Remote::start(Arc::clone(&shared))?,
-            ring,
+            files: NamespaceFiles::new(ring, Arc::clone(&identity)),
             state: State::Disabled,
             shutdown: Shutdown::Idle,
             stopping: false,
@@ -123,7 +128,7 @@ impl Controller {
             errors: ErrorLog::default(),
             idle: Idle::new(rings),
             put_off: false,
-            scratch: transfer::Scratch::default(),
+            segments: Vec::new(),
             shared,
             identity,
         })
@@ -185,10 +190,10 @@ impl Controller {
         if self.state == State::Running {
             worked |= self.flush_backlogs();
             worked |= self.take_commands();
-            self.ring.submit()?;
+            self.files.ring.submit()?;
             worked |= self.reap();
         } else {
-            self.ring.submit()?;
+            self.files.ring.submit()?;
         }
         worked |= self.settle();
         self.put_off = self.interrupt();
@@ -338,7 +343,7 @@ impl Controller {
         self.shared.sleep.announce();
         if !self.shared.has_notices() && !self.doorbells_rang() {
             self.view = None;
-            self.ring.wait(limit)?;
+            self.files.ring.wait(limit)?;
         }
         self.shared.woke();
         if arm {

@@ -27,7 +27,7 @@ fn segment(address: u64, bytes: u64) -> Segment {
 fn shape(parts: &[Part]) -> Vec<(u32, u64)> {
     parts
         .iter()
-        .map(|part| (part.lies.node().0, part.bytes))
+        .map(|part| (part.span.node().0, part.bytes))
         .collect()
 }
 
@@ -63,8 +63,8 @@ fn small_pieces_go_with_their_neighbours() {
     let parts = cut(&map, &segments, 512, 8192);
     assert_eq!(shape(&parts), [(0, 2 * GIVEN + 4096)]);
     assert_eq!(
-        parts[0].lies,
-        Lies::Mixed(vec![(Node(0), 2 * GIVEN), (Node(1), 4096)])
+        parts[0].span,
+        NumaSpan::Split(vec![(Node(0), 2 * GIVEN), (Node(1), 4096)])
     );
     // A small piece at the front goes with what follows.
     let front = [segment(0, 512), segment(GIVEN, GIVEN)];
@@ -78,8 +78,8 @@ fn a_border_inside_a_block_is_moved_to_its_beginning() {
     let parts = cut(&map, &segments, 4096, 4096);
     assert_eq!(shape(&parts), [(0, 4096), (1, 4608)]);
     assert_eq!(
-        parts[1].lies,
-        Lies::Mixed(vec![(Node(1), 4096), (Node(0), 512)])
+        parts[1].span,
+        NumaSpan::Split(vec![(Node(1), 4096), (Node(0), 512)])
     );
 }
 
@@ -116,14 +116,14 @@ proptest! {
                 rest -= n;
                 run = if n == bytes { left.next() } else { Some((node, bytes - n)) };
             }
-            let told = match &part.lies {
-                Lies::On(node) => std::collections::BTreeMap::from([(*node, part.bytes)]),
-                Lies::Mixed(all) => all.iter().copied().collect(),
+            let told = match &part.span {
+                NumaSpan::Single(node) => std::collections::BTreeMap::from([(*node, part.bytes)]),
+                NumaSpan::Split(all) => all.iter().copied().collect(),
             };
             prop_assert_eq!(&told, &share);
-            prop_assert_eq!(share[&part.lies.node()], *share.values().max().unwrap());
+            prop_assert_eq!(share[&part.span.node()], *share.values().max().unwrap());
             at += part.bytes;
         }
-        prop_assert!(parts.windows(2).all(|p| p[0].lies.node() != p[1].lies.node()));
+        prop_assert!(parts.windows(2).all(|p| p[0].span.node() != p[1].span.node()));
     }
 }

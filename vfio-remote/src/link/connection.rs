@@ -1,4 +1,4 @@
-//! Both ends of a connection.
+//! Both ends of a link.
 
 use super::address::{Address, AddressError};
 use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
@@ -20,14 +20,14 @@ use thiserror::Error;
 /// however the other end spreads it.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Why a connection does not work.
+/// Why a link does not work.
 #[derive(Debug, Error)]
-pub enum ConnectionError {
+pub enum LinkError {
     /// The other end has hung up, and nobody else for it.
-    #[error("The connection is closed")]
+    #[error("The link is closed")]
     Closed,
     /// This end has hung up, or given the other one up.
-    #[error("The connection was closed here")]
+    #[error("The link was closed here")]
     Ended,
     /// The connection was broken off, by the other end or by something in between.
     #[error("The connection was reset")]
@@ -69,7 +69,7 @@ pub enum ConnectionError {
         source: std::io::Error,
     },
     /// The system failed.
-    #[error("The connection failed")]
+    #[error("The link failed")]
     Io(#[from] std::io::Error),
 }
 
@@ -99,7 +99,7 @@ pub struct Received<M> {
     pub descriptors: Vec<OwnedFd>,
 }
 
-impl ConnectionError {
+impl LinkError {
     /// Whether the other end has said something that makes no sense, and has not ended.
     pub(crate) fn is_of_this_end(&self) -> bool {
         matches!(
@@ -109,7 +109,7 @@ impl ConnectionError {
     }
 }
 
-/// What the other end of a connection has proved of itself.
+/// What the other end of a link has proved of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// It is a process of this host that ran as this user.
@@ -149,10 +149,10 @@ fn halves(inner: Inner) -> (Sender, Receiver) {
     (Sender(inner), receiver)
 }
 
-fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, ConnectionError> {
+fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, LinkError> {
     let frame = postcard::to_stdvec(message)?;
     match frame.len() > MAX_FRAME_BYTES {
-        true => Err(ConnectionError::TooLong(frame.len())),
+        true => Err(LinkError::TooLong(frame.len())),
         false => Ok(frame),
     }
 }
@@ -161,21 +161,20 @@ impl Sender {
     /// Sends a message. Waits a bounded time for a peer on this host, never for one behind TCP.
     ///
     /// # Errors
-    /// The connection has ended or is stuck, the message is too long, or descriptors cannot be
-    /// sent.
+    /// The link has ended or is stuck, the message is too long, or descriptors cannot be sent.
     pub fn send<M: Serialize>(
         &self,
         message: &M,
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), ConnectionError> {
+    ) -> Result<(), LinkError> {
         let frame = encode(message)?;
         if descriptors.len() > MAX_DESCRIPTORS {
-            return Err(ConnectionError::Descriptors(descriptors.len()));
+            return Err(LinkError::Descriptors(descriptors.len()));
         }
         match &*self.0 {
             Inner::Packet(socket) => socket.send(&frame, descriptors),
             Inner::Stream(socket) if descriptors.is_empty() => socket.send(&frame, false),
-            Inner::Stream(_) => Err(ConnectionError::Descriptors(descriptors.len())),
+            Inner::Stream(_) => Err(LinkError::Descriptors(descriptors.len())),
         }
     }
 
@@ -184,7 +183,7 @@ impl Sender {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub(crate) fn send_first<M: Serialize>(&self, message: &M) -> Result<(), ConnectionError> {
+    pub(crate) fn send_first<M: Serialize>(&self, message: &M) -> Result<(), LinkError> {
         let frame = encode(message)?;
         match &*self.0 {
             Inner::Packet(socket) => socket.send(&frame, &[]),
@@ -196,9 +195,9 @@ impl Sender {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn send_frame(&self, frame: &[u8]) -> Result<(), ConnectionError> {
+    pub fn send_frame(&self, frame: &[u8]) -> Result<(), LinkError> {
         if frame.len() > MAX_FRAME_BYTES {
-            return Err(ConnectionError::TooLong(frame.len()));
+            return Err(LinkError::TooLong(frame.len()));
         }
         match &*self.0 {
             Inner::Packet(socket) => socket.send(frame, &[]),
@@ -216,7 +215,7 @@ impl Sender {
         &self,
         message: &M,
         backlog: usize,
-    ) -> Result<bool, ConnectionError> {
+    ) -> Result<bool, LinkError> {
         let frame = postcard::to_stdvec(message)?;
         match &*self.0 {
             Inner::Packet(socket) => socket.try_send(&frame),
@@ -230,10 +229,7 @@ impl Sender {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub(crate) fn send_to_the_end<M: Serialize>(
-        &self,
-        message: &M,
-    ) -> Result<bool, ConnectionError> {
+    pub(crate) fn send_to_the_end<M: Serialize>(&self, message: &M) -> Result<bool, LinkError> {
         let frame = encode(message)?;
         match &*self.0 {
             Inner::Packet(socket) => socket.try_send(&frame),
@@ -262,7 +258,7 @@ impl Sender {
     }
 
     /// What keeps the other end from hearing that this process has ended, while it is open. Closing
-    /// the connection at this end is heard all the same.
+    /// the link at this end is heard all the same.
     pub(crate) fn keep_open(&self) -> std::io::Result<OwnedFd> {
         match &*self.0 {
             Inner::Packet(socket) => socket.keep_open(),
@@ -309,7 +305,7 @@ impl Sender {
         }
     }
 
-    /// Ends the connection: both halves, at both ends, fail from now on.
+    /// Ends the link: both halves, at both ends, fail from now on.
     pub fn close(&self) {
         match &*self.0 {
             Inner::Packet(socket) => socket.close(),
@@ -323,11 +319,11 @@ impl Receiver {
     /// something else.
     ///
     /// # Errors
-    /// The connection has ended, or what came is no message; it is then to be closed.
+    /// The link has ended, or what came is no message; it is then to be closed.
     pub fn receive<M: DeserializeOwned>(
         &mut self,
         until: Option<Instant>,
-    ) -> Result<Option<Received<M>>, ConnectionError> {
+    ) -> Result<Option<Received<M>>, LinkError> {
         let descriptors = match &*self.inner {
             Inner::Packet(socket) => match socket.receive(&mut self.buffer, until)? {
                 Some(descriptors) => descriptors,
@@ -342,7 +338,7 @@ impl Receiver {
         };
         let (message, rest) = postcard::take_from_bytes(&self.buffer)?;
         if !rest.is_empty() {
-            return Err(ConnectionError::Malformed(
+            return Err(LinkError::Malformed(
                 postcard::Error::DeserializeBadEncoding,
             ));
         }
@@ -354,8 +350,8 @@ impl Receiver {
 }
 
 impl Receiver {
-    /// Waits until the connection ends, whatever else comes: how.
-    pub(crate) fn wait_for_end(&mut self) -> ConnectionError {
+    /// Waits until the link ends, whatever else comes: how.
+    pub(crate) fn wait_for_end(&mut self) -> LinkError {
         if let Inner::Stream(socket) = &*self.inner {
             socket.ignore_frames();
         }
@@ -365,7 +361,7 @@ impl Receiver {
                 Inner::Stream(socket) => socket.receive(&mut self.buffer, None).map(drop),
             };
             match got {
-                Ok(()) | Err(ConnectionError::TooLong(_) | ConnectionError::Descriptors(_)) => {}
+                Ok(()) | Err(LinkError::TooLong(_) | LinkError::Descriptors(_)) => {}
                 Err(e) => return e,
             }
         }
@@ -385,9 +381,9 @@ impl Connector {
     ///
     /// # Errors
     /// Its host cannot be found, or there is no identity where one is needed.
-    pub fn new(address: Address, identity: Option<TlsIdentity>) -> Result<Self, ConnectionError> {
+    pub fn new(address: Address, identity: Option<TlsIdentity>) -> Result<Self, LinkError> {
         if matches!(address, Address::Tls { .. }) && identity.is_none() {
-            return Err(ConnectionError::NoIdentity(address));
+            return Err(LinkError::NoIdentity(address));
         }
         Ok(Self {
             places: address.resolve()?,
@@ -405,16 +401,13 @@ impl Connector {
     /// Connects, within a bounded time.
     ///
     /// # Errors
-    /// See [`ConnectionError`].
-    pub fn connect(&self) -> Result<(Sender, Receiver), ConnectionError> {
+    /// See [`LinkError`].
+    pub fn connect(&self) -> Result<(Sender, Receiver), LinkError> {
         self.connect_until(Instant::now() + HANDSHAKE)
     }
 
     /// The same, until then.
-    pub(crate) fn connect_until(
-        &self,
-        until: Instant,
-    ) -> Result<(Sender, Receiver), ConnectionError> {
+    pub(crate) fn connect_until(&self, until: Instant) -> Result<(Sender, Receiver), LinkError> {
         connect(&self.address, &self.places, self.identity.as_ref(), until)
     }
 }
@@ -433,8 +426,8 @@ fn connect(
     places: &[SocketAddr],
     identity: Option<&TlsIdentity>,
     until: Instant,
-) -> Result<(Sender, Receiver), ConnectionError> {
-    let failed = |source| ConnectionError::Connect {
+) -> Result<(Sender, Receiver), LinkError> {
+    let failed = |source| LinkError::Connect {
         address: address.clone(),
         source,
     };
@@ -476,10 +469,10 @@ fn connect(
     let socket = connected.ok_or_else(|| failed(last))?;
     let tls = match address {
         Address::Tls { host, .. } => {
-            let identity = identity.ok_or_else(|| ConnectionError::NoIdentity(address.clone()))?;
+            let identity = identity.ok_or_else(|| LinkError::NoIdentity(address.clone()))?;
             let name = tls::server_name(host)?;
             let client = ClientConnection::new(Arc::clone(&identity.client), name)
-                .map_err(|e| ConnectionError::Tls(e.to_string()))?;
+                .map_err(|e| LinkError::Tls(e.to_string()))?;
             Some(client.into())
         }
         _ => None,
@@ -489,19 +482,19 @@ fn connect(
     )?)))
 }
 
-/// Two ends of a connection within this process.
+/// Two ends of a link within this process.
 ///
 /// # Errors
 /// Out of descriptors.
-pub fn pair() -> Result<[(Sender, Receiver); 2], ConnectionError> {
+pub fn pair() -> Result<[(Sender, Receiver); 2], LinkError> {
     let (one, other) = rustix::net::socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC,
         None,
     )
-    .map_err(|e| ConnectionError::Io(e.into()))?;
-    let end = |socket| Ok::<_, ConnectionError>(halves(Inner::Packet(PacketSocket::new(socket)?)));
+    .map_err(|e| LinkError::Io(e.into()))?;
+    let end = |socket| Ok::<_, LinkError>(halves(Inner::Packet(PacketSocket::new(socket)?)));
     Ok([end(one)?, end(other)?])
 }
 
@@ -565,7 +558,7 @@ impl Incoming {
     ///
     /// # Errors
     /// The peer does not finish it, or is not to be believed.
-    pub fn finish(self) -> Result<(Sender, Receiver), ConnectionError> {
+    pub fn finish(self) -> Result<(Sender, Receiver), LinkError> {
         let until = self.until;
         match self.pending {
             Pending::Unix(socket) => Ok(halves(Inner::Packet(PacketSocket::new(socket)?))),
@@ -573,7 +566,7 @@ impl Incoming {
                 let tls = match identity {
                     Some(identity) => Some(
                         ServerConnection::new(identity.server)
-                            .map_err(|e| ConnectionError::Tls(e.to_string()))?
+                            .map_err(|e| LinkError::Tls(e.to_string()))?
                             .into(),
                     ),
                     None => None,

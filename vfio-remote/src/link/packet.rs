@@ -1,6 +1,6 @@
 //! Frames as packets of a UNIX socket, descriptors beside them.
 
-use super::connection::ConnectionError;
+use super::connection::LinkError;
 use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -30,15 +30,15 @@ pub(crate) struct PacketSocket {
 }
 
 impl PacketSocket {
-    pub fn new(socket: OwnedFd) -> Result<Self, ConnectionError> {
+    pub fn new(socket: OwnedFd) -> Result<Self, LinkError> {
         // A frame must fit; the kernel caps and doubles it.
         sockopt::set_socket_send_buffer_size(&socket, 8 * MAX_FRAME_BYTES)
-            .map_err(|e| ConnectionError::Io(e.into()))?;
+            .map_err(|e| LinkError::Io(e.into()))?;
         let peer = farlane_zero_copy::peer_user(socket.as_fd())?;
         Ok(Self {
             socket,
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|e| ConnectionError::Io(e.into()))?,
+                .map_err(|e| LinkError::Io(e.into()))?,
             ended: AtomicBool::new(false),
             peer,
         })
@@ -55,11 +55,7 @@ impl PacketSocket {
 
     /// Sends a frame. Waits a bounded time for room; a peer that makes none by then is of no use
     /// any more.
-    pub fn send(
-        &self,
-        frame: &[u8],
-        descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), ConnectionError> {
+    pub fn send(&self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let until = Instant::now() + PATIENCE;
         loop {
@@ -67,7 +63,7 @@ impl PacketSocket {
             if !descriptors.is_empty()
                 && !control.push(SendAncillaryMessage::ScmRights(descriptors))
             {
-                return Err(ConnectionError::Descriptors(descriptors.len()));
+                return Err(LinkError::Descriptors(descriptors.len()));
             }
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             match sendmsg(&self.socket, &[IoSlice::new(frame)], &mut control, flags) {
@@ -78,23 +74,23 @@ impl PacketSocket {
                         &mut [PollFd::new(&self.socket, PollFlags::OUT)],
                         Some(until),
                     )? {
-                        return Err(ConnectionError::Stuck);
+                        return Err(LinkError::Stuck);
                     }
                 }
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(ConnectionError::Closed),
-                Err(e) => return Err(ConnectionError::Io(e.into())),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(LinkError::Closed),
+                Err(e) => return Err(LinkError::Io(e.into())),
             }
         }
     }
 
     /// Sends a frame if there is room. False where there is not.
-    pub fn try_send(&self, frame: &[u8]) -> Result<bool, ConnectionError> {
+    pub fn try_send(&self, frame: &[u8]) -> Result<bool, LinkError> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&self.socket, frame, flags) {
             Ok(_) => Ok(true),
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),
-            Err(Errno::PIPE | Errno::CONNRESET) => Err(ConnectionError::Closed),
-            Err(e) => Err(ConnectionError::Io(e.into())),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(LinkError::Closed),
+            Err(e) => Err(LinkError::Io(e.into())),
         }
     }
 
@@ -109,7 +105,7 @@ impl PacketSocket {
         &self,
         buffer: &mut Vec<u8>,
         until: Option<Instant>,
-    ) -> Result<Option<Vec<OwnedFd>>, ConnectionError> {
+    ) -> Result<Option<Vec<OwnedFd>>, LinkError> {
         loop {
             let mut fds = [
                 PollFd::new(&self.wake, PollFlags::IN),
@@ -123,7 +119,7 @@ impl PacketSocket {
                 return Ok(None);
             }
             if self.ended.load(Ordering::Acquire) {
-                return Err(ConnectionError::Ended);
+                return Err(LinkError::Ended);
             }
             let has_hung_up = fds[1]
                 .revents()
@@ -144,7 +140,7 @@ impl PacketSocket {
                 // It has ended without reading all, and is told once: what it has said before is
                 // still there.
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => continue,
-                Err(e) => return Err(ConnectionError::Io(e.into())),
+                Err(e) => return Err(LinkError::Io(e.into())),
             };
             let mut descriptors = Vec::new();
             for message in control.drain() {
@@ -153,17 +149,17 @@ impl PacketSocket {
                 }
             }
             if got.bytes == 0 && self.ended.load(Ordering::Acquire) {
-                return Err(ConnectionError::Ended);
+                return Err(LinkError::Ended);
             }
             // Else it is an empty packet, which is no message.
             if got.bytes == 0 && has_hung_up {
-                return Err(ConnectionError::Closed);
+                return Err(LinkError::Closed);
             }
             if got.bytes > MAX_FRAME_BYTES || got.flags.contains(ReturnFlags::TRUNC) {
-                return Err(ConnectionError::TooLong(got.bytes));
+                return Err(LinkError::TooLong(got.bytes));
             }
             if got.flags.contains(ReturnFlags::CTRUNC) {
-                return Err(ConnectionError::Descriptors(descriptors.len()));
+                return Err(LinkError::Descriptors(descriptors.len()));
             }
             buffer.truncate(got.bytes);
             return Ok(Some(descriptors));
@@ -186,7 +182,7 @@ impl PacketSocket {
 }
 
 /// Waits for one of these; false when the time is over.
-fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> Result<bool, ConnectionError> {
+fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> Result<bool, LinkError> {
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = left.map(|left| Timespec {
@@ -197,7 +193,7 @@ fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> Result<bool, Connecti
             Ok(0) => return Ok(false),
             Ok(_) => return Ok(true),
             Err(Errno::INTR) => {}
-            Err(e) => return Err(ConnectionError::Io(e.into())),
+            Err(e) => return Err(LinkError::Io(e.into())),
         }
     }
 }
