@@ -55,6 +55,12 @@ fn is_sysfs(stat: &Stat) -> bool {
     stat.st_dev.wrapping_add(1) == sysfs
 }
 
+/// A length as the kernel maps it; one that is too long for that stays as it is, and is refused.
+fn whole_pages(length: usize) -> usize {
+    let pages = length.checked_next_multiple_of(sys::page_bytes());
+    pages.unwrap_or(length)
+}
+
 /// Is told that the program has mapped `length` bytes of `fd` at `address`.
 pub fn mapped(address: usize, length: usize, fd: RawFd) {
     if fd < 0 {
@@ -72,7 +78,7 @@ pub fn mapped(address: usize, length: usize, fd: RawFd) {
     let Some(provider) = provider_of(Path::new(&*path)) else {
         return;
     };
-    let length = length.next_multiple_of(sys::page_bytes());
+    let length = whole_pages(length);
     if let Err(error) = registry::register(address, length, provider) {
         crate::log::once(&format!("{path} cannot be used for P2P: {error}"));
     }
@@ -82,9 +88,7 @@ pub fn mapped(address: usize, length: usize, fd: RawFd) {
 /// when no I/O is under way in any registered memory there; what is left of it on either side stays
 /// registered.
 pub fn unmapping(address: usize, length: usize) {
-    let length = length
-        .checked_next_multiple_of(sys::page_bytes())
-        .unwrap_or(length);
+    let length = whole_pages(length);
     let end = address.saturating_add(length);
     for (start, bytes, provider) in registry::unregister_overlapping(address, length) {
         let rest = [(start, address), (end, start + bytes)];
@@ -114,15 +118,10 @@ pub struct Moving {
 #[must_use]
 pub fn moving(old: usize, old_length: usize, new_length: usize) -> Moving {
     let again = old_length == 0;
-    let pages = |length: usize| {
-        length
-            .checked_next_multiple_of(sys::page_bytes())
-            .unwrap_or(length)
-    };
-    let length = pages(if again { new_length } else { old_length });
+    let length = whole_pages(if again { new_length } else { old_length });
     Moving {
         old: old..old.saturating_add(length),
-        new_length: pages(new_length),
+        new_length: whole_pages(new_length),
         again,
         taken: registry::unregister_overlapping(old, length),
     }

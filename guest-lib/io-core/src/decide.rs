@@ -5,12 +5,13 @@ use crate::config::Mode;
 use crate::files::Opened;
 use crate::plan::trace::{Piece, Way, Why};
 use crate::plan::{CostModel, Run, schedule};
-use crate::readahead::{self, Pattern};
-use crate::region::Region;
+use crate::readahead;
+use crate::region::{Buffer, Region};
 use crate::residency::{self, Residency};
-use crate::route::{Buffer, Direction};
-use crate::sys;
+use crate::stream::{self, Pattern};
+use crate::sys::{self, Direction};
 use crate::tunnel::PinnedDevice;
+use farlane_abi::width::to_usize;
 use rustix::fs::OFlags;
 use std::ops::Range;
 
@@ -152,7 +153,7 @@ pub(crate) fn reach<'a>(
     request: &Range<u64>,
     direction: Direction,
 ) -> Result<(Reach<'a>, Range<u64>), Why> {
-    if opened.file.goes_plain() {
+    if opened.file.direct_fds.goes_plain() {
         return Err(Why::NoP2p);
     }
     let align = opened.file.offset_align.ok_or(Why::NoP2p)?;
@@ -185,7 +186,7 @@ pub(crate) fn reach<'a>(
     } else {
         Why::Misaligned
     })?;
-    let first = buffer.address + sys::to_usize(body.start - offset);
+    let first = buffer.address + to_usize(body.start - offset);
     if !first.is_multiple_of(opened.file.memory_align) {
         return Err(Why::Misaligned);
     }
@@ -211,7 +212,7 @@ pub(crate) fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode:
         _ => (Pattern::Single, None),
     };
     if mode == Mode::Auto && pattern == Pattern::Single {
-        readahead::expect(opened.fd, request.end);
+        stream::expect(opened.fd, request.end);
     }
     if let Some((way, why)) = ahead {
         return Plan::whole(way, length, why);
@@ -255,13 +256,13 @@ pub(crate) fn sequence(
     let (offset, length) = (request.start, request.end - request.start);
     let pattern = {
         let direct_from = model(opened, region).and_then(CostModel::direct_from);
-        let mut stream = opened.file.stream.lock();
-        if let Some(from) = readahead::granted_from(opened.fd, offset) {
-            stream.catch_up(from, offset);
+        let mut reads = opened.file.stream.lock();
+        if let Some(from) = stream::granted_from(opened.fd, offset) {
+            reads.catch_up(from, offset);
         }
-        stream.advice = readahead::advice_of(opened.fd);
+        reads.advice = stream::advice_of(opened.fd);
         let window = opened.file.disk.window_bytes();
-        stream.observe(offset, length, window, direct_from)
+        reads.observe(offset, length, window, direct_from)
     };
     if pattern != Pattern::Short || opened.flags.contains(OFlags::DIRECT) {
         return (pattern, None);
@@ -271,7 +272,7 @@ pub(crate) fn sequence(
         true => (Way::Cache, Why::Cached),
         false => (Way::ReadAhead, Why::Sequential),
     };
-    readahead::grant(opened.fd, request.end, ahead.until, way);
+    stream::grant(opened.fd, request.end, ahead.until, way);
     (pattern, Some((way, why)))
 }
 

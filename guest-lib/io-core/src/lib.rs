@@ -10,7 +10,9 @@ pub mod config;
 mod decide;
 pub mod descriptors;
 mod direct;
+mod direct_fds;
 pub mod disks;
+mod file_id;
 pub mod files;
 mod fork;
 mod lock;
@@ -27,6 +29,7 @@ mod registry;
 pub mod residency;
 pub mod route;
 pub mod stats;
+pub mod stream;
 pub mod sys;
 pub mod trace;
 pub mod tunnel;
@@ -34,12 +37,15 @@ pub mod vector;
 
 pub use config::{Mode, set_mode};
 pub use farlane_transport::guard;
+pub use position::Position;
 pub use registry::{
     RegisterError, is_registered, may_hold, may_overlap, register, register_with, unregister,
     unregister_overlapping,
 };
 pub use route::{pread, pwrite};
+pub use rustix::io::Errno;
 pub use stats::{Totals, totals};
+pub use sys::Direction;
 
 /// Zero, or a negative error number: what the C interface returns.
 #[must_use]

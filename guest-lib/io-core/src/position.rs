@@ -6,13 +6,12 @@
 //! P2P is for those that name an offset.
 
 use crate::config::Mode;
-use crate::direct;
 use crate::files::Opened;
 use crate::plain::{self, Bounce};
 use crate::plan::trace::{Piece, Way, Why};
-use crate::readahead::{self, Pattern};
 use crate::region::Region;
-use crate::route::{Direction, Position};
+use crate::stream::{self, Pattern};
+use crate::sys::Direction;
 use crate::trace::{Account, Began};
 use crate::{decide, stats, sys, trace};
 use libc::iovec;
@@ -21,6 +20,15 @@ use rustix::io::Errno;
 
 /// Most bytes that are copied for one call of the kernel: more are several.
 const COPIES: usize = 64 << 20;
+
+/// Where in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// At this offset.
+    At(u64),
+    /// At the file position, which the call moves on.
+    Current,
+}
 
 /// A buffer of a call.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +110,7 @@ impl Whole<'_> {
             let request = offset..offset.saturating_add(self.length() as u64);
             match decide::sequence(self.opened, region, &request) {
                 (_, Some(ahead)) => return ahead,
-                (Pattern::Single, None) => readahead::expect(self.opened.fd, request.end),
+                (Pattern::Single, None) => stream::expect(self.opened.fd, request.end),
                 (_, None) => (),
             }
         }
@@ -134,7 +142,7 @@ impl Whole<'_> {
                 let align = self.opened.file.memory_align;
                 vector.iov_base.addr().is_multiple_of(align)
             });
-            if !(is_direct && aligned && result.is_err_and(direct::is_refusal)) {
+            if !(is_direct && aligned && result.is_err_and(plain::is_refusal)) {
                 return result;
             }
         }
@@ -191,7 +199,7 @@ impl Whole<'_> {
                 vectors.push(part.vector());
                 continue;
             };
-            plain::check(region, part.address, part.length)?;
+            plain::check(&*region.provider, part.address, part.length)?;
             let bytes = copy.bytes(at..at + part.length);
             if self.direction == Direction::Write {
                 // SAFETY: registered memory.
@@ -224,16 +232,12 @@ impl Whole<'_> {
     /// # Safety
     /// The kernel may read or write what the vectors name.
     unsafe fn call(&self, vectors: &[iovec], done: usize) -> Result<usize, Errno> {
-        let fd = self.opened.fd;
+        let offset = match self.position {
+            Position::At(at) => Some(at + done as u64),
+            Position::Current => None,
+        };
         // SAFETY: as promised by the caller.
-        unsafe {
-            match (self.direction, self.position) {
-                (Direction::Read, Position::Current) => sys::readv(fd, vectors),
-                (Direction::Write, Position::Current) => sys::writev(fd, vectors),
-                (Direction::Read, Position::At(at)) => sys::preadv(fd, vectors, at + done as u64),
-                (Direction::Write, Position::At(at)) => sys::pwritev(fd, vectors, at + done as u64),
-            }
-        }
+        unsafe { sys::vectored(self.direction, self.opened.fd, vectors, offset) }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::files::Opened;
 use crate::plan::Run;
 use crate::sys;
+use farlane_abi::width::to_usize;
 use rustix::io::Errno;
 
 /// Most pages that are looked at one by one: longer requests are cut.
@@ -66,13 +67,13 @@ fn may_write(opened: &Opened) -> bool {
 fn each_page(opened: &Opened, offset: u64, length: u64) -> Residency {
     let page = sys::page_bytes();
     let mut pages = [0_u8; MOST_PAGES];
-    let count = sys::to_usize(length).div_ceil(page);
+    let count = to_usize(length).div_ceil(page);
     let Some(pages) = pages.get_mut(..count) else {
         return Residency::Unknown;
     };
     let asked = opened
         .file
-        .mincore(opened.fd, offset, sys::to_usize(length), pages);
+        .mincore(opened.fd, offset, to_usize(length), pages);
     match asked {
         Ok(()) => of_runs(runs(pages, page as u64)),
         Err(_) => of_runs(bisect(opened, offset, length, page as u64)),

@@ -8,27 +8,20 @@ use crate::decide::{Reach, plan_read, plan_write, reach};
 use crate::files::{self, Opened};
 use crate::fork::Inside;
 use crate::plan::trace::{Piece, Way, Why};
-use crate::position::{self, Part, Whole};
+use crate::position::{self, Part, Position, Whole};
 use crate::provider::Provider as _;
-use crate::readahead;
-use crate::region::Region;
+use crate::region::{Buffer, Region};
+use crate::stream;
+use crate::sys::{self, Direction};
 use crate::trace::{Account, Began};
 use crate::tunnel::Moved;
-use crate::{direct, plain, provider, registry, stats, sys, trace, tunnel};
+use crate::{direct, plain, provider, registry, stats, trace, tunnel};
+use farlane_abi::width::to_usize;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::RawFd;
-
-/// Where in the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Position {
-    /// At this offset.
-    At(u64),
-    /// At the file position, which the call moves on.
-    Current,
-}
 
 /// A call with one buffer.
 #[derive(Clone, Copy, Debug)]
@@ -43,25 +36,6 @@ pub struct Call {
     pub length: usize,
     /// Where in the file.
     pub position: Position,
-}
-
-/// From or to the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// The file is read.
-    Read,
-    /// The file is written.
-    Write,
-}
-
-/// Reads to a buffer that may be device memory.
-pub fn read(call: &Call) -> Option<Result<usize, Errno>> {
-    serve(call, Direction::Read)
-}
-
-/// Writes from a buffer that may be device memory.
-pub fn write(call: &Call) -> Option<Result<usize, Errno>> {
-    serve(call, Direction::Write)
 }
 
 /// `pread` with device memory; with other memory as the C library has it.
@@ -85,7 +59,8 @@ pub unsafe fn pread(
         position: Position::At(offset),
     };
     // SAFETY: as promised by the caller.
-    read(&call).unwrap_or_else(|| unsafe { sys::pread(fd, buffer, length, offset) })
+    serve(&call, Direction::Read)
+        .unwrap_or_else(|| unsafe { sys::pread(fd, buffer, length, offset) })
 }
 
 /// `pwrite` with device memory; with other memory as the C library has it.
@@ -109,10 +84,12 @@ pub unsafe fn pwrite(
         position: Position::At(offset),
     };
     // SAFETY: as promised by the caller.
-    write(&call).unwrap_or_else(|| unsafe { sys::pwrite(fd, buffer, length, offset) })
+    serve(&call, Direction::Write)
+        .unwrap_or_else(|| unsafe { sys::pwrite(fd, buffer, length, offset) })
 }
 
-fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
+/// Reads to, or writes from, a buffer that may be device memory.
+pub fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> {
     let mode = config::mode();
     if mode == Mode::Off || call.length == 0 {
         return None;
@@ -170,7 +147,7 @@ fn on_credit(call: &Call, region: &Region, mode: Mode) -> Option<Result<usize, E
         Position::At(offset) => Some(offset),
         Position::Current => None,
     };
-    let way = readahead::spend(call.fd, offset, call.length as u64)?;
+    let way = stream::spend(call.fd, offset, call.length as u64)?;
     let to = std::ptr::with_exposed_provenance_mut(call.address);
     // SAFETY: registered memory, which the program gave for this.
     let result = unsafe {
@@ -184,13 +161,13 @@ fn on_credit(call: &Call, region: &Region, mode: Mode) -> Option<Result<usize, E
             stats::request();
             stats::add(way, moved as u64);
             if moved < call.length {
-                readahead::revoke(call.fd);
+                stream::revoke(call.fd);
             }
             Some(Ok(moved))
         }
         // No file position: then the descriptor is something else by now.
         Err(_) => {
-            readahead::revoke(call.fd);
+            stream::revoke(call.fd);
             None
         }
     }
@@ -210,7 +187,7 @@ fn small_and_cached(call: &Call, region: &Region, mode: Mode) -> Option<Result<u
         || length > SMALL_BYTES
         || !region.provider.is_mapped()
         || trace::is_on()
-        || !readahead::stands_alone(call.fd, offset)
+        || !stream::stands_alone(call.fd, offset)
     {
         return None;
     }
@@ -227,7 +204,7 @@ fn small_and_cached(call: &Call, region: &Region, mode: Mode) -> Option<Result<u
     let moved = unsafe { sys::pread(call.fd, to, call.length, offset) }.ok()?;
     stats::request();
     stats::add(Way::Cache, moved as u64);
-    readahead::expect(call.fd, end);
+    stream::expect(call.fd, end);
     Some(Ok(moved))
 }
 
@@ -248,14 +225,6 @@ fn at(
         region,
     };
     one(opened, call.name, &buffer, offset, direction, mode)
-}
-
-/// A buffer in a region.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Buffer<'a> {
-    pub(crate) address: usize,
-    pub(crate) length: usize,
-    pub(crate) region: &'a Region,
 }
 
 /// One buffer at an offset: decides, moves, counts, tells.
@@ -317,7 +286,7 @@ impl Work<'_> {
     fn run(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
         let mut done = 0;
         for piece in pieces {
-            let end = done + sys::to_usize(piece.bytes);
+            let end = done + to_usize(piece.bytes);
             let moved = match self.piece(piece.way, done..end) {
                 Ok(moved) => moved,
                 Err(_) if done > 0 => break,
@@ -333,12 +302,12 @@ impl Work<'_> {
 
     fn piece(&mut self, way: Way, range: Range<usize>) -> Result<usize, Errno> {
         if way != Way::P2p {
-            return self.plain(way, range);
+            return self.plain(way, &range);
         }
         let Moved {
             bytes: moved,
             landed,
-        } = match self.p2p(range.clone()) {
+        } = match self.p2p(&range) {
             Ok(moved) => moved,
             // What the plain way would say too, and what has been signalled already.
             Err(error @ (Errno::FBIG | Errno::NOSPC | Errno::DQUOT)) => return Err(error),
@@ -351,51 +320,48 @@ impl Work<'_> {
             return Ok(moved);
         }
         self.failed |= moved == 0;
-        match self.plain(Way::Cache, rest) {
+        match self.plain(Way::Cache, &rest) {
             Ok(more) => Ok(moved + more),
             Err(_) if moved > 0 => Ok(moved),
             Err(error) => Err(error),
         }
     }
 
-    fn p2p(&self, range: Range<usize>) -> Result<Moved, Errno> {
-        let (opened, region) = (self.opened, self.buffer.region);
-        let (address, length, offset) = plain::part(self.buffer.address, self.offset, &range);
-        let buffer = Buffer {
-            address,
-            length,
-            region,
-        };
-        let request = offset..offset + length as u64;
+    fn p2p(&self, range: &Range<usize>) -> Result<Moved, Errno> {
+        let (opened, direction) = (self.opened, self.direction);
+        let (buffer, offset) = self.part(range);
+        let request = offset..offset + buffer.length as u64;
         let (reach, body) =
-            reach(opened, &buffer, &request, self.direction).map_err(|_| Errno::OPNOTSUPP)?;
+            reach(opened, &buffer, &request, direction).map_err(|_| Errno::OPNOTSUPP)?;
         if body != request {
             return Err(Errno::OPNOTSUPP);
         }
-        let bytes = match (reach, self.direction) {
-            (Reach::Tunnel(pinned), direction) => {
-                return tunnel::transfer(opened, pinned, &buffer, offset, direction);
+        match reach {
+            Reach::Tunnel(pinned) => {
+                let memory = (buffer.address, buffer.length);
+                let provider = &*buffer.region.provider;
+                tunnel::transfer(opened, pinned, provider, direction, memory, offset)
             }
-            (Reach::Direct, Direction::Read) => {
-                direct::read(opened, region, address, length, offset)
+            Reach::Direct => {
+                let bytes = direct::transfer(opened, &buffer, direction, offset)?;
+                let landed = bytes;
+                Ok(Moved { bytes, landed })
             }
-            (Reach::Direct, Direction::Write) => {
-                direct::write(opened, region, address, length, offset)
-            }
-        }?;
-        let landed = bytes;
-        Ok(Moved { bytes, landed })
+        }
     }
 
-    fn plain(&mut self, way: Way, range: Range<usize>) -> Result<usize, Errno> {
-        let (opened, region) = (self.opened, self.buffer.region);
-        let (address, length, offset) = plain::part(self.buffer.address, self.offset, &range);
-        let moved = match self.direction {
-            Direction::Read => plain::read(opened, region, address, length, offset),
-            Direction::Write => plain::write(opened, region, address, length, offset),
-        }?;
+    fn plain(&mut self, way: Way, range: &Range<usize>) -> Result<usize, Errno> {
+        let (buffer, offset) = self.part(range);
+        let memory = (buffer.address, buffer.length);
+        let provider = &*buffer.region.provider;
+        let moved = plain::transfer(self.opened, provider, self.direction, memory, offset)?;
         self.note(way, moved);
         Ok(moved)
+    }
+
+    /// A part of the request.
+    fn part(&self, range: &Range<usize>) -> (Buffer<'_>, u64) {
+        (self.buffer.part(range), self.offset + range.start as u64)
     }
 
     fn note(&mut self, way: Way, moved: usize) {

@@ -3,12 +3,22 @@
 //!
 //! Everything here goes to the kernel directly and leaves `errno` as it was.
 
+use farlane_abi::width::to_usize;
 use rustix::io::Errno;
 use std::ffi::{c_int, c_long, c_void};
 use std::os::fd::RawFd;
 
 /// Most bytes that Linux moves in one call (`MAX_RW_COUNT` with pages of 4 KiB).
 pub const MAX_BYTES: usize = 0x7fff_f000;
+
+/// From or to the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The file is read.
+    Read,
+    /// The file is written.
+    Write,
+}
 
 /// Keeps the calling thread's `errno` over a scope.
 pub struct SavedErrno(c_int);
@@ -57,12 +67,7 @@ unsafe fn call(number: c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
 
 /// A C integer as the kernel takes it in a register: the upper half is not looked at.
 fn word(value: c_int) -> usize {
-    usize::try_from(u32::from_ne_bytes(value.to_ne_bytes())).unwrap_or(usize::MAX)
-}
-
-/// A length or offset of a file as a length in memory.
-pub(crate) fn to_usize(value: u64) -> usize {
-    usize::try_from(value).unwrap_or(usize::MAX)
+    to_usize(u32::from_ne_bytes(value.to_ne_bytes()).into())
 }
 
 /// `pread`.
@@ -104,6 +109,27 @@ pub unsafe fn pwrite(
     unsafe { call(libc::SYS_pwrite64, arguments) }
 }
 
+/// `pread` or `pwrite`.
+///
+/// # Safety
+/// The kernel may write (of a read) or reads (of a write) `length` bytes at `buffer`; it checks
+/// that they are mapped.
+pub unsafe fn transfer(
+    direction: Direction,
+    fd: RawFd,
+    buffer: *mut c_void,
+    length: usize,
+    offset: u64,
+) -> Result<usize, Errno> {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        match direction {
+            Direction::Read => pread(fd, buffer, length, offset),
+            Direction::Write => pwrite(fd, buffer, length, offset),
+        }
+    }
+}
+
 /// `pwritev2` of one buffer with `RWF_*` flags.
 ///
 /// # Safety
@@ -131,61 +157,27 @@ pub unsafe fn pwrite_with(
     unsafe { call(libc::SYS_pwritev2, arguments) }
 }
 
+/// `preadv` or `pwritev`; without an offset `readv` or `writev`.
+///
 /// # Safety
-/// The kernel may read or write what the vectors name, as call `number` does; it checks that it is
-/// mapped.
-unsafe fn vectored(
-    number: c_long,
+/// The kernel may write (of a read) or reads (of a write) what the vectors name; it checks that it
+/// is mapped.
+pub(crate) unsafe fn vectored(
+    direction: Direction,
     fd: RawFd,
     vectors: &[libc::iovec],
-    offset: u64,
+    offset: Option<u64>,
 ) -> Result<usize, Errno> {
-    let arguments = [
-        word(fd),
-        vectors.as_ptr().addr(),
-        vectors.len(),
-        to_usize(offset),
-        0,
-        0,
-    ];
+    let number = match (direction, offset) {
+        (Direction::Read, None) => libc::SYS_readv,
+        (Direction::Write, None) => libc::SYS_writev,
+        (Direction::Read, Some(_)) => libc::SYS_preadv,
+        (Direction::Write, Some(_)) => libc::SYS_pwritev,
+    };
+    let (base, count) = (vectors.as_ptr().addr(), vectors.len());
+    let offset = offset.map_or(0, to_usize);
     // SAFETY: as promised by the caller.
-    unsafe { call(number, arguments) }
-}
-
-/// `readv`.
-///
-/// # Safety
-/// The kernel may write what the vectors name; it checks that it is mapped.
-pub unsafe fn readv(fd: RawFd, vectors: &[libc::iovec]) -> Result<usize, Errno> {
-    // SAFETY: as promised by the caller.
-    unsafe { vectored(libc::SYS_readv, fd, vectors, 0) }
-}
-
-/// `writev`.
-///
-/// # Safety
-/// The kernel reads what the vectors name; it checks that it is mapped.
-pub unsafe fn writev(fd: RawFd, vectors: &[libc::iovec]) -> Result<usize, Errno> {
-    // SAFETY: as promised by the caller.
-    unsafe { vectored(libc::SYS_writev, fd, vectors, 0) }
-}
-
-/// `preadv`.
-///
-/// # Safety
-/// As [`readv`].
-pub unsafe fn preadv(fd: RawFd, vectors: &[libc::iovec], offset: u64) -> Result<usize, Errno> {
-    // SAFETY: as promised by the caller.
-    unsafe { vectored(libc::SYS_preadv, fd, vectors, offset) }
-}
-
-/// `pwritev`.
-///
-/// # Safety
-/// As [`writev`].
-pub unsafe fn pwritev(fd: RawFd, vectors: &[libc::iovec], offset: u64) -> Result<usize, Errno> {
-    // SAFETY: as promised by the caller.
-    unsafe { vectored(libc::SYS_pwritev, fd, vectors, offset) }
+    unsafe { call(number, [word(fd), base, count, offset, 0, 0]) }
 }
 
 /// `lseek`.
@@ -215,8 +207,14 @@ pub fn write_back(fd: RawFd, offset: u64, length: u64) -> Result<(), Errno> {
     let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    let flags = usize::try_from(flags).unwrap_or(0);
-    let arguments = [word(fd), to_usize(offset), to_usize(length), flags, 0, 0];
+    let arguments = [
+        word(fd),
+        to_usize(offset),
+        to_usize(length),
+        to_usize(flags.into()),
+        0,
+        0,
+    ];
     // SAFETY: touches no memory.
     unsafe { call(libc::SYS_sync_file_range, arguments) }.map(drop)
 }

@@ -8,7 +8,7 @@ use farlane_transport::guard::{Guarded, Kind};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::sync::OnceLock;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 static FILE: OnceLock<Option<Trace>> = OnceLock::new();
 
@@ -84,9 +84,10 @@ impl Began {
         account: Account,
     ) {
         let Some(file) = file() else { return };
-        let micros =
-            |duration: std::time::Duration| u64::try_from(duration.as_micros()).unwrap_or(0);
-        let device = opened.file.id.device;
+        let micros = |duration: Duration| {
+            duration.as_secs() * 1_000_000 + u64::from(duration.subsec_micros())
+        };
+        let (major, minor) = opened.file.id.device_number();
         let path = rustix::fs::readlink(format!("/proc/self/fd/{}", opened.fd), Vec::new());
         let decision = Decision {
             time_us: micros(self.wall.duration_since(UNIX_EPOCH).unwrap_or_default()),
@@ -97,11 +98,7 @@ impl Began {
                 |_| String::new(),
                 |path| path.to_string_lossy().into_owned(),
             ),
-            device: format!(
-                "{}:{}",
-                rustix::fs::major(device),
-                rustix::fs::minor(device)
-            ),
+            device: format!("{major}:{minor}"),
             inode: opened.file.id.inode,
             offset,
             length,

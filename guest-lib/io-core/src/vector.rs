@@ -3,10 +3,10 @@
 use crate::config::{self, Mode};
 use crate::files::{self, Opened};
 use crate::fork::Inside;
-use crate::position::{self, Part, Whole};
-use crate::registry;
-use crate::route::{self, Buffer, Direction, Position};
-use crate::sys;
+use crate::position::{self, Part, Position, Whole};
+use crate::region::Buffer;
+use crate::sys::{self, Direction};
+use crate::{registry, route};
 use rustix::io::Errno;
 use std::os::fd::RawFd;
 
@@ -129,12 +129,7 @@ fn one_by_one(
                 route::one(opened, call.name, &buffer, at, direction, mode)
             }
             // SAFETY: the program's own buffer.
-            None => unsafe {
-                match direction {
-                    Direction::Read => sys::pread(call.fd, buffer.iov_base, length, at),
-                    Direction::Write => sys::pwrite(call.fd, buffer.iov_base, length, at),
-                }
-            },
+            None => unsafe { sys::transfer(direction, call.fd, buffer.iov_base, length, at) },
         };
         match result {
             Ok(moved) => done += moved,

@@ -292,7 +292,8 @@ fn errors_and_ends_of_files_are_those_of_the_plain_calls() {
 
 #[test]
 fn read_and_write_move_the_file_position_as_far_as_they_have_moved_bytes() {
-    use farlane_io_core::route::{Call, Position, read, write};
+    use farlane_io_core::route::{Call, serve};
+    use farlane_io_core::{Direction, Position};
     let _turn = turn(Mode::P2p);
     let content = pattern(9, 20_000);
     let mut disk = Disk::new(&content);
@@ -306,13 +307,14 @@ fn read_and_write_move_the_file_position_as_far_as_they_have_moved_bytes() {
     };
     let (first, second, past) = (call(9000), call(1 << 20), call(5));
     disk.file.seek(SeekFrom::Start(100)).unwrap();
+    let read = |call| serve(call, Direction::Read);
     assert_eq!(read(&first), Some(Ok(9000)));
     assert_eq!(disk.file.stream_position().unwrap(), 9100);
     assert_eq!(read(&second), Some(Ok(10_900)));
     assert!(memory.get(0, 10_900) == content[9100..]);
     assert_eq!(read(&past), Some(Ok(0)));
     assert_eq!(disk.file.stream_position().unwrap(), 20_000);
-    assert_eq!(write(&past), Some(Ok(5)));
+    assert_eq!(serve(&past, Direction::Write), Some(Ok(5)));
     assert_eq!(disk.file.stream_position().unwrap(), 20_005);
 }
 

@@ -1,10 +1,10 @@
 //! `read`, `write` and their like.
 
 use crate::next;
-use farlane_io_core::route::{self, Call, Direction, Position};
+use farlane_io_core::route::{self, Call};
 use farlane_io_core::sys::{SavedErrno, set_errno};
 use farlane_io_core::vector::{self, VectorCall};
-use farlane_io_core::{is_registered, may_hold};
+use farlane_io_core::{Direction, Errno, Position, is_registered, may_hold};
 use libc::{iovec, off_t, size_t, ssize_t};
 use std::ffi::{c_int, c_void};
 
@@ -50,18 +50,21 @@ fn routed(
         position,
     };
     let saved = SavedErrno::new();
-    let result = match direction {
-        Direction::Read => route::read(&call),
-        Direction::Write => route::write(&call),
-    }?;
+    let result = route::serve(&call, direction)?;
     drop(saved);
-    Some(match result {
-        Ok(moved) => ssize_t::try_from(moved).unwrap_or(ssize_t::MAX),
+    Some(answer(result))
+}
+
+/// A result as the C library returns it.
+fn answer(result: Result<usize, Errno>) -> ssize_t {
+    match result {
+        // A call moves no more than fits (`MAX_RW_COUNT`).
+        Ok(moved) => moved.cast_signed(),
         Err(error) => {
             set_errno(error.raw_os_error());
             -1
         }
-    })
+    }
 }
 
 /// A call that the kernel has refused: `EFAULT` may mean device memory that nobody has registered.
@@ -118,29 +121,7 @@ unsafe fn several(
     let saved = SavedErrno::new();
     let result = vector::serve(&call, direction)?;
     drop(saved);
-    Some(match result {
-        Ok(moved) => ssize_t::try_from(moved).unwrap_or(ssize_t::MAX),
-        Err(error) => {
-            set_errno(error.raw_os_error());
-            -1
-        }
-    })
-}
-
-macro_rules! exports {
-    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) -> $ret:ty = $body:expr;)*) => {
-        $(
-            $(#[$doc])*
-            ///
-            /// # Safety
-            /// As the C library's function of this name.
-            #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> $ret {
-                // SAFETY: as promised by the caller.
-                unsafe { $body }
-            }
-        )*
-    };
+    Some(answer(result))
 }
 
 /// # Safety

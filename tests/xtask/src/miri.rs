@@ -46,6 +46,7 @@ const COVERED: &[Covered] = &[
             "plan::model::",
             "plan::greedy::",
             "readahead::",
+            "stream::",
         ],
     ),
     covered("farlane-block", &["engine::"]),

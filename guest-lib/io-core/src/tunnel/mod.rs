@@ -18,10 +18,11 @@ mod tests;
 use crate::disks::Beneath;
 use crate::files::Opened;
 use crate::provider::Provider;
-use crate::route::{Buffer, Direction};
-use crate::{log, plain, sys};
+use crate::sys::{self, Direction};
+use crate::{log, plain};
 use client::Tunnel;
 use farlane_abi::PAGE_BYTES;
+use farlane_sys::chain;
 use farlane_transport::Pin;
 use phony::Lent;
 use rustix::io::Errno;
@@ -31,7 +32,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-pub(crate) use client::{forget, hold, release};
+pub(crate) use client::TUNNELS;
 
 /// How often a write is tried: each time what it could have waited for has been done before. That
 /// includes the file's modification time, which is due again with the next tick of the kernel's
@@ -95,17 +96,6 @@ pub(crate) fn pin_device(address: usize, length: usize) -> Option<PinnedDevice> 
     })
 }
 
-/// An error and what caused it, in a line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}
-
 impl PinnedDevice {
     fn tunnel(&self, beneath: &Beneath) -> Option<&(Arc<Tunnel>, Pin)> {
         let serials = beneath.stack.serials.as_ref()?;
@@ -142,15 +132,16 @@ impl PinnedDevice {
 pub(crate) fn transfer(
     opened: &Opened,
     pinned: &PinnedDevice,
-    buffer: &Buffer<'_>,
-    offset: u64,
+    provider: &dyn Provider,
     direction: Direction,
+    (address, length): (usize, usize),
+    offset: u64,
 ) -> Result<Moved, Errno> {
     let beneath = opened.file.disk.stack.now();
     let (tunnel, pin) = pinned.tunnel(&beneath).ok_or(Errno::NODEV)?;
     let mut moved = Moved::default();
-    while moved.bytes < buffer.length {
-        let left = buffer.length - moved.bytes;
+    while moved.bytes < length {
+        let left = length - moved.bytes;
         let lent = tunnel
             .phony()
             .lend(tunnel.link(), left)
@@ -160,10 +151,9 @@ pub(crate) fn transfer(
             beneath: &beneath,
             tunnel,
             region: pin.region(),
-            provider: &*buffer.region.provider,
-            buffer,
-            address: buffer.address + moved.bytes,
-            target: (buffer.address + moved.bytes - pinned.start) as u64,
+            provider,
+            address: address + moved.bytes,
+            target: (address + moved.bytes - pinned.start) as u64,
             length: left.min(lent.length()),
             offset: offset + moved.bytes as u64,
         };
@@ -194,7 +184,6 @@ struct Part<'a> {
     tunnel: &'a Tunnel,
     region: u32,
     provider: &'a dyn Provider,
-    buffer: &'a Buffer<'a>,
     address: usize,
     /// Offset of the first byte in the pinned region.
     target: u64,
@@ -203,15 +192,14 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
+    fn arm(&self, lent: &Lent<'_>, direction: Direction) -> Result<Armed<'_>, Errno> {
+        let slots = self.tunnel.slots();
+        slots.arm(lent, self.region, self.target, self.length, direction)
+    }
+
     fn read(&self, lent: &Lent<'_>) -> Result<Moved, Errno> {
         let direct = self.opened.direct()?;
-        let armed = self.tunnel.slots().arm(
-            lent,
-            self.region,
-            self.target,
-            self.length,
-            Direction::Read,
-        )?;
+        let armed = self.arm(lent, Direction::Read)?;
         // SAFETY: our own phony memory.
         let bytes = unsafe { sys::pread(direct.number(), lent.base(), self.length, self.offset) }?;
         if !self.is_over_the_same() {
@@ -251,13 +239,7 @@ impl Part<'_> {
 
     fn write(&self, lent: &Lent<'_>) -> Result<Moved, Errno> {
         let direct = self.opened.direct()?;
-        let armed = self.tunnel.slots().arm(
-            lent,
-            self.region,
-            self.target,
-            self.length,
-            Direction::Write,
-        )?;
+        let armed = self.arm(lent, Direction::Write)?;
         let mut bytes = Err(Errno::AGAIN);
         for attempt in 0..TRIES {
             let (length, offset) = (self.length, self.offset);
@@ -333,24 +315,23 @@ impl Part<'_> {
     /// before anything else. `own` is as in [`make_way`](Self::make_way).
     fn write_again(&self, own: RawFd, range: &Range<usize>) -> Result<(), Errno> {
         self.opened.file.tunnel_off.store(true, Ordering::Relaxed);
+        let (major, minor) = self.opened.file.id.device_number();
         log::once(&format!(
-            "A tunnelled write of file {} on device {}:{} went another way: no more of them for this file",
+            "A tunnelled write of file {} on device {major}:{minor} went another way: no more of \
+             them for this file",
             self.opened.file.id.inode,
-            rustix::fs::major(self.opened.file.id.device),
-            rustix::fs::minor(self.opened.file.id.device),
         ));
         self.write_out(own, range)
     }
 
     /// Writes a part the plain way, to the disk. `own` is as in [`make_way`](Self::make_way).
     fn write_out(&self, own: RawFd, range: &Range<usize>) -> Result<(), Errno> {
-        let (address, offset) = (self.address + range.start, self.offset + range.start as u64);
+        let offset = self.offset + range.start as u64;
         let mut done = 0;
         while done < range.len() {
-            let left = range.len() - done;
+            let rest = (self.address + range.start + done, range.len() - done);
             let at = offset + done as u64;
-            let region = self.buffer.region;
-            match plain::write(self.opened, region, address + done, left, at)? {
+            match plain::transfer(self.opened, self.provider, Direction::Write, rest, at)? {
                 0 => return Err(Errno::IO),
                 moved => done += moved,
             }

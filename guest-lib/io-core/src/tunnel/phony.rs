@@ -5,6 +5,7 @@
 //! pinned when it is used first.
 
 use farlane_abi::tunnel::{SECTOR_BYTES, SECTORS_PER_PAGE};
+use farlane_abi::width::to_usize;
 use farlane_transport::{Link, Map, Pin};
 use rustix::thread::futex;
 use std::ffi::c_void;
@@ -52,7 +53,7 @@ impl Memory {
         match pin {
             Ok(pin) => Some(Self { _pin: pin, map }),
             Err(error) => {
-                let why = super::chain(&error);
+                let why = farlane_sys::chain(&error);
                 crate::log::once(&format!("Memory for tunnels cannot be pinned: {why}"));
                 None
             }
@@ -108,7 +109,7 @@ impl Class {
                 Ordering::Acquire,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return usize::try_from(index).ok(),
+                Ok(_) => return Some(to_usize(index.into())),
                 Err(now) => free = now,
             }
         }
@@ -217,12 +218,8 @@ impl Lent<'_> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        let bit = u32::try_from(self.index)
-            .ok()
-            .and_then(|index| 1_u64.checked_shl(index));
-        self.class
-            .free
-            .fetch_or(bit.unwrap_or(0), Ordering::Release);
+        let bit = 1_u64 << self.index;
+        self.class.free.fetch_or(bit, Ordering::Release);
         self.class.returned.fetch_add(1, Ordering::Release);
         let _ = futex::wake(&self.class.returned, futex::Flags::PRIVATE, 1);
     }

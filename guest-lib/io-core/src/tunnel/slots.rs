@@ -1,13 +1,14 @@
 //! Tokens: what the slots of the shared header say, and the envelopes in phony pages.
 
 use super::phony::Lent;
-use crate::route::Direction;
+use crate::sys::Direction;
 use farlane_abi::arena::OFF_DEAD;
 use farlane_abi::tunnel::{
     DIRECTION_INTO_DEVICE, DIRECTION_OUT_OF_DEVICE, ENVELOPE_MAGIC, Envelope, MAX_SLOTS, OFF_EPOCH,
     OFF_SLOT_COUNT, OFF_SLOTS, SECTOR_BYTES, SECTORS_PER_PAGE, SEQUENCE_END, SLOT_ARMED,
     SLOT_BYTES, SLOT_KEY, SLOT_LANDED, SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION,
 };
+use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_transport::Map;
 use rustix::io::Errno;
@@ -75,7 +76,7 @@ impl Slots {
             .word(OFF_SLOT_COUNT)
             .load(Ordering::Acquire)
             .min(MAX_SLOTS);
-        let count = usize::try_from(said).unwrap_or(0).min(room);
+        let count = to_usize(said.into()).min(room);
         Self {
             header: Box::new(header),
             sequences: (0..count).map(|_| AtomicU64::new(0)).collect(),

@@ -4,7 +4,6 @@
 use super::*;
 use crate::files::{self, Opened};
 use crate::provider::Soft;
-use crate::region::Region;
 use farlane_abi::Errno as Refusal;
 use farlane_abi::tunnel::{
     DIRECTION_INTO_DEVICE, ENVELOPE_MAGIC, Envelope, OFF_DISK_COUNT, OFF_DISKS, OFF_EPOCH,
@@ -293,7 +292,6 @@ struct Rig {
     _folder: tempfile::TempDir,
     file: std::fs::File,
     memory: Map,
-    region: Region,
 }
 
 impl Rig {
@@ -309,12 +307,10 @@ impl Rig {
             .unwrap();
         file.sync_all().unwrap();
         let memory = Map::anonymous(content.len()).unwrap();
-        let region = Region::new(memory.base().as_ptr().addr(), Arc::new(Soft), None);
         Self {
             _folder: folder,
             file,
             memory,
-            region,
         }
     }
 
@@ -343,18 +339,12 @@ impl Rig {
         let opened = self.opened();
         let address = self.memory.base().as_ptr().expose_provenance();
         let length = self.memory.len();
-        let buffer = Buffer {
-            address,
-            length,
-            region: &self.region,
-        };
         let part = Part {
             opened: &opened,
             beneath,
             tunnel,
             region: 7,
             provider: &Soft,
-            buffer: &buffer,
             address,
             target: 0,
             length,
@@ -543,14 +533,14 @@ fn a_file_that_is_being_locked_is_not_tunnelled_and_no_envelope_is_made_for_it()
     let (backend, tunnel) = tunnel(Backend::default());
     let content = vec![3; 8 * PAGE];
     let rig = Rig::new(&content);
-    let locking = crate::locks::begins(rig.file.as_raw_fd());
+    let locking = crate::descriptors::lock_begins(rig.file.as_raw_fd());
     rig.part(&tunnel, |part, lent| {
         assert_eq!(part.read(lent), Err(Errno::BUSY));
         assert_eq!(part.write(lent), Err(Errno::BUSY));
         Moved::default()
     });
     assert!((0..8).all(|slot| backend.word(slot, SLOT_ARMED) == 0));
-    crate::locks::ended(locking);
+    crate::descriptors::lock_ended(locking);
     let moved = rig.part(&tunnel, |part, lent| part.read(lent).unwrap());
     assert_eq!(moved.bytes, 8 * PAGE);
     assert!(rig.memory() == content);
