@@ -6,7 +6,7 @@ use crate::disk::{Disk, Watcher};
 use crate::worker::Worker;
 use farlane_vhost_user::channel::Channel;
 use farlane_vhost_user::inflight::Note;
-use farlane_vhost_user::session::{Device, Setup};
+use farlane_vhost_user::session::{Device, PROTOCOL_FEATURES, Setup};
 use farlane_zero_copy::AddressSpace;
 use farlane_zero_copy::placement::{Placement, Watch};
 use farlane_zero_copy::tokens::Secret;
@@ -145,7 +145,7 @@ impl Device for DiskDevice {
     }
 
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
-        VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        PROTOCOL_FEATURES | VhostUserProtocolFeatures::INFLIGHT_SHMFD
     }
 
     fn negotiated(&mut self, features: u64) {

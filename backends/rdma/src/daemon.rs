@@ -8,16 +8,17 @@ use crate::{CAPABILITIES, metrics_text};
 use farlane_daemon::access::Access;
 use farlane_daemon::control::Stopper;
 use farlane_daemon::keys::{Socket, SocketOption};
+use farlane_daemon::limb;
 use farlane_daemon::listener::{Kind, Listener};
 use farlane_daemon::metrics::MetricsText;
 use farlane_daemon::options::{Capabilities, DaemonOptions};
 use farlane_daemon::privileges::Needs;
 use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::SystemCalls;
-use farlane_daemon::{limb, vhost};
 use farlane_guest_device::control::RequestCounters;
-use farlane_guest_device::device::{Device, Vm};
+use farlane_guest_device::device::{FarlaneDevice, Vm};
 use farlane_rdma_remoting::{Port, Server};
+use farlane_vhost_user::serve::serve;
 use std::sync::Arc;
 
 /// System calls besides those of every backend: memory of processes of this host, and their ends.
@@ -120,8 +121,8 @@ fn serve_vm(shared: &Shared, vm: &VmOptions, listener: &Listener) -> anyhow::Res
     log::info!("{name}: waiting at {listener}");
     let thread = std::thread::Builder::new().name(name.clone());
     thread.spawn(move || {
-        vhost::serve(&name, socket, |memory, limit| {
-            Device::new(device.clone(), memory, limit)
+        serve(&name, socket, |channel| {
+            FarlaneDevice::new(device.clone(), channel)
         })
     })?;
     Ok(port)

@@ -75,6 +75,7 @@ fn vm(socket: &str) {
     connect_to(&end.qp, peer[0].parse().unwrap(), gid.to_be_bytes());
     println!("VM: connected");
     told();
+    vm.halt();
     rustix::fs::ftruncate(vm.memory().file(), 0).unwrap();
     println!("VM: shrunk");
     told();

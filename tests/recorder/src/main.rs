@@ -14,13 +14,13 @@ use anyhow::{Context as _, Result};
 use farlane_abi::Errno;
 use farlane_daemon::access::Access;
 use farlane_daemon::listener::{Kind, Listener};
-use farlane_daemon::vhost;
 use farlane_guest_device::contexts::Contexts;
 use farlane_guest_device::control::RequestCounters;
-use farlane_guest_device::device::{Device, Vm};
+use farlane_guest_device::device::{FarlaneDevice, Vm};
 use farlane_guest_device::events::ContextEvents;
 use farlane_guest_device::request::Extents;
 use farlane_kit::recorder::{Detaching, Event, Order};
+use farlane_vhost_user::serve::serve;
 use farlane_zero_copy::{Pool, Region};
 
 fn main() -> Result<()> {
@@ -81,8 +81,8 @@ impl Recorder {
             .name("recorder".into())
             .spawn(move || {
                 let _file = listener;
-                vhost::serve("recorder", accept, |memory, limit| {
-                    Device::new(vm.clone(), memory, limit)
+                serve("recorder", accept, |channel| {
+                    FarlaneDevice::new(vm.clone(), channel)
                 })
             })
             .context("Cannot start a thread")?;

@@ -41,15 +41,23 @@ fn kind(fd: BorrowedFd<'_>) -> rustix::io::Result<Option<String>> {
     Ok((!is_eventfd).then(|| target.to_string_lossy().into_owned()))
 }
 
+/// Whether `fd` is an eventfd.
+///
+/// # Errors
+/// Why not: see [`EventfdError`].
+pub fn examine(fd: BorrowedFd<'_>) -> Result<(), EventfdError> {
+    match kind(fd)? {
+        None => Ok(()),
+        Some(other) => Err(EventfdError::NotAnEventfd(other)),
+    }
+}
+
 /// Takes `fd` if it is an eventfd.
 ///
 /// # Errors
 /// See [`EventfdError`].
 pub fn check(fd: OwnedFd) -> Result<OwnedFd, EventfdError> {
-    match kind(fd.as_fd())? {
-        None => Ok(fd),
-        Some(other) => Err(EventfdError::NotAnEventfd(other)),
-    }
+    examine(fd.as_fd()).map(|()| fd)
 }
 
 /// Takes `fd` if it is an eventfd, and sees to it that neither reading nor writing it blocks. That

@@ -191,7 +191,6 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use std::os::fd::AsFd as _;
     use std::sync::atomic::Ordering;
-    use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
     const PIN: u32 = 1;
     const REGION: u32 = 2;
@@ -249,7 +248,7 @@ mod tests {
         let tokens = Tokens::new(device, Vec::new());
         let clock = Clock::new(Arc::clone(&tokens)).unwrap();
         let contexts = TunnelContexts::new(Arc::clone(&tokens), clock.handle());
-        let events = EventQueue::new(GuestMemoryAtomic::new(GuestMemoryMmap::new()));
+        let events = EventQueue::new();
         let open = || contexts.open(0, events.context(0), None);
         for whole in [false, true] {
             open().unwrap();

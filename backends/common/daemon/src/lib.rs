@@ -4,7 +4,6 @@
 //! * [`run`]: a daemon from its command line to its end; [`control`]: its control loop;
 //! * [`options`]: the arguments that all of them take; [`keys`]: those of several keys;
 //! * [`listener`]: UNIX sockets that belong to one daemon; [`access`]: who may connect to them;
-//! * [`vhost`] and [`vring`]: one VM after the other on a vhost-user socket;
 //! * [`limb`]: threads that belong to a NUMA node; [`locality`]: what was moved where;
 //! * [`privileges`] and [`seccomp`]: what a running backend can no longer do;
 //! * [`metrics`], [`logging`] and [`log_limit`]: what it tells, and how often.
@@ -24,7 +23,5 @@ pub mod panics;
 pub mod privileges;
 pub mod run;
 pub mod seccomp;
-pub mod vhost;
-pub mod vring;
 
 pub use farlane_sys::{eventfd, log_limit, log_limited, warn_limited};

@@ -73,6 +73,6 @@ mod tests {
         assert!(is_limited("farlane_zero_copy::broker"));
         assert!(is_limited("vhost"));
         assert!(!is_limited("farlane_rdma_remoting::context"));
-        assert!(!is_limited("farlane_daemon::vhost"));
+        assert!(!is_limited("farlane_daemon::control"));
     }
 }

@@ -4,28 +4,22 @@ use crate::contexts::Contexts;
 use crate::events::{ContextEvents, EventQueue};
 use crate::regions::{Complete, Regions, budget};
 use crate::request::{ControlRequest, Extents, Kind, MAX_REQUEST_BYTES, Place, are_pages, parse};
+use crate::ring::{Chain, Ring};
 use farlane_abi::Errno;
 use farlane_abi::control::Reply;
 use farlane_abi::zerocopy::IntoBytes as _;
-use farlane_daemon::log_limit::LogLimit;
 use farlane_daemon::metrics::Sample;
-use farlane_daemon::vring::{VmMemory, Vring, signal_used};
 use farlane_daemon::warn_limited;
 use farlane_sys::sync::lock;
-use farlane_zero_copy::{AddressSpace, AddressSpaceError, Pool, Region, RegionError};
+use farlane_vhost_user::channel::Channel;
+use farlane_zero_copy::{Pool, Region, RegionError};
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use vhost_user_backend::VringT as _;
-use virtio_queue::{QueueOwnedT as _, QueueT as _};
-use vm_memory::{GuestAddressSpace, GuestMemoryMmap};
 
 /// Mappings of buffers that a context can have.
 pub const MAX_MAPPINGS: u32 = 8192;
-
-type Memory = <VmMemory as GuestAddressSpace>::T;
-type Chain = virtio_queue::DescriptorChain<Memory>;
 
 /// Requests of all VMs and processes.
 #[derive(Debug, Default)]
@@ -77,12 +71,10 @@ pub trait MapWindow {
 pub struct Control {
     name: String,
     contexts: Arc<dyn Contexts>,
-    space: Arc<AddressSpace>,
-    memory: VmMemory,
     events: Arc<EventQueue>,
     counters: Arc<RequestCounters>,
-    ram_bytes: AtomicU64,
-    limit: Arc<LogLimit>,
+    /// Of the VMM, which can have errors of the driver logged.
+    channel: Arc<Channel>,
     /// Held from taking a request out of the queue to its answer, so that nothing of it happens
     /// after [`stop`](Self::stop). Never held while the VMM is waited for, which itself may wait
     /// for `stop`.
@@ -95,13 +87,11 @@ struct State {
     generation: u64,
     /// The VM is gone for good.
     ended: bool,
-    /// The queue is stopped: by a reset, or because the VM pauses. Its next start tells.
-    suspended: bool,
-    /// The queue is disabled: the VM pauses.
-    disabled: bool,
-    /// The contexts are paused, as long as one of the two is so.
+    /// None where the queue is stopped or disabled: nothing touches the VM's memory then.
+    ring: Option<Ring>,
+    /// The contexts are paused since the queue has stopped.
     paused: bool,
-    /// Changed whenever the queue stops or is disabled.
+    /// Changed whenever the queue stops.
     stops: u64,
     /// Changed when all contexts end.
     ends: u64,
@@ -125,27 +115,23 @@ impl std::fmt::Debug for Control {
 }
 
 impl Control {
-    /// The control queue of a VM with these contexts and `memory`, of a device of this generation.
-    /// What it logs goes by `limit`.
+    /// The control queue of a VM with these contexts, of a device of this generation. It has not
+    /// started.
     #[must_use]
     pub fn new(
         name: String,
         contexts: Arc<dyn Contexts>,
-        memory: VmMemory,
         events: Arc<EventQueue>,
         counters: Arc<RequestCounters>,
-        limit: Arc<LogLimit>,
+        channel: Arc<Channel>,
         generation: u64,
     ) -> Self {
         Self {
             name,
             contexts,
-            space: AddressSpace::new(),
-            memory,
             events,
             counters,
-            ram_bytes: AtomicU64::new(0),
-            limit,
+            channel,
             state: Mutex::new(State {
                 generation,
                 ..State::default()
@@ -157,89 +143,53 @@ impl Control {
         lock(&self.state)
     }
 
-    /// The VM's memory has changed.
-    ///
-    /// # Errors
-    /// What [`AddressSpace::replace_ram`] says.
-    pub fn replace_ram(&self, memory: &GuestMemoryMmap) -> Result<(), AddressSpaceError> {
-        self.space.replace_ram(memory)?;
-        let bytes = self.space.ranges().iter().map(|r| r.1).sum();
-        self.ram_bytes.store(bytes, Ordering::Relaxed);
-        Ok(())
-    }
-
     /// The VM has a window, backed by `pool`.
     pub fn set_window(&self, pool: Arc<Pool>) {
         self.state().window = Some(pool);
     }
 
-    /// The device is reset, or the VM stops it: releases everything. When this returns nothing
-    /// touches the VM's memory.
-    pub fn stop(&self) {
-        self.stop_locked(&mut self.state());
-    }
-
-    /// The queue stops: the guest has reset the device, or the VM pauses. Until it is started again
-    /// nothing touches the VM's memory.
-    pub fn suspend(&self) {
+    /// The queue starts: where it was ([`resumes`](farlane_vhost_user::session::Setup::resumes),
+    /// or after a pause of the VM), and then what was goes on, or from its beginning after a reset,
+    /// which ends what was.
+    pub fn start(&self, ring: Ring, resumes: bool) {
         let mut state = self.state();
-        state.suspended = true;
-        self.pause_locked(&mut state);
-    }
-
-    /// The queue is enabled, or disabled: then nothing touches the VM's memory until it is enabled.
-    /// What was goes on after that.
-    pub fn set_enabled(&self, enabled: bool) {
-        let mut state = self.state();
-        state.disabled = !enabled;
-        if enabled {
-            self.resume_locked(&mut state);
-        } else {
-            self.pause_locked(&mut state);
-        }
-    }
-
-    /// The queue may have started: from its beginning after a reset, which ends what was, or where
-    /// it was after a pause of the VM, which goes on.
-    pub fn started(&self, vring: &Vring) {
-        self.started_locked(&mut self.state(), vring);
-    }
-
-    fn started_locked(&self, state: &mut State, vring: &Vring) {
-        if !state.suspended || state.ended {
+        if state.ended {
             return;
         }
-        // None: a kick that came before the queue stopped.
-        let Some(base) = vring.started_at() else {
-            return;
-        };
-        state.suspended = false;
-        if base == 0 {
-            // A pause after a whole number of rounds of the ring's index looks like a reset. A
-            // driver that goes on finds another generation, and its contexts at their end.
-            if !state.contexts.is_empty() {
-                state.generation = state.generation.wrapping_add(1).max(1);
+        let begins = !resumes && ring.next_available() == 0;
+        state.ring = Some(ring);
+        if std::mem::take(&mut state.paused) {
+            if begins {
+                // A pause after a whole number of rounds of the ring's index looks like a reset. A
+                // driver that goes on finds another generation, and its contexts at their end.
+                if !state.contexts.is_empty() {
+                    state.generation = state.generation.wrapping_add(1).max(1);
+                }
+                self.end_contexts(&mut state);
             }
-            self.stop_locked(state);
+            self.contexts.resume();
         }
-        self.resume_locked(state);
     }
 
-    fn pause_locked(&self, state: &mut State) {
+    /// The queue stops, or is disabled: the guest has reset the device, or the VM pauses. Until it
+    /// is started again nothing touches the VM's memory. Says at which request.
+    pub fn stop(&self) -> u16 {
+        let mut state = self.state();
         // A request that waits for the VMM must not answer into a queue that is stopped.
         state.stops += 1;
         if !state.ended && !std::mem::replace(&mut state.paused, true) {
             self.contexts.pause();
         }
+        state.ring.take().map_or(0, |ring| ring.next_available())
     }
 
-    fn resume_locked(&self, state: &mut State) {
-        if state.is_running() && std::mem::take(&mut state.paused) {
-            self.contexts.resume();
-        }
+    /// The VMM resets the device: releases everything. When this returns nothing touches the VM's
+    /// memory.
+    pub fn reset(&self) {
+        self.end_contexts(&mut self.state());
     }
 
-    fn stop_locked(&self, state: &mut State) {
+    fn end_contexts(&self, state: &mut State) {
         state.stops += 1;
         state.ends += 1;
         self.contexts.close_all();
@@ -254,22 +204,21 @@ impl Control {
     /// The VM is gone.
     pub fn end(&self) {
         let mut state = self.state();
-        state.ended = true;
-        self.stop_locked(&mut state);
-        self.space.clear();
+        if !std::mem::replace(&mut state.ended, true) {
+            self.end_contexts(&mut state);
+        }
     }
 
     /// Answers all requests in the queue.
-    pub fn serve(&self, vring: &Vring, vmm: &impl MapWindow) {
-        self.started(vring);
+    pub fn serve(&self, vmm: &impl MapWindow) {
         loop {
-            self.set_notification(vring, false);
-            while self.serve_one(vring, vmm) {}
+            self.ask_to_be_told(false);
+            while self.serve_one(vmm) {}
             // True: requests have come in between.
-            if !self.set_notification(vring, true) {
+            if !self.ask_to_be_told(true) {
                 return;
             }
-            if !self.serve_one(vring, vmm) {
+            if !self.serve_one(vmm) {
                 // A ring that says so for ever and has none, or a reset.
                 return;
             }
@@ -278,64 +227,29 @@ impl Control {
 
     /// Asks the driver to tell of requests, or not to. That is written into the queue: not when it
     /// is stopped. Says whether there are requests of which it will not tell.
-    fn set_notification(&self, vring: &Vring, enabled: bool) -> bool {
+    fn ask_to_be_told(&self, wanted: bool) -> bool {
         let state = self.state();
-        if !state.is_running() {
+        let Some(ring) = state.running() else {
+            return false;
+        };
+        if !wanted {
+            ring.will_look();
             return false;
         }
-        // They fail where the queue's addresses are no memory, and then there is no request.
-        if !enabled {
-            let _ = vring.disable_notification();
-            return false;
-        }
-        vring.enable_notification().unwrap_or(false)
+        ring.ask_to_be_told()
     }
 
-    fn serve_one(&self, vring: &Vring, vmm: &impl MapWindow) -> bool {
+    fn serve_one(&self, vmm: &impl MapWindow) -> bool {
         let mut state = self.state();
-        if !state.is_running() {
-            return false;
-        }
-        let before = vring.queue_next_avail();
-        let Some(chain) = self.next_chain(vring) else {
+        let Some(chain) = self.take(&state) else {
             return false;
         };
         let status = match self.read(&chain) {
             Ok((context, ControlRequest::WindowMap(place))) => {
-                let (stops, ends) = (state.stops, state.ends);
-                let granted = self.grant(&mut state, context, place);
-                let pending = granted.and_then(|()| state.unmapped_window());
-                let status = match pending {
-                    Ok(None) => Ok(()),
-                    Ok(Some(pool)) => {
-                        drop(state);
-                        let mapped = vmm.map_window(&pool);
-                        state = self.state();
-                        if state.ends != ends {
-                            // Reset in between: the queue, and the request, are no more.
-                            return false;
-                        }
-                        state.window_mapped = mapped.is_ok();
-                        if state.stops != stops {
-                            // Paused in between: the request comes again when the queue goes on,
-                            // all before it being answered.
-                            let _ = self.ungrant(&mut state, context, place);
-                            // Unless it has begun anew. One that was stopped is begun by what it
-                            // has answered.
-                            let mut locked = vring.get_mut();
-                            let queue = locked.get_queue_mut();
-                            if !state.suspended && queue.next_avail() == before.wrapping_add(1) {
-                                queue.set_next_avail(before);
-                            }
-                            return false;
-                        }
-                        mapped.map_err(|e| {
-                            warn_limited!(self.limit, "{}: cannot map the window: {e}", self.name);
-                            let _ = self.ungrant(&mut state, context, place);
-                            Errno::EIO
-                        })
-                    }
-                    Err(e) => Err(e),
+                let status;
+                (state, status) = match self.map_window(state, vmm, context, place) {
+                    Some(mapped) => mapped,
+                    None => return false,
                 };
                 self.note(context, &ControlRequest::WindowMap(place), status)
             }
@@ -345,7 +259,7 @@ impl Control {
             }
             Err(errno) => {
                 warn_limited!(
-                    self.limit,
+                    self.channel.limit(),
                     "{}: a malformed control request: {errno}",
                     self.name
                 );
@@ -355,8 +269,47 @@ impl Control {
         if status != Err(Errno::EAGAIN) {
             self.counters.count(status);
         }
-        self.answer(vring, chain, status, state.generation);
+        answer(&state, chain, status);
         true
+    }
+
+    /// Lets a context map a buffer, for which the VMM is asked to map the window if it has not done
+    /// so. None where the queue has stopped meanwhile, and there is nothing to answer: the request
+    /// comes again when the queue goes on, all before it being answered.
+    fn map_window<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        vmm: &impl MapWindow,
+        context: u32,
+        place: Place,
+    ) -> Option<(MutexGuard<'a, State>, Result<(), Errno>)> {
+        let (stops, ends) = (state.stops, state.ends);
+        let granted = self.grant(&mut state, context, place);
+        let pool = match granted.and_then(|()| state.unmapped_window()) {
+            Ok(Some(pool)) => pool,
+            Ok(None) => return Some((state, Ok(()))),
+            Err(e) => return Some((state, Err(e))),
+        };
+        drop(state);
+        let mapped = vmm.map_window(&pool);
+        let mut state = self.state();
+        if state.ends != ends {
+            // Reset in between: the queue, and the request, are no more.
+            return None;
+        }
+        state.window_mapped = mapped.is_ok();
+        if state.stops != stops || mapped.is_err() {
+            let _ = self.ungrant(&mut state, context, place);
+        }
+        if state.stops != stops {
+            return None;
+        }
+        let status = mapped.map_err(|e| {
+            let limit = self.channel.limit();
+            warn_limited!(limit, "{}: cannot map the window: {e}", self.name);
+            Errno::EIO
+        });
+        Some((state, status))
     }
 
     fn note(
@@ -375,7 +328,7 @@ impl Control {
                 other => format!("{other:?}"),
             };
             warn_limited!(
-                self.limit,
+                self.channel.limit(),
                 "{}: context {context}: {what}: {errno}",
                 self.name
             );
@@ -383,61 +336,32 @@ impl Control {
         status
     }
 
-    fn next_chain(&self, vring: &Vring) -> Option<Chain> {
-        let mut queue = vring.get_mut();
-        if !queue.is_enabled() || !queue.get_queue().ready() {
-            return None;
-        }
-        let chains = queue.get_queue_mut().iter(self.memory.memory());
-        match chains {
-            Ok(mut chains) => chains.next(),
-            Err(e) => {
-                warn_limited!(self.limit, "{}: a broken control queue: {e}", self.name);
-                None
-            }
-        }
+    /// Takes the next request.
+    fn take(&self, state: &State) -> Option<Chain> {
+        let taken = state.running()?.take();
+        taken.unwrap_or_else(|e| {
+            let limit = self.channel.limit();
+            warn_limited!(limit, "{}: a broken control queue: {e}", self.name);
+            None
+        })
     }
 
     /// Reads and parses what a chain holds, once: the guest may change it meanwhile.
     fn read(&self, chain: &Chain) -> Result<(u32, ControlRequest), Errno> {
-        let memory = self.memory.memory();
-        let mut reader = chain.clone().reader(&memory).map_err(|_| Errno::EFAULT)?;
+        let memory = chain.memory();
+        let mut reader = chain.clone().reader(memory).map_err(|_| Errno::EFAULT)?;
         let length = reader.available_bytes();
         if length > MAX_REQUEST_BYTES {
             return Err(Errno::EPROTO);
         }
         // A request that could not be answered must not be carried out.
-        let room = chain.clone().writer(&memory).map_err(|_| Errno::EFAULT)?;
+        let room = chain.clone().writer(memory).map_err(|_| Errno::EFAULT)?;
         if room.available_bytes() < size_of::<Reply>() {
             return Err(Errno::EPROTO);
         }
         let mut bytes = vec![0; length];
         reader.read_exact(&mut bytes).map_err(|_| Errno::EFAULT)?;
         parse(&bytes)
-    }
-
-    fn answer(&self, vring: &Vring, chain: Chain, status: Result<(), Errno>, generation: u64) {
-        let memory = self.memory.memory();
-        let reply = Reply {
-            status: status.map_or_else(Errno::to_wire, |()| 0).into(),
-            value: generation.into(),
-            ..Reply::default()
-        };
-        let head = chain.head_index();
-        let bytes = reply.as_bytes();
-        let written = chain.writer(&memory).is_ok_and(|mut writer| {
-            writer.available_bytes() >= bytes.len() && writer.write_all(bytes).is_ok()
-        });
-        let length = if written { size_of::<Reply>() } else { 0 };
-        let mut queue = vring.get_mut();
-        if head >= queue.get_queue().size() {
-            return;
-        }
-        // Fails where the used ring is no memory: nobody there to tell.
-        let used = queue.add_used(head, u32::try_from(length).unwrap_or(0));
-        if used.is_ok() && queue.needs_notification().unwrap_or(true) {
-            signal_used(&queue);
-        }
     }
 
     fn execute(
@@ -469,14 +393,14 @@ impl Control {
             ControlRequest::Attach { new, extents } => {
                 self.contexts.check(context)?;
                 let extents = extents.clone();
-                let budget = self.budget();
+                let budget = state.budget();
                 let complete = state.regions.begin(context, *new, extents, budget)?;
                 self.attach(state, context, complete)
             }
             ControlRequest::AttachMore { region, extents } => {
                 self.contexts.check(context)?;
                 let extents = extents.clone();
-                let budget = self.budget();
+                let budget = state.budget();
                 let complete = state.regions.add(context, *region, extents, budget)?;
                 self.attach(state, context, complete)
             }
@@ -495,10 +419,6 @@ impl Control {
         }
     }
 
-    fn budget(&self) -> u64 {
-        budget(self.ram_bytes.load(Ordering::Relaxed))
-    }
-
     /// Makes a region whose extents have all come.
     fn attach(
         &self,
@@ -512,10 +432,10 @@ impl Control {
         let region = new.region;
         let attached = match new.kind {
             Kind::Segment => self
-                .region(context, region, &extents, true)
+                .region(state, context, region, &extents, true)
                 .and_then(|memory| self.contexts.attach_segment(context, region, memory)),
             Kind::Pin { writable } => self
-                .region(context, region, &extents, writable)
+                .region(state, context, region, &extents, writable)
                 .and_then(|memory| self.contexts.attach_pin(context, region, memory)),
             Kind::Phony | Kind::Device { .. } if !extents.iter().all(|e| are_pages(e.0, e.1)) => {
                 Err(Errno::EINVAL)
@@ -534,14 +454,16 @@ impl Control {
     /// Memory of the VM that a process has announced.
     fn region(
         &self,
+        state: &State,
         context: u32,
         region: u32,
         extents: &Extents,
         writable: bool,
     ) -> Result<Region, Errno> {
-        Region::from_guest(&self.space, extents, writable).map_err(|e| {
+        let ring = state.running().ok_or(Errno::EFAULT)?;
+        Region::from_guest(ring.space(), extents, writable).map_err(|e| {
             warn_limited!(
-                self.limit,
+                self.channel.limit(),
                 "{}: context {context}: region {region}: {e}",
                 self.name
             );
@@ -569,15 +491,42 @@ impl Control {
 }
 
 impl State {
-    /// Whether the VM's memory may be touched.
-    fn is_running(&self) -> bool {
-        !(self.ended || self.suspended || self.disabled)
+    /// The queue, if the VM's memory may be touched.
+    fn running(&self) -> Option<&Ring> {
+        self.ring.as_ref().filter(|_| !self.ended)
+    }
+
+    /// What all regions may cost.
+    fn budget(&self) -> u64 {
+        let ranges = self.running().map(|ring| ring.space().ranges());
+        budget(ranges.iter().flatten().map(|range| range.1).sum())
     }
 
     /// The window, if the VMM has not mapped it yet.
     fn unmapped_window(&self) -> Result<Option<Arc<Pool>>, Errno> {
         let pool = self.window.as_ref().ok_or(Errno::EOPNOTSUPP)?;
         Ok((!self.window_mapped).then(|| Arc::clone(pool)))
+    }
+}
+
+/// Writes the answer to a request, and gives its buffer back.
+fn answer(state: &State, chain: Chain, status: Result<(), Errno>) {
+    let Some(ring) = state.running() else {
+        return;
+    };
+    let reply = Reply {
+        status: status.map_or_else(Errno::to_wire, |()| 0).into(),
+        value: state.generation.into(),
+        ..Reply::default()
+    };
+    let head = chain.head_index();
+    let bytes = reply.as_bytes();
+    let memory = ring.memory();
+    let written = chain.writer(&memory).is_ok_and(|mut writer| {
+        writer.available_bytes() >= bytes.len() && writer.write_all(bytes).is_ok()
+    });
+    if ring.put(head, if written { bytes.len() } else { 0 }) {
+        ring.tell();
     }
 }
 

@@ -4,32 +4,27 @@
 //! posted none, events are counted by context and index, so that what waits is bounded by the
 //! number of those, and delivered one by one as buffers come.
 
+use crate::ring::{Chain, Ring};
 use farlane_abi::control::Event;
 use farlane_abi::zerocopy::IntoBytes as _;
-use farlane_daemon::vring::{VmMemory, Vring, signal_used};
 use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use vhost_user_backend::{VringState, VringT as _};
-use virtio_queue::{QueueOwnedT as _, QueueT as _};
-use vm_memory::{Bytes as _, GuestAddressSpace};
+use vm_memory::Bytes as _;
 
 /// Context and event index.
 type Key = (u32, u32);
-type Chain = virtio_queue::DescriptorChain<<VmMemory as GuestAddressSpace>::T>;
 
 /// The event queue of one connection of a VM.
 pub struct EventQueue {
-    memory: VmMemory,
-    /// Locked before the queue's own lock.
     state: Mutex<State>,
 }
 
 struct State {
-    /// None before the VM is there, and after it has gone.
-    vring: Option<Vring>,
+    /// None where it is stopped.
+    ring: Option<Ring>,
     /// Events without a buffer, and how many of each.
     waiting: BTreeMap<Key, u64>,
     /// The last one that was delivered: the next comes after it, so that none starves.
@@ -72,13 +67,12 @@ impl ContextEvents {
 }
 
 impl EventQueue {
-    /// An event queue in a VM with this memory.
+    /// An event queue that has not started.
     #[must_use]
-    pub fn new(memory: VmMemory) -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         Arc::new(Self {
-            memory,
             state: Mutex::new(State {
-                vring: None,
+                ring: None,
                 waiting: BTreeMap::new(),
                 last: (0, 0),
             }),
@@ -89,9 +83,16 @@ impl EventQueue {
         lock(&self.state)
     }
 
-    /// The queue that carries the events, or none any more.
-    pub fn set_vring(&self, vring: Option<Vring>) {
-        self.state().vring = vring;
+    /// The queue starts; its buffers are looked at with the next event, or
+    /// [flush](Self::flush).
+    pub fn start(&self, ring: Ring) {
+        self.state().ring = Some(ring);
+    }
+
+    /// The queue stops: when this returns nothing touches it. Says at which buffer.
+    pub fn stop(&self) -> u16 {
+        let ring = self.state().ring.take();
+        ring.map_or(0, |ring| ring.next_available())
     }
 
     /// Where the events of `context` go.
@@ -102,11 +103,6 @@ impl EventQueue {
             context,
             open: AtomicBool::new(true),
         })
-    }
-
-    /// Waits for a delivery under way. After the queue was stopped, none begins.
-    pub fn settle(&self) {
-        drop(self.state());
     }
 
     fn raise(&self, state: &mut State, key: Key) {
@@ -140,44 +136,32 @@ impl EventQueue {
 
     /// Puts one event into a buffer, if there is one.
     fn deliver(&self, state: &State, key: Key, put: Put) -> bool {
-        let Some(vring) = &state.vring else {
+        let Some(ring) = &state.ring else {
             return false;
         };
-        let mut queue = vring.get_mut();
-        if !queue.is_enabled() || !queue.get_queue().ready() {
-            return false;
-        }
         let event = Event {
             context: key.0.into(),
             index: key.1.into(),
         };
-        self.put(&mut queue, &event)
+        self.put(ring, &event)
             // Asks for a kick only where one is needed. True: buffers have come in between.
-            || put == Put::Waiting
-                && queue.enable_notification().unwrap_or(false)
-                && self.put(&mut queue, &event)
+            || put == Put::Waiting && ring.ask_to_be_told() && self.put(ring, &event)
     }
 
     /// Fills the next good buffer. Bad ones are given back empty, no more than the queue holds.
-    fn put(&self, queue: &mut VringState<VmMemory>, event: &Event) -> bool {
-        let memory = self.memory.memory();
+    fn put(&self, ring: &Ring, event: &Event) -> bool {
         let mut used = false;
         let mut filled = false;
-        for _ in 0..queue.get_queue().size() {
-            let next = queue.get_queue_mut().iter(memory.clone());
-            let Some(chain) = next.ok().and_then(|mut chains| chains.next()) else {
+        for _ in 0..ring.size() {
+            let Ok(Some(chain)) = ring.take() else {
                 break;
             };
             let head = chain.head_index();
-            if head >= queue.get_queue().size() {
+            if head >= ring.size() {
                 continue;
             }
             filled = fill(chain, event);
-            let length = if filled { size_of::<Event>() } else { 0 };
-            if queue
-                .add_used(head, u32::try_from(length).unwrap_or(0))
-                .is_err()
-            {
+            if !ring.put(head, if filled { size_of::<Event>() } else { 0 }) {
                 filled = false;
                 break;
             }
@@ -186,8 +170,8 @@ impl EventQueue {
                 break;
             }
         }
-        if used && queue.needs_notification().unwrap_or(true) {
-            signal_used(queue);
+        if used {
+            ring.tell();
         }
         filled
     }
@@ -200,9 +184,8 @@ fn fill(mut chain: Chain, event: &Event) -> bool {
     let Some(buffer) = chain.next() else {
         return false;
     };
-    let room = usize::try_from(buffer.len()).unwrap_or(0);
     buffer.is_write_only()
-        && room >= bytes.len()
+        && usize::try_from(buffer.len()).is_ok_and(|room| room >= bytes.len())
         && chain.memory().write_slice(bytes, buffer.addr()).is_ok()
 }
 
@@ -227,7 +210,11 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::{GuestAddress, GuestMemoryMmap};
+    use crate::ring::VmMemory;
+    use farlane_vhost_user::session::Setup;
+    use farlane_vhost_user::vring::Layout;
+    use farlane_zero_copy::AddressSpace;
+    use vm_memory::{GuestAddress, GuestAddressSpace as _, GuestMemoryMmap};
 
     const SIZE: u16 = 8;
     const DESCRIPTORS: u64 = 0x1000;
@@ -246,12 +233,25 @@ mod tests {
         fn new() -> (Self, Arc<EventQueue>) {
             let ram = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
             let memory = VmMemory::new(ram);
-            let vring = Vring::new(memory.clone(), SIZE).unwrap();
-            vring.set_queue_info(DESCRIPTORS, AVAILABLE, USED).unwrap();
-            vring.set_queue_ready(true);
-            vring.set_enabled(true);
-            let events = EventQueue::new(memory.clone());
-            events.set_vring(Some(vring));
+            let setup = Setup {
+                index: 1,
+                space: AddressSpace::new(),
+                layout: Layout {
+                    size: SIZE,
+                    descriptors: DESCRIPTORS,
+                    available: AVAILABLE,
+                    used: USED,
+                },
+                event_index: false,
+                next_available: 0,
+                resumes: false,
+                inflight: None,
+                kick: None,
+                call: Arc::default(),
+                error: Arc::default(),
+            };
+            let events = EventQueue::new();
+            events.start(Ring::start(&memory, &setup).unwrap());
             let guest = Self {
                 memory,
                 posted: 0,

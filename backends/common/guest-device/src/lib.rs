@@ -2,7 +2,7 @@
 //!
 //! * [`request`]: bytes of a control request to a typed one, once, at the edge;
 //! * [`device`]: the vhost-user device of one VM, with [`control`], [`regions`] and [`events`]
-//!   behind its queues;
+//!   behind its queues; [`ring`]: those, in the VM's memory; `worker`: who serves them;
 //! * [`contexts`]: what a backend makes of its guests' processes and their memory.
 
 pub mod contexts;
@@ -11,3 +11,5 @@ pub mod device;
 pub mod events;
 pub mod regions;
 pub mod request;
+pub mod ring;
+mod worker;

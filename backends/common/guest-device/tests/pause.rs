@@ -6,18 +6,20 @@ use farlane_abi::Errno;
 use farlane_abi::control::{OP_OPEN, OP_WINDOW_MAP, Reply, Request};
 use farlane_abi::zerocopy::little_endian::{U32, U64};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_daemon::vring::{VmMemory, Vring};
 use farlane_guest_device::contexts::{Contexts, Place};
 use farlane_guest_device::control::{Control, MapWindow};
 use farlane_guest_device::events::{ContextEvents, EventQueue};
-use farlane_zero_copy::{Pool, Region};
+use farlane_guest_device::ring::{Ring, VmMemory};
+use farlane_vhost_user::channel::Channel;
+use farlane_vhost_user::session::Setup;
+use farlane_vhost_user::vring::Layout;
+use farlane_zero_copy::{AddressSpace, Pool, Region};
 use std::any::Any;
 use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use vhost_user_backend::VringT as _;
 use vm_memory::{Bytes as _, GuestAddress, GuestAddressSpace as _, GuestMemoryMmap};
 
 const SIZE: u16 = 8;
@@ -115,24 +117,52 @@ fn request(ram: &GuestMemoryMmap, number: u16, request: &Request) {
     put(AVAILABLE + 2, &(number + 1).to_le_bytes());
 }
 
-/// A VM's control queue, which is started and enabled.
-fn started(contexts: &Arc<Counted>) -> (VmMemory, Vring, Control) {
-    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
-    let memory = VmMemory::new(memory);
-    let vring = Vring::new(memory.clone(), SIZE).unwrap();
-    vring.set_queue_info(DESCRIPTORS, AVAILABLE, USED).unwrap();
-    vring.set_queue_ready(true);
-    vring.set_enabled(true);
-    let control = Control::new(
-        "vm".to_owned(),
-        Arc::clone(contexts) as _,
-        memory.clone(),
-        EventQueue::new(memory.clone()),
-        Arc::default(),
-        Arc::default(),
-        1,
-    );
-    (memory, vring, control)
+/// A VM's control queue.
+struct Queue {
+    memory: VmMemory,
+    control: Control,
+    event_index: bool,
+}
+
+impl Queue {
+    fn new(contexts: &Arc<Counted>) -> Self {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
+        Self {
+            memory: VmMemory::new(memory),
+            control: Control::new(
+                "vm".to_owned(),
+                Arc::clone(contexts) as _,
+                EventQueue::new(),
+                Arc::default(),
+                Channel::new(Arc::default()),
+                1,
+            ),
+            event_index: false,
+        }
+    }
+
+    /// The VMM starts it, and says at which request; or enables it, and says nothing.
+    fn start(&self, base: Option<u16>, stopped_at: u16) {
+        let setup = Setup {
+            index: 0,
+            space: AddressSpace::new(),
+            layout: Layout {
+                size: SIZE,
+                descriptors: DESCRIPTORS,
+                available: AVAILABLE,
+                used: USED,
+            },
+            event_index: self.event_index,
+            next_available: base.unwrap_or(stopped_at),
+            resumes: base.is_none(),
+            inflight: None,
+            kick: None,
+            call: Arc::default(),
+            error: Arc::default(),
+        };
+        let ring = Ring::start(&self.memory, &setup).unwrap();
+        self.control.start(ring, setup.resumes);
+    }
 }
 
 const OPEN: Request = Request {
@@ -158,8 +188,10 @@ impl MapWindow for Silent {
 #[test]
 fn a_queue_that_is_stopped_is_not_touched_and_a_late_kick_does_not_start_it() {
     let contexts = Arc::new(Counted::default());
-    let (memory, vring, control) = started(&contexts);
-    let ram = memory.memory();
+    let mut queue = Queue::new(&contexts);
+    queue.event_index = true;
+    let control = &queue.control;
+    let ram = queue.memory.memory();
     let used = || {
         let mut bytes = [0; 6 + 8 * SIZE as usize];
         ram.read_slice(&mut bytes, GuestAddress(USED)).unwrap();
@@ -173,82 +205,68 @@ fn a_queue_that_is_stopped_is_not_touched_and_a_late_kick_does_not_start_it() {
         let [pauses, ends] = [&contexts.pauses, &contexts.ends];
         [pauses, ends].map(|count| count.load(Ordering::Relaxed))
     };
-    vring.set_queue_event_idx(true);
+    queue.start(Some(0), 0);
     request(&ram, 0, &OPEN);
-    control.serve(&vring, &Silent);
+    control.serve(&Silent);
     assert_eq!(used()[2], 1, "answered");
 
-    vring.set_queue_ready(false);
+    assert_eq!(control.stop(), 1);
     // The word by which the device asks to be told.
     ram.write_obj(0x5a5a_u16, GuestAddress(USED + 4 + 8 * u64::from(SIZE)))
         .unwrap();
     let before = used();
-    control.suspend();
     assert_eq!(counts(), [1, 0]);
     // The kick was read before that, and its thread comes now.
     request(&ram, 1, &OPEN);
-    control.serve(&vring, &Silent);
+    control.serve(&Silent);
     assert_eq!((used(), counts()), (before, [1, 0]));
 
-    vring.set_queue_ready(true);
-    control.serve(&vring, &Silent);
+    queue.start(Some(1), 1);
+    control.serve(&Silent);
     assert_eq!((used()[2], counts()), (2, [0, 0]));
 
     // From its beginning, after a reset: what was has ended.
-    vring.set_queue_ready(false);
-    control.suspend();
+    control.stop();
     for ring in [AVAILABLE, USED] {
         ram.write_obj(0_u32, GuestAddress(ring)).unwrap();
     }
-    vring.set_queue_next_avail(0);
-    vring.set_queue_ready(true);
-    control.serve(&vring, &Silent);
+    queue.start(Some(0), 2);
+    control.serve(&Silent);
     assert_eq!((used()[2], counts()), (0, [0, 1]));
     // A pause may look like that. A driver that goes on is told that its contexts are no more.
     assert_eq!(generation(), 1);
     request(&ram, 0, &OPEN);
-    control.serve(&vring, &Silent);
+    control.serve(&Silent);
     assert_eq!((used()[2], generation()), (1, 2));
 }
 
 #[test]
-fn a_queue_that_is_disabled_pauses_the_vm_until_it_is_enabled_and_started() {
+fn a_queue_that_is_disabled_pauses_the_vm_until_it_is_enabled() {
     let contexts = Arc::new(Counted::default());
-    let (memory, vring, control) = started(&contexts);
-    let control = Arc::new(control);
-    vring.follow_enabled({
-        let control = Arc::clone(&control);
-        move |enabled| control.set_enabled(enabled)
-    });
-    let ram = memory.memory();
+    let queue = Queue::new(&contexts);
+    let control = &queue.control;
+    let ram = queue.memory.memory();
     let answered = || ram.read_obj::<u16>(GuestAddress(USED + 2)).unwrap();
     let paused = || contexts.pauses.load(Ordering::Relaxed);
+    // Before its first request, too: that is no reset.
+    queue.start(Some(0), 0);
+    for _ in 0..2 {
+        let at = control.stop();
+        assert_eq!((at, paused()), (0, 1));
+        queue.start(None, at);
+        assert_eq!(paused(), 0);
+    }
     request(&ram, 0, &OPEN);
-    control.serve(&vring, &Silent);
-    vring.set_enabled(true);
+    control.serve(&Silent);
     assert_eq!((answered(), paused()), (1, 0));
 
-    vring.set_enabled(false);
-    vring.set_enabled(false);
+    let at = control.stop();
     request(&ram, 1, &OPEN);
-    control.serve(&vring, &Silent);
-    assert_eq!((answered(), paused()), (1, 1));
-    vring.set_enabled(true);
-    control.serve(&vring, &Silent);
+    control.serve(&Silent);
+    assert_eq!((at, answered(), paused()), (1, 1, 1));
+    queue.start(None, at);
+    control.serve(&Silent);
     assert_eq!((answered(), paused()), (2, 0));
-
-    // Stopped as well: it goes on when both are over.
-    vring.set_enabled(false);
-    vring.set_queue_ready(false);
-    control.suspend();
-    vring.set_enabled(true);
-    assert_eq!(paused(), 1);
-    vring.set_enabled(false);
-    vring.set_queue_ready(true);
-    control.serve(&vring, &Silent);
-    assert_eq!(paused(), 1);
-    vring.set_enabled(true);
-    assert_eq!(paused(), 0);
     assert_eq!(contexts.ends.load(Ordering::Relaxed), 0);
 }
 
@@ -267,26 +285,22 @@ enum Manner {
 fn a_request_that_waits_for_the_vmm_is_answered_when_the_vm_goes_on() {
     for manner in [Manner::Stop, Manner::Disable, Manner::Blink] {
         let contexts = Arc::new(Counted::default());
-        let (memory, vring, control) = started(&contexts);
-        let control = Arc::new(control);
-        vring.follow_enabled({
-            let control = Arc::clone(&control);
-            move |enabled| control.set_enabled(enabled)
-        });
+        let queue = Queue::new(&contexts);
+        let control = &queue.control;
         control.set_window(Pool::shared_window(1 << 20).unwrap());
+        queue.start(Some(0), 0);
+        let stopped_at = Cell::new(0);
         let vmm = Pausing {
-            pause: || match manner {
-                Manner::Stop => control.suspend(),
-                Manner::Disable => vring.set_enabled(false),
-                Manner::Blink => {
-                    vring.set_enabled(false);
-                    vring.set_enabled(true);
+            pause: || {
+                stopped_at.set(control.stop());
+                if let Manner::Blink = manner {
+                    queue.start(None, stopped_at.get());
                 }
             },
             contexts: &contexts,
             maps: Cell::new(0),
         };
-        let ram = memory.memory();
+        let ram = queue.memory.memory();
         let answered = || ram.read_obj::<u16>(GuestAddress(USED + 2)).unwrap();
         let ask = |op: u32| Request {
             op: op.into(),
@@ -296,21 +310,19 @@ fn a_request_that_waits_for_the_vmm_is_answered_when_the_vm_goes_on() {
         };
         request(&ram, 0, &OPEN);
         request(&ram, 1, &ask(OP_WINDOW_MAP));
-        control.serve(&vring, &vmm);
-        if !matches!(manner, Manner::Blink) {
-            assert_eq!(answered(), 1, "the VM is paused: {manner:?}");
-        }
+        control.serve(&vmm);
+        let at = stopped_at.get();
         match manner {
-            Manner::Stop => {
-                vring.set_queue_ready(false);
-                // What the VMM is told, and says when it goes on.
-                vring.set_queue_next_avail(vring.queue_next_avail());
-                vring.set_queue_ready(true);
-            }
-            Manner::Disable => vring.set_enabled(true),
+            Manner::Stop | Manner::Disable => assert_eq!(answered(), 1, "{manner:?}"),
             Manner::Blink => (),
         }
-        control.serve(&vring, &vmm);
+        match manner {
+            // What the VMM is told, and says when it goes on.
+            Manner::Stop => queue.start(Some(at), at),
+            Manner::Disable => queue.start(None, at),
+            Manner::Blink => (),
+        }
+        control.serve(&vmm);
         assert_eq!(answered(), 2, "{manner:?}");
         let status: u32 = ram.read_obj(GuestAddress(BUFFERS + 0x180)).unwrap();
         assert_eq!(status, 0);

@@ -9,6 +9,7 @@
 //! Behind the queues is a [`Note`]: words of the device for its next backend. The guest does not
 //! see them.
 
+use farlane_zero_copy::memory_file::{self, MemoryFileError, Source};
 use farlane_zero_copy::{Mapping, MappingError};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::io;
@@ -40,22 +41,19 @@ pub type Note = [u64; 3];
 /// Why there is no such memory.
 #[derive(Debug, Error)]
 pub enum InflightError {
-    /// Not what was asked for, or too small.
-    #[error(
-        "{bytes:#x} bytes at {offset:#x} of a file of {size:#x} bytes cannot track {queues} queues of {entries} entries"
-    )]
+    /// Not as many bytes as are needed.
+    #[error("{bytes:#x} bytes cannot track {queues} queues of {entries} entries")]
     Size {
         /// Bytes.
         bytes: u64,
-        /// Offset of the first.
-        offset: u64,
-        /// Bytes of the file.
-        size: u64,
         /// Queues.
         queues: u16,
         /// Entries of each.
         entries: u16,
     },
+    /// A file that must not be mapped.
+    #[error("The file that tracks requests cannot be used")]
+    File(#[from] MemoryFileError),
     /// It cannot be mapped.
     #[error(transparent)]
     Mapping(#[from] MappingError),
@@ -111,19 +109,15 @@ impl Inflight {
         queues: u16,
         entries: u16,
     ) -> Result<Self, InflightError> {
-        let stat = rustix::fs::fstat(file).map_err(io::Error::from)?;
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let fits = offset.checked_add(bytes).is_some_and(|end| end <= size);
         let least = u64::try_from(all_queues_bytes(queues, entries)).unwrap_or(u64::MAX);
-        if !fits || bytes < least {
+        if bytes < least {
             return Err(InflightError::Size {
                 bytes,
-                offset,
-                size,
                 queues,
                 entries,
             });
         }
+        memory_file::check(file, (offset, bytes), true, Source::Vmm)?;
         let whole = region_bytes(queues, entries);
         let has_note = bytes >= whole;
         let length = if has_note { whole } else { least };

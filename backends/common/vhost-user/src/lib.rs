@@ -1,8 +1,9 @@
 //! Devices over vhost-user whose queues their own threads serve.
 //!
-//! * [`serve`]: one VMM after the other on a socket; [`session`]: what one has negotiated, for any
-//!   [`session::Device`].
+//! * [`serve`]: one VMM after the other on a [`socket`]; [`session`]: what one has negotiated, for
+//!   any [`session::Device`].
 //! * [`memory`]: its memory table; [`channel`]: what a backend asks of it.
+//! * `upstream`: what the `vhost` crate does not do (yet).
 //! * [`vring`], [`chain`], [`segment`], [`bits`]: queues in guest memory; [`call`]: how drivers are
 //!   told.
 //! * [`inflight`]: requests under way, for the backend that comes next.
@@ -19,4 +20,6 @@ pub mod memory;
 pub mod segment;
 pub mod serve;
 pub mod session;
+pub mod socket;
+mod upstream;
 pub mod vring;

@@ -1,8 +1,7 @@
 //! The memory table of a front-end: what it maps where, and what its own addresses mean.
 
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, memory_file};
-use std::fs::File;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use thiserror::Error;
 use vhost::vhost_user::message::{VhostUserMemoryRegion, VhostUserSingleMemoryRegion};
@@ -81,15 +80,16 @@ impl Memory {
         &self.space
     }
 
-    /// Takes a whole table. What is no longer in it is touched by nobody when this returns.
+    /// Takes a whole table, and returns it mapped. What is no longer in it is touched by nobody when
+    /// this returns. Each file is checked before it is mapped.
     ///
     /// # Errors
     /// See [`MemoryError`]; nothing has changed then.
     pub fn replace(
         &mut self,
         regions: &[VhostUserMemoryRegion],
-        files: Vec<File>,
-    ) -> Result<(), MemoryError> {
+        files: &[OwnedFd],
+    ) -> Result<GuestMemoryMmap, MemoryError> {
         let mut both: Vec<_> = regions.iter().zip(files).collect();
         both.sort_by_key(|(region, _)| region.guest_phys_addr);
         let mut ranges = Vec::new();
@@ -101,17 +101,16 @@ impl Memory {
                 address: guest,
                 length,
             })?;
-            // Before it is asked how long it is.
             memory_file::check_ram(file.as_fd(), (region.mmap_offset, length))
                 .map_err(AddressSpaceError::File)?;
-            let file = FileOffset::new(file, region.mmap_offset);
+            let file = file.try_clone().map_err(AddressSpaceError::Io)?;
+            let file = FileOffset::new(file.into(), region.mmap_offset);
             parts.push((GuestAddress(guest), bytes, Some(file)));
         }
-        let table =
-            GuestMemoryMmap::<()>::from_ranges_with_files(parts).map_err(MemoryError::Table)?;
+        let table = GuestMemoryMmap::from_ranges_with_files(parts).map_err(MemoryError::Table)?;
         self.space.replace_ram(&table)?;
         self.ranges = ranges;
-        Ok(())
+        Ok(table)
     }
 
     /// Adds a range.
@@ -121,14 +120,14 @@ impl Memory {
     pub fn add(
         &mut self,
         region: &VhostUserSingleMemoryRegion,
-        file: &File,
+        file: BorrowedFd<'_>,
     ) -> Result<(), MemoryError> {
         if u64::try_from(self.ranges.len()).is_ok_and(|n| n >= MAX_SLOTS) {
             return Err(MemoryError::Full);
         }
         let (guest, length) = (region.guest_phys_addr, region.memory_size);
         let range = Range::new(guest, region.user_addr, length)?;
-        let (file, offset) = (file.as_fd(), region.mmap_offset);
+        let offset = region.mmap_offset;
         memory_file::check_ram(file, (offset, length)).map_err(AddressSpaceError::File)?;
         self.space.map(guest, length, file, offset, true)?;
         self.ranges.push(range);
@@ -171,10 +170,10 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-    fn file(bytes: u64) -> File {
+    fn file(bytes: u64) -> OwnedFd {
         let fd = memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, bytes).unwrap();
-        fd.into()
+        fd
     }
 
     #[test]
@@ -192,16 +191,16 @@ mod tests {
             region(0, 0x7000_0000, 0x2000, 0),
         ];
         memory
-            .replace(&table, vec![file(0x3000), file(0x3000)])
+            .replace(&table, &[file(0x3000), file(0x3000)])
             .unwrap();
         assert_eq!(memory.guest_address(0x7000_2010).unwrap(), 0x10_0010);
         assert_eq!(memory.guest_address(0x7000_1fff).unwrap(), 0x1fff);
         assert!(memory.guest_address(0x7000_3000).is_err());
         assert!(memory.guest_address(0x6fff_ffff).is_err());
         let wraps = [region(0, u64::MAX, 0x1000, 0)];
-        assert!(memory.replace(&wraps, vec![file(0x1000)]).is_err());
+        assert!(memory.replace(&wraps, &[file(0x1000)]).is_err());
         let short = [region(0, 0, 0x2000, 0)];
-        assert!(memory.replace(&short, vec![file(0x1000)]).is_err());
+        assert!(memory.replace(&short, &[file(0x1000)]).is_err());
         assert_eq!(memory.guest_address(0x7000_0000).unwrap(), 0);
     }
 
@@ -209,8 +208,8 @@ mod tests {
     fn ranges_come_and_go() {
         let mut memory = Memory::new();
         let region = VhostUserSingleMemoryRegion::new(0x1000, 0x1000, 0x5000, 0);
-        memory.add(&region, &file(0x1000)).unwrap();
-        assert!(memory.add(&region, &file(0x1000)).is_err());
+        memory.add(&region, file(0x1000).as_fd()).unwrap();
+        assert!(memory.add(&region, file(0x1000).as_fd()).is_err());
         assert_eq!(memory.guest_address(0x5004).unwrap(), 0x1004);
         memory.remove(&region).unwrap();
         assert!(memory.remove(&region).is_err());

@@ -2,21 +2,19 @@
 
 use crate::channel::Channel;
 use crate::session::{Device, Session};
-use farlane_daemon::log_limit::LogLimit;
+use crate::socket::Socket;
+use crate::upstream;
 use farlane_daemon::{log_limited, warn_limited};
 use farlane_sys::sync::{held, lock};
 use log::Level;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::DupFlags;
 use std::collections::HashMap;
-use std::io::{self, Write as _};
-use std::mem::ManuallyDrop;
+use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
-use vhost::vhost_user::message::VhostUserVirtioFeatures;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 /// Pause after a connection could not be taken, so that the next failure does not come at once.
@@ -47,6 +45,7 @@ struct Connected {
 struct Served<'a> {
     shared: &'a Shared,
     number: u64,
+    socket: &'a Socket,
 }
 
 impl Shared {
@@ -57,7 +56,11 @@ impl Shared {
 
 impl Drop for Served<'_> {
     fn drop(&mut self) {
-        self.shared.state().streams.remove(&self.number);
+        let stream = self.shared.state().streams.remove(&self.number);
+        if let Some(stream) = stream {
+            // With what it has sent and nobody has received.
+            self.socket.discard(stream.into());
+        }
         self.shared.left.notify_all();
     }
 }
@@ -94,7 +97,11 @@ impl Closing {
     }
 
     /// A VMM is going to be served; none if nobody is any more.
-    fn enter(&self, stream: &UnixStream) -> io::Result<Option<Served<'_>>> {
+    fn enter<'a>(
+        &'a self,
+        stream: &UnixStream,
+        socket: &'a Socket,
+    ) -> io::Result<Option<Served<'a>>> {
         let stream = stream.try_clone()?;
         let mut state = self.0.state();
         if state.closed {
@@ -106,6 +113,7 @@ impl Closing {
         Ok(Some(Served {
             shared: &self.0,
             number,
+            socket,
         }))
     }
 }
@@ -142,52 +150,20 @@ fn accept_all<D: Device>(
     closing: &Closing,
     make: &impl Fn(&Arc<Channel>) -> io::Result<D>,
 ) {
-    let limit = LogLimit::new();
+    let socket = Arc::<Socket>::default();
     while !closing.is_closed() {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                if let Err(e) = serve_one(name, stream, closing, make, &limit) {
-                    log::error!("{name}: {e}");
-                    std::thread::sleep(PAUSE);
-                }
-            }
-            Err(e) => {
-                log::error!("{name}: cannot take a connection: {e}");
-                std::thread::sleep(PAUSE);
-            }
+        if socket.is_full() {
+            std::thread::sleep(PAUSE);
+            continue;
+        }
+        let accepted = listener.accept();
+        let served =
+            accepted.and_then(|(stream, _)| serve_one(name, stream, closing, make, &socket));
+        if let Err(e) = served {
+            log_limited!(Level::Error, socket.limit, "{name}: cannot serve a VM: {e}");
+            std::thread::sleep(PAUSE);
         }
     }
-}
-
-/// `SET_FEATURES`, the version of the protocol, and the bytes that follow (vhost-user, "Message
-/// Specification").
-const SET_FEATURES: [u32; 3] = [2, 1, 8];
-
-/// What answers a VMM's messages.
-///
-/// QEMU's front-end of network interfaces enables vrings before its first `SET_FEATURES`, as soon
-/// as it has seen that the protocol features are there; the handler takes that only once it was
-/// told of the feature bit. So it is told before it gets the VMM's socket.
-fn handler<D: Device>(
-    stream: UnixStream,
-    session: &Arc<Mutex<Session<D>>>,
-) -> io::Result<BackendReqHandler<Mutex<Session<D>>>> {
-    let (first, mut before) = UnixStream::pair()?;
-    let place = first.as_raw_fd();
-    let mut handler = BackendReqHandler::from_stream(first, Arc::clone(session));
-    let mut message: Vec<u8> = SET_FEATURES.iter().flat_map(|w| w.to_ne_bytes()).collect();
-    message.extend(
-        VhostUserVirtioFeatures::PROTOCOL_FEATURES
-            .bits()
-            .to_ne_bytes(),
-    );
-    before.write_all(&message)?;
-    handler.handle_request().map_err(io::Error::other)?;
-    // SAFETY: `place` is the handler's descriptor: it is open, and stays so, as it is not closed
-    // here.
-    let mut place = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(place) });
-    rustix::io::dup3(&stream, &mut place, DupFlags::CLOEXEC)?;
-    Ok(handler)
 }
 
 /// A VMM that is connected. When it is dropped, what is under way is ended; then the socket is
@@ -196,7 +172,7 @@ pub struct Connection<D: Device> {
     handler: BackendReqHandler<Mutex<Session<D>>>,
     session: Arc<Mutex<Session<D>>>,
     channel: Arc<Channel>,
-    ahead: UnixStream,
+    stream: UnixStream,
 }
 
 impl<D: Device> std::fmt::Debug for Connection<D> {
@@ -208,23 +184,23 @@ impl<D: Device> std::fmt::Debug for Connection<D> {
 }
 
 impl<D: Device> Connection<D> {
-    /// Takes a connection, with a device that `make` makes.
+    /// Takes a connection to `socket`, with a device that `make` makes.
     ///
     /// # Errors
     /// What the system says.
     pub fn new(
         stream: UnixStream,
+        socket: &Arc<Socket>,
         make: impl FnOnce(&Arc<Channel>) -> io::Result<D>,
     ) -> io::Result<Self> {
-        let ahead = stream.try_clone()?;
-        let channel = Arc::new(Channel::default());
+        let channel = Channel::new(Arc::clone(socket));
         let device = make(&channel)?;
         let session = Arc::new(Mutex::new(Session::new(device, Arc::clone(&channel))));
         Ok(Self {
-            handler: handler(stream, &session)?,
+            handler: upstream::handler(&stream, &session)?,
             session,
             channel,
-            ahead,
+            stream,
         })
     }
 
@@ -233,9 +209,7 @@ impl<D: Device> Connection<D> {
     /// # Errors
     /// It has gone, or has to go.
     pub fn step(&mut self) -> Result<(), Error> {
-        self.channel
-            .look_ahead(&self.ahead)
-            .map_err(Error::SocketBroken)?;
+        upstream::look_ahead(&self.stream, &self.channel).map_err(Error::SocketBroken)?;
         self.handler.handle_request()
     }
 }
@@ -251,13 +225,14 @@ fn serve_one<D: Device>(
     stream: UnixStream,
     closing: &Closing,
     make: &impl Fn(&Arc<Channel>) -> io::Result<D>,
-    limit: &LogLimit,
+    socket: &Arc<Socket>,
 ) -> io::Result<()> {
     // Dropped after the connection.
-    let Some(_served) = closing.enter(&stream)? else {
+    let Some(_served) = closing.enter(&stream, socket)? else {
         return Ok(());
     };
-    let mut connection = Connection::new(stream, make)?;
+    let mut connection = Connection::new(stream, socket, make)?;
+    let limit = &socket.limit;
     log_limited!(Level::Info, limit, "{name}: a VM has connected");
     let ending = loop {
         if let Err(e) = connection.step() {

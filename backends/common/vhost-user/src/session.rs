@@ -6,9 +6,7 @@ use crate::channel::Channel;
 use crate::inflight::{self, Inflight, Note, QueueInflight};
 use crate::memory::{MAX_SLOTS, Memory};
 use crate::vring::{Layout, MAX_SIZE};
-use farlane_daemon::log_limit::LogLimit;
-use farlane_daemon::warn_limited;
-use farlane_sys::{chain, eventfd};
+use farlane_sys::{chain, eventfd, warn_limited};
 use farlane_zero_copy::AddressSpace;
 use std::fs::File;
 use std::io;
@@ -21,11 +19,20 @@ use vhost::vhost_user::message::{
     VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{
-    Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
+    Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
 };
+use vm_memory::GuestMemoryMmap;
 
 /// Bytes of the configuration space that a front-end may ask for: what is not defined is zero.
 const CONFIG_BYTES: usize = 256;
+
+/// What a session can of the protocol without its device's help.
+pub const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
+    .union(VhostUserProtocolFeatures::CONFIG)
+    .union(VhostUserProtocolFeatures::REPLY_ACK)
+    .union(VhostUserProtocolFeatures::BACKEND_REQ)
+    .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    .union(VhostUserProtocolFeatures::RESET_DEVICE);
 
 /// A queue that is to be served.
 #[derive(Debug)]
@@ -40,6 +47,9 @@ pub struct Setup {
     pub event_index: bool,
     /// Running number of the first buffer.
     pub next_available: u16,
+    /// The queue goes on where it was stopped by being disabled or changed: the front-end has not
+    /// named a first buffer, and knows of none.
+    pub resumes: bool,
     /// Where requests are tracked.
     pub inflight: Option<QueueInflight>,
     /// What the driver writes to tell of requests; none if it never tells. It does not block.
@@ -61,19 +71,50 @@ pub trait Device: Send + 'static {
     /// Most queues.
     fn queues(&self) -> u16;
 
+    /// Most entries of each.
+    fn max_queue_size(&self) -> u16 {
+        MAX_SIZE
+    }
+
     /// The features that it offers.
     fn features(&self) -> u64;
 
-    /// What it can of the protocol, besides what every session can.
+    /// What is offered of the protocol.
     fn protocol_features(&self) -> VhostUserProtocolFeatures {
-        VhostUserProtocolFeatures::empty()
+        PROTOCOL_FEATURES
     }
 
     /// The driver has accepted these features.
     fn negotiated(&mut self, features: u64);
 
+    /// The VMM shares this memory in place of what was; `space` has it already. Memory that is
+    /// added or taken away without a whole table (`CONFIGURE_MEM_SLOTS`) is not told of.
+    ///
+    /// # Errors
+    /// The system's: the VMM has to go.
+    fn set_memory(
+        &mut self,
+        _space: &Arc<AddressSpace>,
+        _table: &GuestMemoryMmap,
+    ) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// The VMM takes requests on the channel from now on.
+    fn channel_opened(&mut self) {}
+
+    /// The VMM asks for the device's shared-memory region: its id, and its bytes. None: there is
+    /// none.
+    fn shared_memory(&mut self) -> Option<(u8, u64)> {
+        None
+    }
+
     /// The device is reset: its queues are stopped already.
     fn reset(&mut self) {}
+
+    /// The VMM is gone, and nothing can be asked of it: the queues are going to be
+    /// [stopped](Self::stop). May be called again.
+    fn gone(&mut self) {}
 
     /// Its configuration space.
     fn config(&self) -> Vec<u8>;
@@ -115,6 +156,8 @@ struct Queue<W> {
     /// The front-end's addresses: descriptors, available ring, used ring.
     addresses: Option<[u64; 3]>,
     next_available: u16,
+    /// See [`Setup::resumes`].
+    resumes: bool,
     /// There is a kick: the queue is started. None inside: the driver never tells.
     kick: Option<Option<OwnedFd>>,
     call: Arc<Call>,
@@ -129,6 +172,7 @@ impl<W> Default for Queue<W> {
             size: 0,
             addresses: None,
             next_available: 0,
+            resumes: false,
             kick: None,
             call: Arc::default(),
             error: Arc::default(),
@@ -142,6 +186,7 @@ impl<W> Queue<W> {
     fn stop(&mut self, device: &mut impl Device<Worker = W>) {
         if let Some(worker) = self.worker.take() {
             self.next_available = device.stop(worker);
+            self.resumes = true;
         }
     }
 }
@@ -153,8 +198,8 @@ pub struct Session<D: Device> {
     features: u64,
     queues: Vec<Queue<D::Worker>>,
     inflight: Option<Inflight>,
+    protocol: VhostUserProtocolFeatures,
     channel: Arc<Channel>,
-    limit: LogLimit,
 }
 
 impl<D: Device> std::fmt::Debug for Session<D> {
@@ -179,8 +224,8 @@ impl<D: Device> Session<D> {
             features: 0,
             queues: (0..queues).map(|_| Queue::default()).collect(),
             inflight: None,
+            protocol: VhostUserProtocolFeatures::empty(),
             channel,
-            limit: LogLimit::new(),
             device,
         }
     }
@@ -189,13 +234,21 @@ impl<D: Device> Session<D> {
         let (index, count) = (index_of(index), self.queues.len());
         if index >= count {
             let name = self.device.name();
-            warn_limited!(self.limit, "{name}: the VMM wants queue {index} of {count}");
+            warn_limited!(
+                self.channel.limit(),
+                "{name}: the VMM wants queue {index} of {count}"
+            );
         }
         self.queues.get_mut(index).ok_or(Error::InvalidParam)
     }
 
     fn refuse(&self, why: &dyn std::error::Error) -> Error {
-        warn_limited!(self.limit, "{}: {}", self.device.name(), chain(why));
+        warn_limited!(
+            self.channel.limit(),
+            "{}: {}",
+            self.device.name(),
+            chain(why)
+        );
         Error::InvalidParam
     }
 
@@ -225,6 +278,7 @@ impl<D: Device> Session<D> {
             None => None,
         };
         let (size, next_available) = (queue.size, queue.next_available);
+        let resumes = queue.resumes;
         let (call, error) = (Arc::clone(&queue.call), Arc::clone(&queue.error));
         let mut guest = [0; 3];
         for (guest, user) in guest.iter_mut().zip(addresses) {
@@ -247,6 +301,7 @@ impl<D: Device> Session<D> {
             },
             event_index: self.has(feature::EVENT_IDX),
             next_available,
+            resumes,
             inflight,
             kick,
             call,
@@ -265,10 +320,25 @@ impl<D: Device> Session<D> {
         self.update(index)
     }
 
-    /// Stops all queues. Nothing touches the VM's memory then.
+    /// Ends the requests that wait for the VMM, and stops all queues. Nothing touches the VM's memory
+    /// then.
     pub fn stop(&mut self) {
-        self.stop_queues();
         self.channel.close();
+        self.device.gone();
+        self.stop_queues();
+    }
+
+    /// The eventfd of a queue's message, if it has one. Something else ends the connection.
+    fn eventfd(&self, file: Option<File>) -> Result<Option<OwnedFd>> {
+        let Some(file) = file else {
+            return Ok(None);
+        };
+        let fd = OwnedFd::from(file);
+        if let Err(e) = eventfd::examine(fd.as_fd()) {
+            self.channel.socket().discard(fd);
+            return Err(self.refuse(&e));
+        }
+        Ok(Some(fd))
     }
 
     fn stop_queues(&mut self) {
@@ -287,6 +357,7 @@ impl<D: Device> Session<D> {
             queue.kick = None;
             queue.enabled = false;
             queue.next_available = 0;
+            queue.resumes = false;
         }
         self.device.reset();
     }
@@ -332,15 +403,18 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         files: Vec<File>,
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        self.memory
-            .replace(regions, files)
-            .map_err(|e| self.refuse(&e))?;
+        let files: Vec<OwnedFd> = files.into_iter().map(OwnedFd::from).collect();
+        let replaced = self.memory.replace(regions, &files);
+        self.channel.socket().discard_all(files);
+        let table = replaced.map_err(|e| self.refuse(&e))?;
+        let told = self.device.set_memory(self.memory.space(), &table);
+        told.map_err(Error::ReqHandlerError)?;
         Ok(None)
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
         let size = u16::try_from(num).map_err(|_| Error::InvalidParam)?;
-        if !size.is_power_of_two() || size > MAX_SIZE {
+        if !size.is_power_of_two() || size > self.device.max_queue_size() {
             return Err(Error::InvalidParam);
         }
         self.change(index_of(index), |queue| queue.size = size)
@@ -364,55 +438,58 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
-        self.change(index_of(index), |queue| queue.next_available = base)
+        self.change(index_of(index), |queue| {
+            queue.next_available = base;
+            queue.resumes = false;
+        })
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         self.stop_queue(index_of(index))?;
         let queue = self.queue(index)?;
         queue.kick = None;
+        queue.resumes = false;
         let base = queue.next_available;
         Ok(VhostUserVringState::new(index, base.into()))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let kick = match fd {
-            Some(file) => Some(eventfd::adopt(file.into()).map_err(|e| self.refuse(&e))?),
+        let kick = match self.eventfd(fd)? {
+            Some(fd) => Some(eventfd::adopt(fd).map_err(|e| self.refuse(&e))?),
             None => None,
         };
         self.change(index_of(index), |queue| queue.kick = Some(kick))
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = match fd {
-            Some(file) => Some(eventfd::check(file.into()).map_err(|e| self.refuse(&e))?),
-            None => None,
-        };
-        self.queue(index)?.call.set(fd);
+        let call = self.eventfd(fd)?;
+        self.queue(index)?.call.set(call);
         Ok(())
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = match fd {
-            Some(file) => Some(eventfd::check(file.into()).map_err(|e| self.refuse(&e))?),
-            None => None,
-        };
-        self.queue(index)?.error.set_quietly(fd);
+        let error = self.eventfd(fd)?;
+        self.queue(index)?.error.set_quietly(error);
         Ok(())
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        Ok(VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::BACKEND_REQ
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
-            | VhostUserProtocolFeatures::RESET_DEVICE
-            | self.device.protocol_features())
+        Ok(self.device.protocol_features())
     }
 
-    fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        let offered = self.device.protocol_features();
+        if features & !offered.bits() != 0 {
+            return Err(Error::InvalidParam);
+        }
+        self.protocol = VhostUserProtocolFeatures::from_bits_truncate(features);
         Ok(())
+    }
+
+    fn set_backend_req_fd(&mut self, _requests: Backend) {
+        if self.channel.open(self.protocol) {
+            self.device.channel_opened();
+        }
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
@@ -472,11 +549,11 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
 
     fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
         let (queues, entries) = (inflight.num_queues, inflight.queue_size);
-        if queues > self.device.queues() || entries > MAX_SIZE {
-            return Err(Error::InvalidParam);
-        }
         let (offset, bytes) = (inflight.mmap_offset, inflight.mmap_size);
-        let map = Inflight::map(file.as_fd(), offset, bytes, queues, entries);
+        let fits = queues <= self.device.queues() && entries <= MAX_SIZE;
+        let map = fits.then(|| Inflight::map(file.as_fd(), offset, bytes, queues, entries));
+        self.channel.socket().discard(file.into());
+        let map = map.ok_or(Error::InvalidParam)?;
         let map = map.map_err(|e| self.refuse(&e))?;
         let note = self.device.note(map.note());
         if let Some(note) = note.map_err(Error::ReqHandlerError)? {
@@ -496,9 +573,9 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         file: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        self.memory
-            .add(region, &file)
-            .map_err(|e| self.refuse(&e))?;
+        let added = self.memory.add(region, file.as_fd());
+        self.channel.socket().discard(file.into());
+        added.map_err(|e| self.refuse(&e))?;
         Ok(None)
     }
 
@@ -520,7 +597,15 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
-        Err(Error::InvalidMessage)
+        let mut sizes = [0; 256];
+        let region = self.device.shared_memory();
+        if let Some((id, bytes)) = region {
+            sizes[usize::from(id)] = bytes;
+        }
+        Ok(VhostUserShMemConfig::new(
+            u32::from(region.is_some()),
+            &sizes,
+        ))
     }
 
     fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {

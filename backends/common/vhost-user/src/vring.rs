@@ -4,7 +4,6 @@
 //! looked at once it is in memory of ours.
 
 use crate::bits::{AVAIL_NO_INTERRUPT, Descriptor, USED_NO_NOTIFY};
-use farlane_daemon::vring::resume_at;
 use farlane_zero_copy::{AddressSpaceError, View};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
@@ -244,6 +243,18 @@ impl Rings {
         let flags = if notify { 0 } else { USED_NO_NOTIFY };
         self.used_word(0).store(flags.to_le(), Ordering::Relaxed);
     }
+}
+
+/// Where a queue goes on whose buffers nobody tracks in flight, of `size` buffers, `used` of which
+/// have been used so far, and which starts at `base` as its front-end says. Front-ends of a backend
+/// that was killed do not know what it has used, and some (Cloud Hypervisor, whenever a queue
+/// starts) name the driver's available index: buffers that are available and not used are nobody's
+/// then, and are taken (again). A device that stops uses what it has taken before it says where it
+/// is, so that for one that goes on the two are the same.
+#[must_use]
+pub fn resume_at(base: u16, used: u16, size: u16) -> u16 {
+    let unused = base.wrapping_sub(used);
+    if unused <= size { used } else { base }
 }
 
 /// How far device and driver are.

@@ -7,7 +7,7 @@ use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::inflight::{make, region_bytes};
 use farlane_vhost_user::segment::take_last_byte;
 use farlane_vhost_user::serve::Connection;
-use farlane_vhost_user::session::{Device, Setup};
+use farlane_vhost_user::session::{Device, PROTOCOL_FEATURES, Setup};
 use farlane_vhost_user::vring::{Progress, Rings};
 use farlane_sys::eventfd::drain;
 use rustix::event::{EventfdFlags, eventfd};
@@ -104,7 +104,7 @@ impl Device for Checked {
     }
 
     fn protocol_features(&self) -> vhost::vhost_user::VhostUserProtocolFeatures {
-        vhost::vhost_user::VhostUserProtocolFeatures::INFLIGHT_SHMFD
+        PROTOCOL_FEATURES | vhost::vhost_user::VhostUserProtocolFeatures::INFLIGHT_SHMFD
     }
 
     fn negotiated(&mut self, features: u64) {
@@ -323,7 +323,7 @@ impl<'r> Scene<'r> {
         let (vmm, backend) = UnixStream::pair().expect("a socket");
         let state = Arc::new(Mutex::new(State::default()));
         let device = Checked(Arc::clone(&state));
-        let connection = Connection::new(backend, |_| Ok(device)).expect("a connection");
+        let connection = Connection::new(backend, &Arc::default(), |_| Ok(device)).expect("a connection");
         Self {
             ram,
             files: Files::new(ram),
@@ -396,7 +396,7 @@ impl<'r> Scene<'r> {
         let half = PAGES / 2 * PAGE;
         let mut messages = vec![
             Message::new(request::SET_FEATURES).long(features),
-            Message::new(request::SET_PROTOCOL_FEATURES).long(0x0001_b23b),
+            Message::new(request::SET_PROTOCOL_FEATURES).long(0x0000_b229),
             Message::new(request::SET_MEM_TABLE)
                 .word(2)
                 .word(0)

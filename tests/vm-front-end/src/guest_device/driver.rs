@@ -167,6 +167,11 @@ impl Driver {
         }
     }
 
+    /// No interrupt is taken any more.
+    pub fn halt(&self) {
+        signal(self.quit.as_fd());
+    }
+
     /// The VM is switched off.
     pub fn end(&self) {
         self.die();

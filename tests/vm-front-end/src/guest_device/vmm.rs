@@ -373,6 +373,11 @@ impl Vm {
         }
     }
 
+    /// The guest's processors stop: nothing of it looks at its memory any more.
+    pub fn halt(&self) {
+        self.driver.halt();
+    }
+
     /// Kicks a queue, whatever is in it.
     pub fn kick(&self, queue: u16) {
         if let Some(queue) = self.driver.queues().get(usize::from(queue)) {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::bits::feature;
 use crate::session::Setup;
+use std::io::Write as _;
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::channel;
 

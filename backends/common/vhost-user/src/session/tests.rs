@@ -68,7 +68,7 @@ impl Device for Watched {
 
 /// A session with all queues in use.
 fn started(watched: &Watched) -> Session<Watched> {
-    let mut session = Session::new(watched.clone(), Arc::default());
+    let mut session = Session::new(watched.clone(), Channel::new(Arc::default()));
     session.set_features(feature::VERSION_1).unwrap();
     let ram = memfd_create("ram", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&ram, 1 << 20).unwrap();
