@@ -109,29 +109,29 @@ impl Interface {
     /// What the flow table of the VM that is there has done.
     #[must_use]
     pub fn flow_samples(&self) -> Option<Vec<Sample<'static>>> {
-        let census = self.table().as_ref().and_then(Weak::upgrade)?.census();
+        let counts = self.table().as_ref().and_then(Weak::upgrade)?.counts();
         let sample = |name, help, value| Sample { name, help, value };
         Some(vec![
-            sample("flows", "Flows that are known now.", census.flows),
+            sample("flows", "Flows in the flow table.", counts.flows),
             sample(
                 "flows_established",
-                "Those of them that are established.",
-                census.established,
+                "Flows in the flow table that are established.",
+                counts.established,
             ),
             sample(
                 "flow_moves",
-                "Times that a flow began to move to another queue pair.",
-                census.moves,
+                "Flow moves to another queue pair that were begun.",
+                counts.moves,
             ),
             sample(
                 "flows_forgotten",
-                "Flows that were forgotten.",
-                census.forgotten,
+                "Flows that were evicted from the flow table, or expired.",
+                counts.forgotten,
             ),
             sample(
                 "flows_refused",
-                "Flows for which there was no room.",
-                census.refused,
+                "Flows that the flow table had no room for.",
+                counts.refused,
             ),
         ])
     }

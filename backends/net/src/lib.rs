@@ -1,4 +1,4 @@
-//! A network interface of a virtual machine over vhost-user, with a limb on every NUMA node.
+//! A network interface of a virtual machine over vhost-user, with a worker on every NUMA node.
 //!
 //! * [`daemon`]: the daemon; [`options`]: the command line.
 //! * [`port`]: where frames come from and go to on the host.

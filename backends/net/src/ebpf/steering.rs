@@ -12,6 +12,7 @@ use super::assemble::{
 };
 use super::system::{BpfError, Map, MapKind, ProgramKind, load};
 use crate::flow::FlowKey;
+use crate::port::host_interface::call_with_number;
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 
@@ -103,7 +104,7 @@ impl TapSteering {
     /// # Errors
     /// What the system says.
     pub fn attach(&self, tap: BorrowedFd<'_>) -> io::Result<()> {
-        set_program(tap, self.program.as_raw_fd())
+        call_with_number(tap, TUNSETSTEERINGEBPF, self.program.as_raw_fd())
     }
 
     /// Frames of this flow come from this queue from now on, or from one by their hash (`None`).
@@ -131,16 +132,7 @@ impl TapSteering {
 /// # Errors
 /// What the system says.
 pub fn detach(tap: BorrowedFd<'_>) -> io::Result<()> {
-    set_program(tap, -1)
-}
-
-fn set_program(tap: BorrowedFd<'_>, program: libc::c_int) -> io::Result<()> {
-    // SAFETY: the request reads a number at the address, which lives throughout the call.
-    let result = unsafe { libc::ioctl(tap.as_raw_fd(), TUNSETSTEERINGEBPF, &raw const program) };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+    call_with_number(tap, TUNSETSTEERINGEBPF, -1)
 }
 
 /// A flow as the program looks it up.

@@ -3,24 +3,24 @@
 //! * [`parse`](mod@parse): headers of frames.
 //! * [`table`]: the flow table, what the workers ask.
 //! * [`route`]: where a frame goes next.
-//! * [`votes`]: where a flow's process runs, told from what the guest sends.
-//! * [`course`]: how a flow's frames stay in order while it moves.
+//! * [`follow`]: where a flow's process runs, told from what the guest sends.
+//! * [`order`]: how a flow's frames stay in order while it moves.
 //! * [`shard`]: a bounded store of flows.
-//! * `wishes`: what a port is asked for.
+//! * `hints`: steering hints, which a port is asked to follow.
 //! * [`hash`]: keyed hashes, and Toeplitz.
 
-pub mod course;
+pub mod follow;
 pub mod hash;
+mod hints;
 mod key;
+pub mod order;
 pub mod parse;
 pub mod route;
 pub mod shard;
 pub mod table;
-pub mod votes;
-mod wishes;
 
-pub use course::Span;
 pub use key::FlowKey;
+pub use order::Span;
 pub use parse::{PARSE_BYTES, Parsed, Signal, parse};
 pub use route::{Route, Ticket};
 pub use table::{FlowTable, Placement, Settings};

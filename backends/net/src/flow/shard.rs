@@ -3,11 +3,11 @@
 //! All memory is bounded at the beginning: a slab of entries, and chains of a hash index in it. An
 //! entry begins in *probation*; one whose both directions have been seen several times is
 //! *protected*. Room is made in probation only, its oldest first, with a second chance for those
-//! that were seen since. So strangers push out strangers.
+//! that were seen since. So unestablished flows evict only each other.
 //!
 //! When the protected are too many, one goes back into probation: of the oldest few the one whose
 //! *source* has the most; and a source that has more than any of those gets no more. So one peer
-//! that opens many connections pushes out its own.
+//! that opens many connections evicts its own.
 
 use super::key::FlowKey;
 

@@ -7,19 +7,19 @@ mod known;
 mod rules;
 pub mod settings;
 
-use super::course::{Course, Moment, Patience, Span};
 use super::hash::{KeyedHash, Scaling};
+use super::hints::SteeringHints;
 use super::key::FlowKey;
+use super::order::{FlowOrder, HoldLimits, Moment, Span};
 use super::parse::{Parsed, Signal};
 use super::route::{Route, Ticket};
 use super::shard::Shard;
-use super::wishes::Wishes;
 use farlane_sys::sync::{lock, read, write};
 use known::{Flow, Part};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, RwLock};
 
-pub use known::Census;
+pub use known::FlowCounts;
 pub use settings::{Placement, Settings};
 
 /// Parts of the table, each with a lock of its own.
@@ -28,8 +28,8 @@ const SHARDS: usize = 64;
 /// No queue.
 const NONE: u16 = u16::MAX;
 
-/// A step of a flow's course.
-type Step = fn(&mut Course, Moment, Ticket, &Patience, &dyn Fn(u16) -> u64) -> Route;
+/// A step of a flow's order.
+type Step = fn(&mut FlowOrder, Moment, Ticket, &HoldLimits, &dyn Fn(u16) -> u64) -> Route;
 
 /// The table, shared by all workers.
 pub struct FlowTable {
@@ -41,7 +41,7 @@ pub struct FlowTable {
     /// Only while a driver has configured it; `scaled` says so without the lock.
     scaling: RwLock<Option<Scaling>>,
     scaled: AtomicBool,
-    wishes: Wishes,
+    hints: SteeringHints,
     /// Queues of the port that flows can be steered to.
     port_queues: AtomicU16,
     moves: AtomicU64,
@@ -71,7 +71,7 @@ impl FlowTable {
                 .collect(),
             scaling: RwLock::new(None),
             scaled: AtomicBool::new(false),
-            wishes: Wishes::default(),
+            hints: SteeringHints::default(),
             port_queues: AtomicU16::new(settings.queues),
             moves: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
@@ -111,7 +111,7 @@ impl FlowTable {
         for shard in &self.shards {
             lock(shard).flows.clear(|_, _| self.count_forgotten());
         }
-        self.wishes.clear();
+        self.hints.clear();
         for place in &self.consumed {
             place.store(0, Ordering::Release);
         }
@@ -146,7 +146,7 @@ impl FlowTable {
                 };
                 let Some(slot) = known else {
                     // Every frame of the flow goes this way, as long as it is not known.
-                    if let Some(seen) = part.stranger(within) {
+                    if let Some(seen) = part.unknown_seen_mut(within) {
                         *seen = now_us.max(1);
                     }
                     return untracked(worker, worker % active, active);
@@ -167,20 +167,20 @@ impl FlowTable {
             end: frame.sequence.map(|sequence| sequence.end),
             from: worker,
         };
-        self.step(shard, ticket, at, Course::received)
+        self.step(shard, ticket, at, FlowOrder::received)
     }
 
     /// A frame that came by [`Route::Sequence`], once the worker has seen its own port queue
     /// empty. It may have to wait for buffers: when it is in the worker's own queue, that is told
     /// as of one that was forwarded.
     pub fn sequenced(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
-        self.ask_again(worker, ticket, now_us, Course::sequenced)
+        self.ask_again(worker, ticket, now_us, FlowOrder::sequenced)
     }
 
     /// The oldest frame of a flow that the worker holds: may it go? As
     /// [`sequenced`](Self::sequenced).
     pub fn retry(&self, worker: u16, ticket: Ticket, now_us: u64) -> Route {
-        self.ask_again(worker, ticket, now_us, Course::retried)
+        self.ask_again(worker, ticket, now_us, FlowOrder::retried)
     }
 
     fn ask_again(&self, worker: u16, ticket: Ticket, now_us: u64, take: Step) -> Route {
@@ -198,7 +198,7 @@ impl FlowTable {
     pub fn delivered(&self, ticket: Ticket, position: u64) {
         let mut shard = self.shard(ticket.shard);
         if let Some((_, flow)) = shard.flows.peek(ticket.slot) {
-            flow.course.delivered(position);
+            flow.order.delivered(position);
         }
     }
 
@@ -209,7 +209,7 @@ impl FlowTable {
         };
         let mut shard = self.shard(ticket.shard);
         if let Some((_, flow)) = shard.flows.peek(ticket.slot) {
-            flow.course.dropped(route);
+            flow.order.dropped(route);
         }
     }
 
@@ -242,19 +242,19 @@ impl FlowTable {
         };
         let promote = flow.has_gone(frame.signal);
         if let Some(number) = frame.sequence.and_then(|sequence| sequence.acknowledges) {
-            flow.course.acknowledged(number);
+            flow.order.acknowledged(number);
         }
         if !scaled {
-            let pace = &self.settings.pace;
-            let home = flow.course.target();
+            let follow = &self.settings.follow;
+            let home = flow.order.target();
             let vote = if frame.signal == Signal::Open {
                 // A connection begins: nothing of it has come.
                 (home != queue).then_some(queue)
             } else {
-                flow.votes.count(home, queue, frame.signal, now_us, pace)
+                flow.votes.count(home, queue, frame.signal, now_us, follow)
             };
             if let Some(queue) = vote {
-                flow.course.aim(queue);
+                flow.order.aim(queue);
                 self.moves.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -263,7 +263,7 @@ impl FlowTable {
         }
     }
 
-    /// Takes a step of a flow's course, and asks the port for what would spare the next one.
+    /// Takes a step of a flow's order, and asks the port for what would spare the next one.
     fn step(&self, shard: &mut Shard<Flow>, ticket: Ticket, at: Moment, take: Step) -> Route {
         let active = self.active.load(Ordering::Acquire);
         let established = shard.is_protected(ticket.slot);
@@ -271,24 +271,23 @@ impl FlowTable {
             return untracked(at.worker, 0, active);
         };
         if self.scaled.load(Ordering::Acquire) {
-            flow.course
-                .aim(self.scaled_queue(key).unwrap_or(0) % active);
-        } else if flow.course.target() >= active {
-            flow.course.aim(flow.course.target() % active);
+            flow.order.aim(self.scaled_queue(key).unwrap_or(0) % active);
+        } else if flow.order.target() >= active {
+            flow.order.aim(flow.order.target() % active);
         }
         if at.worker < active
             && flow
-                .course
+                .order
                 .sequencer()
                 .is_some_and(|sequencer| sequencer >= active)
         {
-            flow.course.release();
+            flow.order.release();
         }
         let consumed = |queue: u16| self.consumed(queue, active);
-        let patience = &self.settings.patience;
-        let route = take(&mut flow.course, at, ticket, patience, &consumed);
+        let limits = &self.settings.limits;
+        let route = take(&mut flow.order, at, ticket, limits, &consumed);
         if established {
-            self.wish(key, flow, active, at.now);
+            self.hint(key, flow, active, at.now);
         } else {
             self.take_back(key, flow);
         }

@@ -1,5 +1,6 @@
 //! Where frames come from and go to on the host: a tap, or queues of a NIC.
 
+pub(crate) mod host_interface;
 pub mod tap;
 pub mod xdp;
 

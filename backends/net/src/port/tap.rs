@@ -1,5 +1,6 @@
 //! A tap interface of the host: one queue of it for each queue pair.
 
+use super::host_interface::{HostInterface, InterfaceRequest, call_by_value, call_with_number};
 use super::{FrameRoom, Offloads, Port, PortQueue};
 use crate::bits::{FrameHeader, HEADER_BYTES};
 use crate::ebpf::{TapSteering, steering};
@@ -41,6 +42,9 @@ const HEADER: i32 = 0x4000;
 const SEVERAL_QUEUES: i32 = 0x0100;
 const PERSISTENT: i32 = 0x0800;
 const DETACH: i32 = 0x0400;
+/// Bytes of the header before a frame, for `TUNSETVNETHDRSZ`.
+const HEADER_SIZE: i32 = 12;
+const _: () = assert!(HEADER_SIZE.unsigned_abs() as usize == HEADER_BYTES);
 /// Most queues of a tap (`MAX_TAP_QUEUES`).
 pub const MAX_QUEUES: u16 = 256;
 /// Frames of a queue that are thrown away, at most: more than a tap keeps.
@@ -65,77 +69,17 @@ pub enum TapError {
     },
 }
 
-/// `struct ifreq` with the member that is used.
-#[repr(C)]
-struct Request {
-    name: [u8; libc::IFNAMSIZ],
-    /// Flags or a number in the first bytes, or an address.
-    value: [u8; 24],
-}
-
-impl Request {
-    fn new(name: &str) -> Option<Self> {
-        let mut request = Self {
-            name: [0; libc::IFNAMSIZ],
-            value: [0; 24],
-        };
-        // The last byte stays zero.
-        let fits = !name.is_empty() && name.len() < libc::IFNAMSIZ;
-        let plain = name
-            .bytes()
-            .all(|b| b.is_ascii_graphic() && !b"/%:\"\\".contains(&b));
-        if !fits || !plain {
-            return None;
-        }
-        request
-            .name
-            .get_mut(..name.len())?
-            .copy_from_slice(name.as_bytes());
-        Some(request)
-    }
-
-    fn with_flags(mut self, flags: i32) -> Self {
-        let [low, high, ..] = flags.to_ne_bytes();
-        self.value[..2].copy_from_slice(&[low, high]);
-        self
-    }
-
-    fn flags(&self) -> i32 {
-        i32::from(u16::from_ne_bytes([self.value[0], self.value[1]]))
-    }
-
-    fn number(&self) -> i32 {
-        let [a, b, c, d, ..] = self.value;
-        i32::from_ne_bytes([a, b, c, d])
-    }
-}
-
-fn system_call(
-    fd: BorrowedFd<'_>,
-    request: libc::c_ulong,
-    argument: libc::c_ulong,
-) -> io::Result<()> {
-    // SAFETY: the callers give each request the argument that it takes: a number, or the address of
-    // a structure of its type that lives throughout the call.
-    if unsafe { libc::ioctl(fd.as_raw_fd(), request, argument) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-/// The address of something, as an argument of `ioctl`.
-fn address<T>(of: &mut T) -> libc::c_ulong {
-    let address = std::ptr::from_mut(of).expose_provenance();
-    libc::c_ulong::try_from(address).unwrap_or_default()
+/// Whether a tap can have this name: what the kernel takes, and no placeholder or quote.
+fn is_name(name: &str) -> bool {
+    let is_plain = |b: u8| b.is_ascii_graphic() && !b"/%:\"\\".contains(&b);
+    !name.is_empty() && name.len() < libc::IFNAMSIZ && name.bytes().all(is_plain)
 }
 
 /// A tap.
 #[derive(Debug)]
 pub struct Tap {
-    name: String,
+    interface: HostInterface,
     queues: Vec<Arc<OwnedFd>>,
-    /// Asks for the interface's state.
-    socket: OwnedFd,
     mtu: u16,
     hardware: [u8; 6],
     in_use: Vec<Arc<AtomicBool>>,
@@ -154,7 +98,9 @@ impl Tap {
     /// # Errors
     /// See [`TapError`].
     pub fn open(name: &str, queues: u16, mtu: Option<u16>) -> Result<Self, TapError> {
-        let request = || Request::new(name).ok_or_else(|| TapError::Name(name.to_owned()));
+        if !is_name(name) {
+            return Err(TapError::Name(name.to_owned()));
+        }
         let failed = |what| {
             move |source: io::Error| TapError::System {
                 name: name.to_owned(),
@@ -162,77 +108,34 @@ impl Tap {
                 source,
             }
         };
-        let mut opened: Vec<Arc<OwnedFd>> = Vec::new();
         // A tap that was made for one queue takes no further flag.
         let mut several = queues > 1;
-        while opened.len() < usize::from(queues) {
-            let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let fd = rustix::fs::open(DEVICE, flags, Mode::empty())
-                .map_err(|e| failed("open /dev/net/tun for it")(e.into()))?;
-            let base = TAP | NO_PACKET_INFORMATION | HEADER;
-            let with = |several| if several { base | SEVERAL_QUEUES } else { base };
-            let mut one = request()?.with_flags(with(several));
-            let mut result = system_call(fd.as_fd(), TUNSETIFF, address(&mut one));
-            if queues == 1
-                && result
-                    .as_ref()
-                    .is_err_and(|e| e.kind() == io::ErrorKind::InvalidInput)
-            {
-                several = true;
-                one = request()?.with_flags(with(several));
-                result = system_call(fd.as_fd(), TUNSETIFF, address(&mut one));
-            }
-            let what = if queues > 1 {
-                "take several queues of it (is it a tap, made with multi_queue, and nobody else's?)"
-            } else {
-                "take a queue of it (is it a tap, and nobody else's?)"
-            };
-            result.map_err(failed(what))?;
-            let mut header = i32::try_from(HEADER_BYTES).unwrap_or(0);
-            system_call(fd.as_fd(), TUNSETVNETHDRSZ, address(&mut header))
-                .map_err(failed("set its header's size"))?;
-            opened.push(Arc::new(fd));
-        }
+        let opened = (0..queues).map(|_| open_queue(name, &mut several, queues));
+        let opened: Vec<_> = opened
+            .collect::<Result<_, _>>()
+            .map_err(|(what, e)| failed(what)(e))?;
         let socket = rustix::net::socket_with(
             rustix::net::AddressFamily::INET,
             rustix::net::SocketType::DGRAM,
             rustix::net::SocketFlags::CLOEXEC,
             None,
-        )
-        .map_err(|e| failed("ask for its state")(e.into()))?;
-        let ask = |number: libc::Ioctl, what| -> Result<Request, TapError> {
-            let mut answer = request()?;
-            system_call(socket.as_fd(), number_of(number), address(&mut answer))
-                .map_err(failed(what))?;
-            Ok(answer)
-        };
+        );
+        let socket = socket.map_err(|e| failed("ask for its state")(e.into()))?;
+        let interface = HostInterface::new(name, socket);
         if let Some(mtu) = mtu {
-            let mut wish = request()?;
-            wish.value[..4].copy_from_slice(&i32::from(mtu).to_ne_bytes());
-            system_call(
-                socket.as_fd(),
-                number_of(libc::SIOCSIFMTU),
-                address(&mut wish),
-            )
-            .map_err(failed("set its MTU"))?;
+            interface.set_mtu(mtu).map_err(failed("set its MTU"))?;
         }
-        let asked = ask(libc::SIOCGIFMTU, "ask for its MTU")?;
-        let mtu = u16::try_from(asked.number()).unwrap_or(u16::MAX);
-        let asked = ask(libc::SIOCGIFHWADDR, "ask for its address")?;
-        let mut hardware = [0; 6];
-        hardware.copy_from_slice(&asked.value[2..8]);
         let mut tap = Self {
-            name: name.to_owned(),
-            socket,
-            mtu,
-            hardware,
+            mtu: interface.mtu().map_err(failed("ask for its MTU"))?,
+            hardware: interface.address().map_err(failed("ask for its address"))?,
+            interface,
             in_use: opened.iter().map(|_| Arc::default()).collect(),
             queues: opened,
             steering: None,
             limit: LogLimit::new(),
         };
         if !tap.is_persistent().map_err(failed("ask for its flags"))? {
-            tap.bring_up().map_err(failed("bring it up"))?;
+            tap.interface.bring_up().map_err(failed("bring it up"))?;
         }
         if queues > 1 {
             tap.steering = tap.steered();
@@ -243,45 +146,25 @@ impl Tap {
         Ok(tap)
     }
 
-    fn request(&self) -> io::Result<Request> {
-        Request::new(&self.name).ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    fn first(&self) -> io::Result<BorrowedFd<'_>> {
+        let first = self.queues.first().ok_or(io::ErrorKind::NotFound)?;
+        Ok(first.as_fd())
     }
 
     fn is_persistent(&self) -> io::Result<bool> {
-        let mut answer = self.request()?;
-        let first = self.queues.first().ok_or(io::ErrorKind::NotFound)?;
-        system_call(first.as_fd(), TUNGETIFF, address(&mut answer))?;
+        let mut answer = InterfaceRequest::new(self.interface.name())?;
+        answer.call(self.first()?, TUNGETIFF)?;
         Ok(answer.flags() & PERSISTENT != 0)
-    }
-
-    fn flags(&self) -> io::Result<i32> {
-        let mut answer = self.request()?;
-        system_call(
-            self.socket.as_fd(),
-            number_of(libc::SIOCGIFFLAGS),
-            address(&mut answer),
-        )?;
-        Ok(answer.flags())
-    }
-
-    fn bring_up(&self) -> io::Result<()> {
-        let mut wish = self.request()?.with_flags(self.flags()? | libc::IFF_UP);
-        system_call(
-            self.socket.as_fd(),
-            number_of(libc::SIOCSIFFLAGS),
-            address(&mut wish),
-        )
     }
 
     /// A program that says which frame comes from which queue, where the kernel lets us have one.
     fn steered(&self) -> Option<TapSteering> {
-        let first = self.queues.first()?;
         let attached = TapSteering::new(self.queues())
             .map_err(io::Error::other)
-            .and_then(|steering| steering.attach(first.as_fd()).map(|()| steering));
+            .and_then(|steering| steering.attach(self.first()?).map(|()| steering));
         attached
             .inspect_err(|e| {
-                let (name, why) = (&self.name, farlane_sys::chain(e));
+                let (name, why) = (self.interface.name(), farlane_sys::chain(e));
                 log::info!("Tap {name}: frames come from its first queue only: {why}");
             })
             .ok()
@@ -289,31 +172,50 @@ impl Tap {
 
     /// Frames come from the first queue only.
     fn keep_one(&self) -> io::Result<()> {
-        self.queues
-            .iter()
-            .skip(1)
-            .try_for_each(|queue| switch(queue, DETACH))
+        let mut others = self.queues.iter().skip(1);
+        others.try_for_each(|queue| {
+            let mut request = InterfaceRequest::UNNAMED.with_flags(DETACH);
+            request.call(queue.as_fd(), TUNSETQUEUE)
+        })
     }
 }
 
-/// Numbers of requests have a type of their own on some systems.
-fn number_of(request: libc::Ioctl) -> libc::c_ulong {
-    request
-}
-
-/// Takes a queue in or out.
-fn switch(queue: &OwnedFd, flag: i32) -> io::Result<()> {
-    let mut request = Request {
-        name: [0; libc::IFNAMSIZ],
-        value: [0; 24],
+/// Opens a queue of a tap of `queues`. `several`: whether it is one of `multi_queue`, which is
+/// found out with the first. An error says what failed.
+fn open_queue(
+    name: &str,
+    several: &mut bool,
+    queues: u16,
+) -> Result<Arc<OwnedFd>, (&'static str, io::Error)> {
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(DEVICE, flags, Mode::empty())
+        .map_err(|e| ("open /dev/net/tun for it", e.into()))?;
+    let attach = |several| {
+        let base = TAP | NO_PACKET_INFORMATION | HEADER;
+        let flags = if several { base | SEVERAL_QUEUES } else { base };
+        let mut request = InterfaceRequest::new(name)?.with_flags(flags);
+        request.call(fd.as_fd(), TUNSETIFF)
+    };
+    let mut result = attach(*several);
+    let is_invalid = |e: &io::Error| e.kind() == io::ErrorKind::InvalidInput;
+    if queues == 1 && result.as_ref().is_err_and(is_invalid) {
+        *several = true;
+        result = attach(true);
     }
-    .with_flags(flag);
-    system_call(queue.as_fd(), TUNSETQUEUE, address(&mut request))
+    let what = if queues > 1 {
+        "take several queues of it (is it a tap, made with multi_queue, and nobody else's?)"
+    } else {
+        "take a queue of it (is it a tap, and nobody else's?)"
+    };
+    result.map_err(|e| (what, e))?;
+    call_with_number(fd.as_fd(), TUNSETVNETHDRSZ, HEADER_SIZE)
+        .map_err(|e| ("set its header's size", e))?;
+    Ok(Arc::new(fd))
 }
 
 impl Port for Tap {
     fn name(&self) -> String {
-        self.name.clone()
+        self.interface.name().to_owned()
     }
 
     fn queues(&self) -> u16 {
@@ -340,7 +242,9 @@ impl Port for Tap {
     fn link_is_up(&self) -> bool {
         // A carrier is there as long as somebody holds a queue; what changes is whether the
         // interface is up.
-        self.flags().is_ok_and(|flags| flags & libc::IFF_UP != 0)
+        self.interface
+            .flags()
+            .is_ok_and(|flags| flags & libc::IFF_UP != 0)
     }
 
     fn set_guest_offloads(&self, offloads: Offloads) -> io::Result<()> {
@@ -361,8 +265,7 @@ impl Port for Tap {
                 bits |= if wish { bit } else { 0 };
             }
         }
-        let first = self.queues.first().ok_or(io::ErrorKind::NotFound)?;
-        system_call(first.as_fd(), TUNSETOFFLOAD, bits)
+        call_by_value(self.first()?, TUNSETOFFLOAD, bits)
     }
 
     fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>> {
@@ -415,7 +318,7 @@ impl Port for Tap {
             warn_limited!(
                 self.limit,
                 "Tap {}: {queues} queues are not set: {e}",
-                self.name
+                self.interface.name()
             );
         }
     }
@@ -431,10 +334,10 @@ impl Port for Tap {
     /// queues of our choice.
     fn give_back(&self) {
         if self.steering.is_some()
-            && let Some(first) = self.queues.first()
-            && let Err(e) = steering::detach(first.as_fd())
+            && let Ok(first) = self.first()
+            && let Err(e) = steering::detach(first)
         {
-            log::warn!("Tap {}: its program stays: {e}", self.name);
+            log::warn!("Tap {}: its program stays: {e}", self.interface.name());
         }
     }
 
@@ -445,7 +348,7 @@ impl Port for Tap {
             warn_limited!(
                 self.limit,
                 "Tap {}: flows are still steered: {e}",
-                self.name
+                self.interface.name()
             );
         }
     }
@@ -549,9 +452,9 @@ mod tests {
 
     #[test]
     fn names_are_checked() {
-        assert!(Request::new("tap0").is_some());
+        assert!(is_name("tap0"));
         for name in ["", "a-name-that-is-too-long", "a b", "tap%d", "../x"] {
-            assert!(Request::new(name).is_none(), "{name}");
+            assert!(!is_name(name), "{name}");
         }
     }
 }

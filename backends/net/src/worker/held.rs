@@ -2,7 +2,7 @@
 //! drained.
 //!
 //! How long a frame is held is the flow table's to say
-//! ([`Patience`](crate::flow::course::Patience)).
+//! ([`HoldLimits`](crate::flow::order::HoldLimits)).
 
 use super::frame::{Backlog, Frame};
 use crate::flow::shard::Slot;

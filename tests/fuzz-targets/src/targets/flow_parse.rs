@@ -156,6 +156,6 @@ pub fn run(data: &[u8]) {
             _ => table.set_queues(worker),
         }
     }
-    let census = table.census();
-    assert!(census.flows <= 128 && census.established <= census.flows);
+    let counts = table.counts();
+    assert!(counts.flows <= 128 && counts.established <= counts.flows);
 }

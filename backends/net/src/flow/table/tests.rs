@@ -83,7 +83,7 @@ fn an_unknown_flow_stays_where_it_arrives() {
     for worker in 0..4 {
         assert_eq!(table.received(worker, &data(1), one(1), 0), Route::Deliver);
     }
-    assert_eq!(table.census().flows, 0, "what only arrives takes no room");
+    assert_eq!(table.counts().flows, 0, "what only arrives takes no room");
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_port_is_asked_for_established_flows_and_told_when_they_go() {
     assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
     assert_eq!(asked(&table, 0), []);
     forget_all(&table);
-    assert_eq!(table.census().flows, 0);
+    assert_eq!(table.counts().flows, 0);
     assert_eq!(asked(&table, LATE), [(key(1), None)]);
 }
 
@@ -307,7 +307,7 @@ fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() 
     for flow in others {
         hand_over(&table, flow, 0);
     }
-    assert_eq!(table.census().established, 3);
+    assert_eq!(table.counts().established, 3);
     assert_eq!(asked(&table, 0).len(), 3);
     // Nothing is taken back before the port has followed.
     comes(&table, 0, first, 0);
@@ -320,7 +320,7 @@ fn a_flow_that_had_to_make_room_is_steered_again_when_it_is_established_again() 
         comes(&table, 1, first, 1);
         table.transmitted(1, &sent(first), 1);
     }
-    assert_eq!(table.census().established, 3);
+    assert_eq!(table.counts().established, 3);
     assert_eq!(asked(&table, 1), []);
     for _ in 0..3 {
         comes(&table, 0, first, 2);
@@ -403,7 +403,7 @@ fn a_flow_is_steered_again_that_was_steered_to_a_queue_that_is_not_used_any_more
 }
 
 #[test]
-fn whoever_asks_the_port_is_not_kept_by_those_who_wish_for_more() {
+fn whoever_asks_the_port_is_not_kept_by_those_who_hint_at_more() {
     let table = table(1 << 14, Placement::Arrival);
     hand_over(&table, 0, 0);
     let mut flows = 1;
@@ -447,17 +447,17 @@ fn no_rule_outlives_its_flow_however_many_go_at_once() {
         steer(&mut rules, LATE);
         forget_all(&table);
     }
-    assert_eq!((table.census().flows, rules.len()), (0, 0));
+    assert_eq!((table.counts().flows, rules.len()), (0, 0));
 }
 
 #[test]
-fn a_reset_leaves_no_wishes_to_a_port_that_has_forgotten_everything() {
+fn a_reset_leaves_no_hints_to_a_port_that_has_forgotten_everything() {
     let table = table(1024, Placement::Arrival);
     hand_over(&table, 1, 0);
     assert_eq!(asked(&table, 0).len(), 1);
     hand_over(&table, 2, 0);
     table.reset();
-    assert_eq!(table.census().flows, 0);
+    assert_eq!(table.counts().flows, 0);
     assert_eq!(asked(&table, 0), []);
     hand_over(&table, 1, 0);
     assert_eq!(asked(&table, 0), [(key(1), Some(1))]);
@@ -474,10 +474,10 @@ fn a_million_flows_neither_grow_the_table_nor_push_out_established_ones() {
         table.received(0, &data(flow), one(1), 1);
         table.transmitted(2, &sent(flow), 1);
     }
-    let census = table.census();
-    assert!(census.flows <= 4096, "{census:?}");
-    assert_eq!(census.established, 500);
-    assert_eq!(census.refused, 0);
+    let counts = table.counts();
+    assert!(counts.flows <= 4096, "{counts:?}");
+    assert_eq!(counts.established, 500);
+    assert_eq!(counts.refused, 0);
     for flow in 0..500 {
         assert_eq!(table.received(1, &data(flow), one(1), 2), Route::Deliver);
         assert!(matches!(
@@ -496,7 +496,7 @@ fn a_connection_that_is_not_made_is_not_established() {
             table.transmitted(1, &answer, now);
             table.received(1, &segment(key(flow), comes, 1, 1), one(1), now);
         }
-        table.census().established
+        table.counts().established
     };
     // Whoever sends with another's address hears nothing: the guest says again and again that it
     // would, or that it would not.
@@ -602,5 +602,5 @@ fn a_lookup_looks_at_few_entries_however_many_flows_there_are() {
         assert!(known <= 2 * flows, "{known} for {flows}");
         assert!(unknown <= 2 * flows, "{unknown} for {flows}");
     }
-    assert!(table.census().flows > u64::from(CAPACITY / 2));
+    assert!(table.counts().flows > u64::from(CAPACITY / 2));
 }

@@ -21,6 +21,7 @@ pub mod rings;
 pub mod socket;
 mod tags;
 
+use super::host_interface::HostInterface;
 use super::{FrameRoom, Offloads, Port, PortQueue};
 use crate::bits::FrameHeader;
 use crate::ebpf::BpfError;
@@ -32,7 +33,7 @@ use farlane_zero_copy::topology::{Class, Node, Sysfs};
 use socket::{Copying, XdpSocket};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -125,6 +126,10 @@ pub const MAX_MTU: u16 = 3498;
 
 const _: () = assert!(MAX_MTU as usize + 22 <= socket::MAX_FRAME);
 
+/// `PACKET_MR_PROMISC`, as a request has it.
+const PROMISCUOUS: u16 = 1;
+const _: () = assert!(PROMISCUOUS as i32 == libc::PACKET_MR_PROMISC);
+
 /// How long a queue is tried for that somebody has.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two tries.
@@ -156,12 +161,11 @@ pub fn node_of(sysfs: &Sysfs, interface: &str) -> Option<Node> {
 /// Queues of a NIC.
 #[derive(Debug)]
 pub struct Xdp {
-    name: String,
+    /// Its socket keeps it promiscuous.
+    interface: HostInterface,
     mtu: u16,
     hardware: [u8; 6],
     shared: Arc<Shared>,
-    /// Asks for the interface's state, and keeps it promiscuous.
-    control: OwnedFd,
 }
 
 #[derive(Debug)]
@@ -186,12 +190,11 @@ impl Xdp {
                 source,
             }
         };
-        let control = packet_socket().map_err(failed("open a socket"))?;
-        let ask = |request| ask(&control, name, request);
-        let index = ask(libc::SIOCGIFINDEX).map_err(failed("find it"))?;
-        let index = u32::from_ne_bytes(*first(&index));
-        let mtu = ask(libc::SIOCGIFMTU).map_err(failed("ask for its MTU"))?;
-        let mtu = u16::try_from(u32::from_ne_bytes(*first(&mtu))).unwrap_or(u16::MAX);
+        let socket = packet_socket().map_err(failed("open a socket"))?;
+        let interface = HostInterface::new(name, socket);
+        let index = interface.ask(libc::SIOCGIFINDEX).map(|a| a.number());
+        let index = index.map_err(failed("find it"))?;
+        let mtu = interface.mtu().map_err(failed("ask for its MTU"))?;
         if mtu > MAX_MTU {
             return Err(XdpError::Mtu {
                 name: name.to_owned(),
@@ -199,15 +202,10 @@ impl Xdp {
                 most: MAX_MTU,
             });
         }
-        // A `sockaddr`: the address lies behind its family.
-        let address = ask(libc::SIOCGIFHWADDR).map_err(failed("ask for its address"))?;
-        let [_, _, a, b, c, d, e, f, ..] = address;
-        promiscuous(&control, index).map_err(failed("make it promiscuous"))?;
-        let driver = Ethtool {
-            socket: &control,
-            name,
-        };
-        tags::leave(&driver, name)?;
+        let hardware = interface.address().map_err(failed("ask for its address"))?;
+        promiscuous(interface.socket(), index).map_err(failed("make it promiscuous"))?;
+        let index = index.cast_unsigned();
+        tags::leave(&Ethtool(&interface), name)?;
         let (attachment, copying) = match mode {
             Mode::Any => (Attachment::Any, Copying::Any),
             Mode::Native => (Attachment::Native, Copying::Any),
@@ -228,18 +226,17 @@ impl Xdp {
             })
             .collect::<Result<_, XdpError>>()?;
         Ok(Self {
-            name: name.to_owned(),
+            interface,
             mtu,
-            hardware: [a, b, c, d, e, f],
+            hardware,
             shared: Arc::new(Shared { redirect, sockets }),
-            control,
         })
     }
 }
 
 impl Port for Xdp {
     fn name(&self) -> String {
-        self.name.clone()
+        self.interface.name().to_owned()
     }
 
     fn queues(&self) -> u16 {
@@ -260,9 +257,8 @@ impl Port for Xdp {
     }
 
     fn link_is_up(&self) -> bool {
-        let running = u16::try_from(libc::IFF_RUNNING).unwrap_or(0);
-        ask(&self.control, &self.name, libc::SIOCGIFFLAGS)
-            .is_ok_and(|flags| u16::from_ne_bytes([flags[0], flags[1]]) & running != 0)
+        let flags = self.interface.flags();
+        flags.is_ok_and(|flags| flags & libc::IFF_RUNNING != 0)
     }
 
     /// Frames towards the guest need none of them.
@@ -355,67 +351,17 @@ fn packet_socket() -> io::Result<OwnedFd> {
 }
 
 /// Keeps an interface promiscuous as long as the socket lives (`PACKET_MR_PROMISC`).
-fn promiscuous(socket: &OwnedFd, interface: u32) -> io::Result<()> {
+fn promiscuous(socket: BorrowedFd<'_>, interface: i32) -> io::Result<()> {
     // SAFETY: all zeroes is a request.
     let mut request: libc::packet_mreq = unsafe { std::mem::zeroed() };
-    request.mr_ifindex = i32::try_from(interface).unwrap_or(0);
-    request.mr_type = u16::try_from(libc::PACKET_MR_PROMISC).unwrap_or(0);
-    // SAFETY: the kernel reads as many bytes as the request has.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_PACKET,
-            libc::PACKET_ADD_MEMBERSHIP,
-            (&raw const request).cast(),
-            libc::socklen_t::try_from(size_of_val(&request)).unwrap_or(0),
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-/// `struct ifreq`.
-#[repr(C)]
-struct Request {
-    name: [u8; libc::IFNAMSIZ],
-    value: [u8; 24],
-}
-
-impl Request {
-    fn new(name: &str) -> io::Result<Self> {
-        let mut request = Self {
-            name: [0; libc::IFNAMSIZ],
-            value: [0; 24],
-        };
-        // The last byte stays zero.
-        if name.is_empty() || name.len() >= libc::IFNAMSIZ {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        for (to, from) in request.name.iter_mut().zip(name.bytes()) {
-            *to = from;
-        }
-        Ok(request)
-    }
-}
-
-/// Asks for something about an interface; the answer's bytes.
-fn ask(socket: &OwnedFd, name: &str, request: libc::Ioctl) -> io::Result<[u8; 24]> {
-    let mut asked = Request::new(name)?;
-    // SAFETY: these requests take an ifreq, which lives throughout the call.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), request, &raw mut asked) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(asked.value)
-}
-
-/// The first four bytes.
-fn first(value: &[u8; 24]) -> &[u8; 4] {
-    let ([first, ..], _) = value.as_chunks::<4>() else {
-        return &[0; 4];
-    };
-    first
+    request.mr_ifindex = interface;
+    request.mr_type = PROMISCUOUS;
+    socket::set_option(
+        socket,
+        libc::SOL_PACKET,
+        libc::PACKET_ADD_MEMBERSHIP,
+        &request,
+    )
 }
 
 #[cfg(test)]

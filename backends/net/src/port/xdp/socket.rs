@@ -15,12 +15,16 @@ use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 /// Bytes of a chunk.
-const CHUNK: usize = 4096;
+const CHUNK: usize = index(CHUNK_SIZE);
+const CHUNK_SIZE: u32 = 4096;
 const CHUNK_BYTES: u64 = wide(CHUNK);
 /// Bytes of a chunk that the kernel keeps for programs (`XDP_PACKET_HEADROOM`).
 const HEADROOM: usize = 256;
 /// Longest frame.
 pub const MAX_FRAME: usize = CHUNK - HEADROOM - 64;
+/// `AF_XDP`, as an address has it.
+const FAMILY: libc::sa_family_t = 44;
+const _: () = assert!(FAMILY as i32 == libc::AF_XDP);
 /// Entries of each ring, and chunks for each direction.
 const ENTRIES: u32 = 2048;
 const CHUNKS: usize = index(ENTRIES);
@@ -71,21 +75,34 @@ pub struct XdpSocket {
     mtu: u16,
 }
 
-fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &T) -> io::Result<()> {
-    let bytes = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
-    let value = std::ptr::from_ref(value).cast();
+/// Sets an option of a socket whose value the kernel only reads.
+pub(super) fn set_option<T>(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &T,
+) -> io::Result<()> {
+    let address = std::ptr::from_ref(value).cast();
     // SAFETY: the kernel reads as many bytes as the value has.
-    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_XDP, name, value, bytes) };
+    let result =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, address, length_of(value)) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
 
+/// Bytes of a structure, as calls about sockets take them.
+#[allow(clippy::cast_possible_truncation)] // As asserted.
+const fn length_of<T>(_: &T) -> libc::socklen_t {
+    const { assert!(size_of::<T>() < 1 << 16) };
+    size_of::<T>() as libc::socklen_t
+}
+
 fn offsets(socket: BorrowedFd<'_>) -> io::Result<libc::xdp_mmap_offsets> {
     // SAFETY: all zeroes are offsets.
     let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
-    let mut bytes = libc::socklen_t::try_from(size_of_val(&offsets)).unwrap_or(0);
+    let mut bytes = length_of(&offsets);
     let at = (&raw mut offsets).cast();
     // SAFETY: the kernel writes at most as many bytes as it is told there are.
     let result = unsafe {
@@ -132,22 +149,22 @@ impl XdpSocket {
             }
         }
         let region = libc::xdp_umem_reg {
-            addr: u64::try_from(umem.begin().as_ptr().expose_provenance()).unwrap_or(0),
-            len: u64::try_from(umem.bytes()).unwrap_or(0),
-            chunk_size: u32::try_from(CHUNK).unwrap_or(0),
+            addr: wide(umem.begin().as_ptr().expose_provenance()),
+            len: wide(umem.bytes()),
+            chunk_size: CHUNK_SIZE,
             headroom: 0,
             flags: 0,
             tx_metadata_len: 0,
         };
         let fd = socket.as_fd();
-        option(fd, libc::XDP_UMEM_REG, &region)?;
+        set_option(fd, libc::SOL_XDP, libc::XDP_UMEM_REG, &region)?;
         for ring in [
             libc::XDP_UMEM_FILL_RING,
             libc::XDP_UMEM_COMPLETION_RING,
             libc::XDP_RX_RING,
             libc::XDP_TX_RING,
         ] {
-            option(fd, ring, &ENTRIES)?;
+            set_option(fd, libc::SOL_XDP, ring, &ENTRIES)?;
         }
         let offsets = offsets(fd)?;
         let mut made = Self {
@@ -179,13 +196,13 @@ impl XdpSocket {
             Copying::Zero => libc::XDP_ZEROCOPY,
         };
         let address = libc::sockaddr_xdp {
-            sxdp_family: u16::try_from(libc::AF_XDP).unwrap_or(0),
+            sxdp_family: FAMILY,
             sxdp_flags: libc::XDP_USE_NEED_WAKEUP | how,
             sxdp_ifindex: interface,
             sxdp_queue_id: queue.into(),
             sxdp_shared_umem_fd: 0,
         };
-        let bytes = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
+        let bytes = length_of(&address);
         // SAFETY: the kernel reads as many bytes as the address has.
         let result =
             unsafe { libc::bind(self.socket.as_raw_fd(), (&raw const address).cast(), bytes) };

@@ -4,6 +4,7 @@ use super::tags::{Driver as _, STRIPPING};
 use super::*;
 use crate::bits::{FrameHeader, HEADER_BYTES, gso, header_flag};
 use crate::flow::parse;
+use std::os::fd::AsRawFd as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -68,8 +69,8 @@ impl Peer {
             let mut address: libc::sockaddr_ll = std::mem::zeroed();
             address.sll_family = u16::try_from(libc::AF_PACKET).unwrap();
             address.sll_protocol = all;
-            let index = ask(&socket, "peer", libc::SIOCGIFINDEX).unwrap();
-            address.sll_ifindex = i32::from_ne_bytes(*first(&index));
+            let peer = HostInterface::new("peer", socket.try_clone().unwrap());
+            address.sll_ifindex = peer.ask(libc::SIOCGIFINDEX).unwrap().number();
             let bytes = u32::try_from(size_of_val(&address)).unwrap();
             assert_eq!(
                 libc::bind(socket.as_raw_fd(), (&raw const address).cast(), bytes),
@@ -276,11 +277,8 @@ fn memory_is_of_the_node_that_the_nic_is_on() {
 
 /// Which of the features of the port's driver are on that take tags out of frames.
 fn strips() -> [bool; 2] {
-    let driver = Ethtool {
-        socket: &packet_socket().unwrap(),
-        name: "port",
-    };
-    driver.are_on(STRIPPING).unwrap()
+    let port = HostInterface::new("port", packet_socket().unwrap());
+    Ethtool(&port).are_on(STRIPPING).unwrap()
 }
 
 #[test]

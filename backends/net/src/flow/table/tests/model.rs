@@ -23,7 +23,7 @@ enum Event {
     Stack(u16),
     /// The guest sends something of a flow.
     Send(u32, u16, bool),
-    /// The port does what the table wishes, or fails to.
+    /// The port does what the table hints, or fails to.
     Steer(bool),
     /// Microseconds pass.
     Wait(u16),

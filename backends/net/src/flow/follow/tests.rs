@@ -3,22 +3,22 @@
 use super::*;
 use proptest::prelude::*;
 
-const PACE: Pace = Pace {
+const PACE: FollowLimits = FollowLimits {
     threshold: 3,
     stay_us: 1_000,
     longest_stay_us: 8_000,
 };
 
-fn count(votes: &mut Votes, home: u16, queue: u16, signal: Signal, now: u64) -> Option<u16> {
+fn count(votes: &mut ProcessVotes, home: u16, queue: u16, signal: Signal, now: u64) -> Option<u16> {
     votes.count(home, queue, signal, now, &PACE)
 }
 
 #[test]
 fn two_requests_or_three_acknowledgements_from_elsewhere_move_a_flow() {
-    let mut votes = Votes::default();
+    let mut votes = ProcessVotes::default();
     assert_eq!(count(&mut votes, 0, 1, Signal::Data, 1), None);
     assert_eq!(count(&mut votes, 0, 1, Signal::Data, 2), Some(1));
-    let mut votes = Votes::default();
+    let mut votes = ProcessVotes::default();
     assert_eq!(count(&mut votes, 0, 1, Signal::Acknowledge, 1), None);
     assert_eq!(count(&mut votes, 0, 1, Signal::Acknowledge, 2), None);
     assert_eq!(count(&mut votes, 0, 1, Signal::Acknowledge, 3), Some(1));
@@ -26,7 +26,7 @@ fn two_requests_or_three_acknowledgements_from_elsewhere_move_a_flow() {
 
 #[test]
 fn acknowledgements_of_the_soft_interrupt_do_not_outvote_the_process() {
-    let mut votes = Votes::default();
+    let mut votes = ProcessVotes::default();
     let mut moved = None;
     for now in 0..40 {
         // Nine of ten come from the receive queue's own CPU.
@@ -38,7 +38,7 @@ fn acknowledgements_of_the_soft_interrupt_do_not_outvote_the_process() {
 
 #[test]
 fn a_stray_acknowledgement_now_and_then_moves_nothing() {
-    let mut votes = Votes::default();
+    let mut votes = ProcessVotes::default();
     for now in 0..10_000 {
         let queue = u16::from(now % 100 == 0);
         assert_eq!(count(&mut votes, 0, queue, Signal::Acknowledge, now), None);
@@ -47,7 +47,7 @@ fn a_stray_acknowledgement_now_and_then_moves_nothing() {
 
 #[test]
 fn data_from_both_does_not_move_a_flow() {
-    let mut votes = Votes::default();
+    let mut votes = ProcessVotes::default();
     for now in 0..1_000 {
         let queue = u16::from(now % 2 == 0);
         assert_eq!(count(&mut votes, 0, queue, Signal::Data, now), None);
@@ -56,7 +56,7 @@ fn data_from_both_does_not_move_a_flow() {
 
 #[test]
 fn late_acknowledgements_from_the_old_queue_do_not_move_a_flow_back() {
-    let mut votes = Votes::default();
+    let mut votes = ProcessVotes::default();
     for now in 1..=3 {
         count(&mut votes, 0, 1, Signal::Acknowledge, now);
     }
@@ -70,7 +70,7 @@ fn late_acknowledgements_from_the_old_queue_do_not_move_a_flow_back() {
 
 #[test]
 fn two_processes_that_share_a_flow_move_it_ever_more_seldom() {
-    let mut votes = Votes::default();
+    let mut votes = ProcessVotes::default();
     let mut home = 0;
     let mut moves = Vec::new();
     for now in (1..100_000).step_by(10) {
@@ -92,7 +92,7 @@ proptest! {
         home in 0..4_u16,
         process in 0..4_u16,
     ) {
-        let mut votes = Votes::default();
+        let mut votes = ProcessVotes::default();
         let mut now = 1;
         for (home, queue, data) in before {
             let signal = if data { Signal::Data } else { Signal::Acknowledge };

@@ -1,4 +1,5 @@
-//! Where the process of a flow runs, told from the queues on which the guest sends.
+//! Where the process of a flow runs, told from the queues on which the guest sends: the flow is to
+//! follow it.
 //!
 //! A NIC learns a flow's queue from the queue on which its other direction is sent (Linux: `tun`'s
 //! automatic steering; virtio 1.2, 5.1.5.6.1). To take the last one is not enough: a Linux guest
@@ -19,9 +20,9 @@
 
 use super::parse::Signal;
 
-/// How fast a flow follows.
+/// How fast a flow follows its process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct FollowLimits {
     /// Weight of votes that moves a flow: 1 for an acknowledgement, 2 for anything else.
     pub threshold: u8,
     /// Microseconds that a flow stays at least.
@@ -30,7 +31,7 @@ pub struct Pace {
     pub longest_stay_us: u32,
 }
 
-impl Default for Pace {
+impl Default for FollowLimits {
     fn default() -> Self {
         Self {
             threshold: 3,
@@ -43,9 +44,9 @@ impl Default for Pace {
 /// Acknowledgements at home that take away one vote.
 const ACKNOWLEDGEMENTS_AT_HOME: u8 = 32;
 
-/// Votes for a flow's queue.
+/// Votes for the queue of a flow's process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Votes {
+pub struct ProcessVotes {
     candidate: u16,
     score: u8,
     at_home: u8,
@@ -56,7 +57,7 @@ pub struct Votes {
     moved_at: u64,
 }
 
-impl Votes {
+impl ProcessVotes {
     /// A frame was sent on `queue`; the flow's queue is `home`. Returns the queue to which it is to
     /// move.
     pub fn count(
@@ -65,14 +66,14 @@ impl Votes {
         queue: u16,
         signal: Signal,
         now_us: u64,
-        pace: &Pace,
+        follow: &FollowLimits,
     ) -> Option<u16> {
         let weight = if signal == Signal::Acknowledge { 1 } else { 2 };
         if queue == home {
             self.at_home(weight);
             return None;
         }
-        let stay = self.stay_us.max(pace.stay_us);
+        let stay = self.stay_us.max(follow.stay_us);
         let stayed = now_us.saturating_sub(self.moved_at);
         if self.moved_at != 0 && stayed < u64::from(stay) {
             self.shared |= stayed >= u64::from(stay) / 2;
@@ -81,8 +82,8 @@ impl Votes {
         if self.shared {
             // Once more, for longer; at the longest the votes count all the same.
             self.shared = false;
-            if stay < pace.longest_stay_us {
-                self.stay_us = stay.saturating_mul(2).min(pace.longest_stay_us);
+            if stay < follow.longest_stay_us {
+                self.stay_us = stay.saturating_mul(2).min(follow.longest_stay_us);
                 self.moved_at = now_us;
                 return None;
             }
@@ -95,7 +96,7 @@ impl Votes {
         } else {
             self.score = self.score.saturating_sub(weight);
         }
-        if self.score < pace.threshold {
+        if self.score < follow.threshold {
             return None;
         }
         self.score = 0;

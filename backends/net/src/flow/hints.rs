@@ -1,5 +1,5 @@
-//! What the flow table asks of a port: frames of a flow from a queue of its choice. It is asked
-//! aside, by one worker at a time, and may refuse.
+//! Steering hints to a port: frames of a flow are to come from a queue of the table's choice. The
+//! port is asked aside, by one worker at a time, and may refuse.
 
 use super::key::FlowKey;
 use farlane_sys::sync::lock;
@@ -7,49 +7,49 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-/// Wishes that wait, at most: half of them for flows that are to be steered. What is to be taken
-/// back has the others for itself, and a flow with a rule is not forgotten while there is no room.
-const MOST: usize = 1024;
+/// Most hints that wait: half of them for rules that are to be set. Rules that are to be removed
+/// have the others for themselves, and a flow with a rule is not forgotten while there is no room.
+const MAX_WAITING: usize = 1024;
 
 /// Microseconds after a refusal until a port is asked again.
 const PAUSE_US: u64 = 100_000;
 
-/// A wish.
+/// A hint that waits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wish {
+pub(super) struct SteeringHint {
     /// The flow, as its frames are received.
     pub flow: FlowKey,
-    pub rule: Rule,
+    pub rule: RuleChange,
 }
 
 /// What is to become of a flow's rule.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Rule {
-    /// Frames come from queue `to`; before they came from queue `from`, if from a certain one.
+pub(super) enum RuleChange {
+    /// Frames are to come from queue `to`; a rule said queue `from` before, if any did.
     Set { to: u16, from: Option<u16> },
-    /// Frames may come from any queue; before they came from queue `from`.
-    TakeBack { from: u16 },
+    /// Frames may come from any queue; the rule said queue `from`.
+    Remove { from: u16 },
 }
 
-/// Wishes that wait, in order: one that the port is asked for does until the port has answered.
+/// Hints that wait, in order: one that the port is asked for does until the port has answered.
 #[derive(Debug, Default)]
-pub(super) struct Wishes {
-    queue: Mutex<VecDeque<Wish>>,
-    /// How many, for a look without the lock.
+pub(super) struct SteeringHints {
+    queue: Mutex<VecDeque<SteeringHint>>,
+    /// Their number, for a look without the lock.
     waiting: AtomicUsize,
-    /// Held by the worker that asks the port: of two wishes for one flow the later one is to count.
+    /// Held by the worker that asks the port: of two hints for one flow the later one is to count.
     /// Taken before any other lock.
     turn: Mutex<()>,
     /// The port is not asked before this time.
     resumes_us: AtomicU64,
 }
 
-impl Wishes {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Wish>> {
+impl SteeringHints {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<SteeringHint>> {
         lock(&self.queue)
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut VecDeque<Wish>) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut VecDeque<SteeringHint>) -> T) -> T {
         let mut queue = self.lock();
         let result = change(&mut queue);
         self.waiting.store(queue.len(), Ordering::Release);
@@ -60,11 +60,12 @@ impl Wishes {
     /// something else waits for the flow it cannot: the port would change the flow's queue twice.
     pub fn set(&self, flow: FlowKey, to: u16, from: Option<u16>, now_us: u64) -> bool {
         now_us >= self.resumes_us.load(Ordering::Acquire)
-            && self.change(|wishes| {
-                let can = wishes.len() < MOST / 2 && wishes.iter().all(|wish| wish.flow != flow);
+            && self.change(|hints| {
+                let can =
+                    hints.len() < MAX_WAITING / 2 && hints.iter().all(|hint| hint.flow != flow);
                 if can {
-                    let rule = Rule::Set { to, from };
-                    wishes.push_back(Wish { flow, rule });
+                    let rule = RuleChange::Set { to, from };
+                    hints.push_back(SteeringHint { flow, rule });
                 }
                 can
             })
@@ -72,15 +73,15 @@ impl Wishes {
 
     /// Whether something can be taken back.
     pub fn has_room(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) < MOST
+        self.waiting.load(Ordering::Acquire) < MAX_WAITING
     }
 
     /// Frames of a flow may come from any queue again, which came from queue `from`. Where there
     /// was [room](Self::has_room) a moment ago: there are as many too many at most as there are
     /// workers.
     pub fn take_back(&self, flow: FlowKey, from: u16) {
-        let rule = Rule::TakeBack { from };
-        self.change(|wishes| wishes.push_back(Wish { flow, rule }));
+        let rule = RuleChange::Remove { from };
+        self.change(|hints| hints.push_back(SteeringHint { flow, rule }));
     }
 
     /// The right to ask the port, where there is something to ask for, nobody else does, and it is
@@ -97,7 +98,7 @@ impl Wishes {
     }
 
     /// The oldest. For who has the [turn](Self::turn).
-    pub fn first(&self) -> Option<Wish> {
+    pub fn first(&self) -> Option<SteeringHint> {
         self.lock().front().copied()
     }
 

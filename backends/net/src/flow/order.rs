@@ -1,4 +1,4 @@
-//! The way of one flow's frames to a queue, in order, also while it changes (ioctopus-asplos20,
+//! The order of one flow's frames, also while its queue changes (ioctopus-asplos20,
 //! 4.2: a flow moves "only after the network stack has dequeued incoming packets on the old CPU's
 //! Rx queue").
 //!
@@ -24,9 +24,9 @@ use super::route::{Route, Ticket};
 /// No worker yet.
 const NOBODY: u16 = u16::MAX;
 
-/// How a flow may be held while it moves.
+/// How long and how many frames may be held while a flow moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
+pub struct HoldLimits {
     /// Microseconds from when the driver is seen to have consumed a flow's last frame until the
     /// next may go elsewhere, unless the guest acknowledges it.
     pub settle_us: u64,
@@ -36,7 +36,7 @@ pub struct Patience {
     pub held: u16,
 }
 
-impl Default for Patience {
+impl Default for HoldLimits {
     fn default() -> Self {
         Self {
             settle_us: 3_000,
@@ -46,9 +46,9 @@ impl Default for Patience {
     }
 }
 
-/// State of a flow's way.
+/// Which worker decides a flow's order, which queue gets its frames, and what is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Course {
+pub struct FlowOrder {
     sequencer: u16,
     /// From whom the sequencer last took a forwarded frame, with its own port queue empty.
     heard: u16,
@@ -73,15 +73,15 @@ pub struct Course {
     done: bool,
 }
 
-/// What the worker knows that takes a step.
+/// The worker that has a frame, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
-    /// Who it is.
+    /// Its number.
     pub worker: u16,
     /// Where the frame is in its own queue, if it is put there next. Of a frame that may have to
     /// wait for buffers it is not known before.
     pub next: Option<Span>,
-    /// Microseconds.
+    /// Time in microseconds.
     pub now: u64,
 }
 
@@ -95,7 +95,7 @@ pub struct Span {
     pub end: u64,
 }
 
-impl Course {
+impl FlowOrder {
     /// A flow that is to have this home. Frames that came before it was known went into the queue
     /// of whoever read them, and are waited for as its own are.
     #[must_use]
@@ -183,7 +183,7 @@ impl Course {
         &mut self,
         at: Moment,
         flow: Ticket,
-        patience: &Patience,
+        limits: &HoldLimits,
         consumed: &dyn Fn(u16) -> u64,
     ) -> Route {
         if self.sequencer == NOBODY {
@@ -206,7 +206,7 @@ impl Course {
             self.sequencer = at.worker;
         }
         self.heard = NOBODY;
-        self.order(at, flow, patience, consumed)
+        self.order(at, flow, limits, consumed)
     }
 
     /// A frame that was forwarded to the sequencer, which has seen its port queue empty since.
@@ -214,12 +214,12 @@ impl Course {
         &mut self,
         at: Moment,
         flow: Ticket,
-        patience: &Patience,
+        limits: &HoldLimits,
         consumed: &dyn Fn(u16) -> u64,
     ) -> Route {
         self.via = self.via.saturating_sub(1);
         self.heard = flow.from;
-        self.order(at, flow, patience, consumed)
+        self.order(at, flow, limits, consumed)
     }
 
     /// A held frame, the oldest: may it go?
@@ -227,10 +227,10 @@ impl Course {
         &mut self,
         at: Moment,
         flow: Ticket,
-        patience: &Patience,
+        limits: &HoldLimits,
         consumed: &dyn Fn(u16) -> u64,
     ) -> Route {
-        self.settle(at.now, patience, consumed);
+        self.settle(at.now, limits, consumed);
         if self.is_moving() {
             return Route::Hold {
                 on: self.home,
@@ -275,15 +275,15 @@ impl Course {
         &mut self,
         at: Moment,
         flow: Ticket,
-        patience: &Patience,
+        limits: &HoldLimits,
         consumed: &dyn Fn(u16) -> u64,
     ) -> Route {
         if self.held > 0 || self.is_moving() {
             if self.held == 0 {
-                self.settle(at.now, patience, consumed);
+                self.settle(at.now, limits, consumed);
             }
             if self.held > 0 || self.is_moving() {
-                if self.held >= patience.held {
+                if self.held >= limits.held {
                     self.target = self.home;
                 }
                 self.held = self.held.saturating_add(1);
@@ -315,7 +315,7 @@ impl Course {
     }
 
     /// Ends the move when the old home has drained, or when it has taken too long.
-    fn settle(&mut self, now: u64, patience: &Patience, consumed: &dyn Fn(u16) -> u64) {
+    fn settle(&mut self, now: u64, limits: &HoldLimits, consumed: &dyn Fn(u16) -> u64) {
         if !self.is_moving() {
             return;
         }
@@ -325,7 +325,7 @@ impl Course {
         let unused = consumed(self.home) == u64::MAX;
         if unused || (self.pending == 0 && consumed(self.home) >= self.position) {
             let at = *self.drained_at.get_or_insert(now);
-            if self.done || now.saturating_sub(at) >= patience.settle_us {
+            if self.done || now.saturating_sub(at) >= limits.settle_us {
                 self.home = self.target;
                 self.pending = 0;
                 // Positions of one queue say nothing about another.
@@ -335,7 +335,7 @@ impl Course {
                 return;
             }
         }
-        if now.saturating_sub(since) >= patience.hold_us {
+        if now.saturating_sub(since) >= limits.hold_us {
             self.target = self.home;
             self.held_since = None;
         }
