@@ -2,9 +2,9 @@
 
 use crate::bits::{Config, ID_BYTES, SECTOR, feature};
 use crate::counters::Counters;
-use crate::limb::executor::Executor;
 use crate::paths::open::{Manner, PathError};
 use crate::paths::{PathConfig, Paths, prober};
+use crate::per_node::executor::Executor;
 use crate::request::{Limits, MAX_RANGE_SECTORS, MAX_RANGES};
 use crate::surroundings::Surroundings;
 use farlane_block::storage::Alignment;
@@ -60,7 +60,7 @@ pub enum Cache {
     Buffered,
 }
 
-/// What a disk is made of.
+/// Configuration of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
     /// The file or block device, or several ways to it.
@@ -69,7 +69,7 @@ pub struct DiskConfig {
     pub discovers: bool,
     /// Serial number; where there is none, one is made of the first path.
     pub serial: Option<String>,
-    /// Whether it cannot be written.
+    /// Whether it is read-only.
     pub read_only: bool,
     /// Most queues.
     pub queues: u16,
@@ -91,7 +91,7 @@ pub struct Disk {
     serial: String,
     paths: Arc<Paths>,
     around: Surroundings,
-    /// A thread for each limb, where there is something to steer.
+    /// Per-node workers, where requests are steered.
     executors: OnceLock<Vec<Executor>>,
     locality: Locality,
     sectors: AtomicU64,
@@ -174,7 +174,7 @@ impl Disk {
         }))
     }
 
-    /// Starts its limbs, where there are several nodes and several paths to steer to, and looks
+    /// Starts its per-node workers, where there are several nodes and several paths to steer to, and looks
     /// after its paths from now on.
     ///
     /// # Errors
@@ -190,7 +190,7 @@ impl Disk {
         Ok(())
     }
 
-    /// The threads of its limbs; none where nothing is steered.
+    /// Its per-node workers; none where nothing is steered.
     #[must_use]
     pub fn executors(&self) -> &[Executor] {
         self.executors.get().map_or(&[], Vec::as_slice)
@@ -208,7 +208,7 @@ impl Disk {
         &self.around
     }
 
-    /// What was moved where.
+    /// Bytes moved between nodes.
     #[must_use]
     pub fn locality(&self) -> &Locality {
         &self.locality
@@ -225,7 +225,7 @@ impl Disk {
         self.tokens.get().map(AsRef::as_ref)
     }
 
-    /// What it was made of.
+    /// Its configuration.
     #[must_use]
     pub fn config(&self) -> &DiskConfig {
         &self.config
@@ -260,7 +260,7 @@ impl Disk {
         self.paths.alignment()
     }
 
-    /// What requests are judged by.
+    /// Limits that requests are checked against.
     #[must_use]
     pub fn limits(&self) -> Limits {
         Limits {
@@ -269,7 +269,7 @@ impl Disk {
         }
     }
 
-    /// What it counts.
+    /// Its counters.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters

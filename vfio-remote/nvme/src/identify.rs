@@ -25,7 +25,7 @@ const TEMPERATURE: u16 = 300;
 const TEMPERATURE_WARNING: u16 = 343;
 const TEMPERATURE_CRITICAL: u16 = 373;
 
-/// What stays the same.
+/// The parts of a controller that never change.
 #[derive(Debug)]
 pub struct Identity {
     /// Its serial number, and what else its identifiers are made of.
@@ -34,11 +34,11 @@ pub struct Identity {
     pub namespaces: Vec<Namespace>,
     /// I/O queue pairs.
     pub io_queues: u16,
-    /// How often a driver can have something logged.
+    /// Limits log lines that a driver can cause.
     pub limit: LogLimit,
 }
 
-/// Puts bytes where there is room for them.
+/// Copies bytes to an offset, where they fit.
 pub fn put(data: &mut [u8], at: usize, bytes: &[u8]) {
     if let Some(place) = data.get_mut(at..).and_then(|d| d.get_mut(..bytes.len())) {
         place.copy_from_slice(bytes);
@@ -110,7 +110,7 @@ impl Identity {
         }
     }
 
-    /// Figure 247.
+    /// Identify Controller (figure 247).
     fn describe_controller(&self) -> Vec<u8> {
         let mut data = vec![0; 4096];
         put(&mut data, 0, &VENDOR.to_le_bytes());
@@ -150,7 +150,7 @@ impl Identity {
         data
     }
 
-    /// Figure 245.
+    /// Identify Namespace (figure 245).
     fn describe(namespace: &Namespace) -> Vec<u8> {
         let mut data = vec![0; 4096];
         let blocks = namespace.blocks.to_le_bytes();
@@ -172,14 +172,14 @@ impl Identity {
     }
 }
 
-/// What a log page is made of.
+/// The sources of the log pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Logs<'a> {
     /// Errors with commands or doorbells.
     pub errors: &'a ErrorLog,
     /// Whether what was written to some namespace may have been lost.
     pub degraded: bool,
-    /// Numbers.
+    /// Counters.
     pub counters: &'a Counters,
 }
 

@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the bytes of a namespace are.
+/// The storage of a namespace.
 #[derive(Debug)]
 pub enum Storage {
     /// In a file or block device, reached through `io_uring`.
@@ -45,24 +45,24 @@ impl Storage {
 /// A namespace.
 #[derive(Debug)]
 pub struct Namespace {
-    /// Where its bytes are.
+    /// Its storage.
     pub storage: Storage,
     /// Size of a block.
     pub block_size: BlockSize,
     /// Blocks.
     pub blocks: u64,
-    /// Whether writes are refused.
+    /// Whether it is write-protected.
     pub read_only: bool,
     /// Syncs of its file that are under way.
     pub syncs: Syncs,
-    /// What holds its bytes, for who reads the log.
+    /// Name of its storage, for log lines.
     what: String,
     /// Syncs that have failed.
     failed_syncs: AtomicU64,
 }
 
 impl Namespace {
-    /// Opens what holds it.
+    /// Opens its storage.
     pub fn open(config: &NamespaceConfig, cache: Cache) -> Result<Self, NvmeError> {
         let (storage, bytes, read_only, what) = match &config.backing {
             Backing::Null { bytes } => (Storage::Null, *bytes, false, "a null namespace".into()),

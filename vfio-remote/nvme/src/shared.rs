@@ -13,19 +13,19 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// What the worker is told.
+/// What the worker is woken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Notice {
-    /// To look at the registers.
+    /// Registers were written.
     Control = 1,
-    /// To look at the pin.
+    /// The level of the interrupt pin may have changed.
     Pin = 1 << 1,
-    /// Something about remote memory is done.
+    /// An access to remote memory has ended.
     Remote = 1 << 2,
-    /// To end.
+    /// The worker is to end.
     Stop = 1 << 3,
-    /// A doorbell was written of a queue that there cannot be.
+    /// A doorbell of a queue that cannot exist was written.
     BadDoorbell = 1 << 4,
 }
 
@@ -36,15 +36,15 @@ pub struct Shared {
     /// The worker has seen a reset through, or has ended.
     settled: Condvar,
     ended: AtomicBool,
-    /// The doorbells.
+    /// The doorbell registers.
     pub doorbells: DoorbellPage,
-    /// Memory.
+    /// The driver's memory.
     pub dma: Arc<DmaSpace>,
     /// Interrupts.
     pub interrupts: Interrupts,
-    /// What stays the same.
+    /// The parts of the controller that never change.
     pub identity: Arc<Identity>,
-    /// Numbers.
+    /// Counters.
     pub counters: Arc<Counters>,
     notices: AtomicU32,
     /// Whether the worker waits.

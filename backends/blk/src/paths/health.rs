@@ -11,15 +11,15 @@ use std::time::Duration;
 /// Rounds over all paths after which an error is the request's own, although the paths are well.
 const ROUNDS: u8 = 3;
 
-/// What is known of a path.
+/// Health of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Health {
-    /// It can be used.
+    /// In use.
     Up,
-    /// It is being looked at.
+    /// A request has failed on it; it is being probed.
     Suspect,
-    /// It cannot.
+    /// Not in use.
     Failed,
 }
 
@@ -28,13 +28,13 @@ pub enum Health {
 pub struct Changing(AtomicU8);
 
 impl Changing {
-    /// It is up.
+    /// An `Up` path.
     #[must_use]
     pub fn new() -> Self {
         Self(AtomicU8::new(Health::Up as u8))
     }
 
-    /// As it is now.
+    /// The present health.
     #[must_use]
     pub fn get(&self) -> Health {
         match self.0.load(Ordering::Acquire) {
@@ -88,7 +88,7 @@ pub fn can_be_the_path(errno: i32) -> bool {
 pub struct Waiting {
     /// The paths on which it has failed in this round: a bit each.
     pub tried: u32,
-    /// Rounds that are over.
+    /// Completed rounds.
     pub rounds: u8,
     /// It is the business of this path (its bit), and that of another only if this one has failed:
     /// a flush.
@@ -97,16 +97,16 @@ pub struct Waiting {
     pub waited: Duration,
 }
 
-/// What becomes of it.
+/// Decision about a request that waits for a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It is done again over another path.
+    /// Retry over another path.
     Again,
-    /// A new round begins: it is done again over any path.
+    /// Begin a new round: retry over any path.
     NewRound,
-    /// It goes on waiting.
+    /// Keep waiting.
     Wait,
-    /// It is answered with an error.
+    /// Answer with an error.
     GiveUp,
 }
 

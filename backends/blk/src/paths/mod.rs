@@ -47,9 +47,9 @@ pub const SYSTEM_CALLS: &[libc::c_long] = &[
 pub struct PathConfig {
     /// The file or block device.
     pub device: PathBuf,
-    /// Its node, where it is said.
+    /// Its NUMA node, if configured.
     pub node: Option<Node>,
-    /// What it is called, where that is said.
+    /// Its name, if configured.
     pub name: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl PathConfig {
     }
 }
 
-/// What a path counts.
+/// Counters of a path.
 #[derive(Debug, Default)]
 pub struct PathCounters {
     /// Times that it has failed.
@@ -97,31 +97,31 @@ pub struct DiskPath {
 }
 
 impl DiskPath {
-    /// What it is called.
+    /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its node.
+    /// Its NUMA node.
     #[must_use]
     pub fn node(&self) -> Node {
         self.node
     }
 
-    /// Whether it can be used.
+    /// Its health.
     #[must_use]
     pub fn health(&self) -> Health {
         self.health.get()
     }
 
-    /// What it counts.
+    /// Its counters.
     #[must_use]
     pub fn counters(&self) -> &PathCounters {
         &self.counters
     }
 
-    /// What is open now.
+    /// The storage that is open now.
     #[must_use]
     pub fn storage(&self) -> Arc<Storage> {
         Arc::clone(&read(&self.storage))
@@ -175,7 +175,7 @@ impl DiskPath {
 #[derive(Debug)]
 pub struct Paths {
     all: Vec<DiskPath>,
-    /// For each limb: the paths, the nearest first.
+    /// For each node: the paths, the nearest first.
     nearest: Vec<Vec<usize>>,
     /// What direct I/O demands; none with the page cache and in memory.
     alignment: Option<Alignment>,
@@ -237,14 +237,14 @@ impl Paths {
         self.in_memory
     }
 
-    /// The best path for a limb, of those that are up and not among `tried` (a bit each): the
+    /// The best path from a node, of those that are up and not among `tried` (a bit each): the
     /// nearest. None where there is no other; a disk with one path always has that one.
     #[must_use]
-    pub fn choose(&self, limb: usize, tried: u32) -> Option<usize> {
+    pub fn choose(&self, node: usize, tried: u32) -> Option<usize> {
         if !self.several() {
             return (tried & 1 == 0).then_some(0);
         }
-        let order = self.nearest.get(limb)?;
+        let order = self.nearest.get(node)?;
         let mut fit = order.iter().copied();
         fit.find(|&path| {
             tried & bit(path) == 0 && self.get(path).is_some_and(|p| p.health() == Health::Up)

@@ -105,7 +105,7 @@ pub(super) fn differ(one: Option<&str>, other: Option<&str>) -> Option<String> {
     }
 }
 
-/// What tells two paths apart.
+/// The difference between two paths.
 fn tells_apart(one: &Open, other: &Open) -> Option<String> {
     if one.storage.place == other.storage.place {
         return None;

@@ -10,7 +10,7 @@ use farlane_zero_copy::slices::{GuestSlices, SliceList};
 use farlane_zero_copy::tokens::{Direction, TokenError};
 use std::rc::Rc;
 
-/// They are nowhere.
+/// The memory of a request cannot be reached.
 #[derive(Debug)]
 pub struct Refused;
 

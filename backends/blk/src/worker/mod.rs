@@ -22,7 +22,7 @@ mod steps;
 mod virtqueue;
 
 use crate::disk::Disk;
-use crate::limb::steering::Steering;
+use crate::per_node::steering::Steering;
 use farlane_sys::eventfd;
 use farlane_vhost_user::chain::ChainError;
 use farlane_vhost_user::session::Setup;
@@ -112,13 +112,13 @@ impl Worker {
     }
 }
 
-/// What a worker has besides its queue.
+/// A worker's inputs besides its queue.
 struct Task {
     disk: Arc<Disk>,
     writeback: Arc<AtomicBool>,
     stopping: Arc<AtomicBool>,
     steering: Option<Steering>,
-    /// Its limb.
+    /// Index of the node that it starts on.
     home: usize,
 }
 
@@ -139,7 +139,7 @@ fn work(setup: Setup, task: Task, wake: Arc<OwnedFd>) -> u16 {
     }
 }
 
-/// Why a queue cannot go on.
+/// Why a queue has stopped for good.
 #[derive(Debug, Error)]
 enum Broken {
     #[error(transparent)]

@@ -3,7 +3,7 @@
 use super::QueueWorker;
 use crate::counters::count;
 use crate::disk::Disk;
-use crate::limb::executor::{Answer, Transfer};
+use crate::per_node::executor::{Answer, Transfer};
 use farlane_block::engine::{Memory, Slot};
 use farlane_worker::mailbox::{self, Receiver, Sender};
 use farlane_zero_copy::View;

@@ -2,7 +2,7 @@
 
 use super::virtqueue::Completion;
 use crate::bits::Status;
-use crate::limb::steering::NumaSpan;
+use crate::per_node::steering::NumaSpan;
 use farlane_block::engine::{Operation, Slot, Slots};
 use farlane_zero_copy::View;
 use farlane_zero_copy::slices::SliceList;
@@ -45,11 +45,11 @@ impl Answer {
 /// A failure on a path, and what has been tried since.
 #[derive(Debug)]
 pub struct Failure {
-    /// What the system said last.
+    /// The last error number.
     pub errno: i32,
     /// Paths on which it has failed in this round, a bit each.
     pub tried: u32,
-    /// Rounds that are over.
+    /// Completed rounds.
     pub rounds: u8,
     /// It has waited for a path.
     pub has_waited: bool,
@@ -61,15 +61,15 @@ pub struct Failure {
 #[derive(Debug)]
 pub struct Request {
     pub answer: Answer,
-    /// What is done over a path.
+    /// The operation on a path.
     pub operation: Operation<Rc<View>>,
     /// The node that moves its data: its index.
     pub executing_node: usize,
     /// It is to be handed to that node's worker.
     pub is_remote: bool,
-    /// Where its data lies.
+    /// The nodes of its data.
     pub span: NumaSpan,
-    /// What has failed.
+    /// Its failures on paths, if any.
     pub failure: Option<Box<Failure>>,
     /// Up to where each path had been written when it began: of a sync.
     pub marks: Vec<u64>,

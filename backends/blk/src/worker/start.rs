@@ -5,7 +5,7 @@ use super::virtqueue::{Completion, Head};
 use super::{Broken, QueueWorker, data};
 use crate::bits::{SECTOR, Status};
 use crate::counters::count;
-use crate::limb::steering::{self, NumaSpan, Part};
+use crate::per_node::steering::{self, NumaSpan, Part};
 use crate::request::{HEADER_BYTES, Request as Kind, RequestError, parse, parse_ranges};
 use farlane_block::engine::clear::Goal;
 use farlane_block::engine::{Clear, Extent, Memory, Operation, Range, Work};

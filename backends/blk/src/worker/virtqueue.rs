@@ -26,7 +26,7 @@ const TURNS_WITH_VIEW: u32 = 64;
 pub struct Completion {
     head: u16,
     status: GuestByte<Rc<View>>,
-    /// What it asks for.
+    /// The request.
     pub kind: Kind,
     is_answered: bool,
 }

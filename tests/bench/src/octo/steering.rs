@@ -5,7 +5,7 @@ use crate::machine::NODES;
 use crate::report::Report;
 use crate::scale;
 use anyhow::{Context as _, Result};
-use farlane_blk::limb::steering::{cut, single_node};
+use farlane_blk::per_node::steering::{cut, single_node};
 use farlane_kit::compare::{Bar, Comparison, observe};
 use farlane_net::flow::table::{FlowTable, Placement as Unknown, Settings};
 use farlane_net::flow::{Parsed, Route, Span, parse};

@@ -11,8 +11,8 @@ impl Controller {
     /// Aborts a command of submission queue `queue`, if it waits. Returns whether it did.
     pub(super) fn abort(&mut self, queue: u16, cid: u16) -> bool {
         let aborted = if queue == 0 && self.events.abort(cid) {
-            if let Some(Some(sq)) = self.sqs.first_mut() {
-                sq.in_flight += 1;
+            if let Some(sq) = self.queues.sq_mut(0) {
+                sq.began();
             }
             Some(CommandId::admin(cid))
         } else {
@@ -28,17 +28,16 @@ impl Controller {
 
     /// Takes a command out of its queue, if it is the next one there.
     fn abort_entry(&mut self, queue: u16, cid: u16) -> Option<CommandId> {
-        let index = usize::from(queue);
-        self.sqs.get(index)?.as_ref()?;
+        self.queues.sq(queue)?;
         let tail = self.driver_tail(queue);
         let view = self.view();
-        let sq = self.sqs.get_mut(index)?.as_mut()?;
+        let sq = self.queues.sq_mut(queue)?;
         // Entries that are fetched by messages are begun as soon as they have come.
         if sq.fetching || sq.deleting.is_some() || sq.set_tail(tail).is_err() {
             return None;
         }
         // No more completions wait for room than there are entries, as where commands are taken.
-        if sq.pending() == 0 || sq.in_flight >= sq.entries() {
+        if sq.pending() == 0 || sq.free() == 0 {
             return None;
         }
         let sqe = read_entry(&view, sq.head_address()).ok()?;
@@ -46,7 +45,7 @@ impl Controller {
             return None;
         }
         sq.advance();
-        sq.in_flight += 1;
+        sq.began();
         Some(CommandId::new(queue, &sqe))
     }
 }

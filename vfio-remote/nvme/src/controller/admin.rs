@@ -14,11 +14,11 @@ use crate::namespace::Namespace;
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::registers::MAX_QUEUE_ENTRIES;
 
-/// How a command is answered.
+/// State of an admin command after its first step.
 enum Answer {
-    /// Now.
+    /// Complete, with dword 0.
     Done(u32),
-    /// Later.
+    /// In flight.
     Later,
 }
 
@@ -46,8 +46,8 @@ impl Controller {
             AdminCommand::CreateSq(create) => self.create_sq(&create),
             AdminCommand::DeleteCq(queue) => self.delete_cq(queue),
             AdminCommand::DeleteSq(queue) => self.delete_sq(id, queue),
-            AdminCommand::Identify { what, nsid, data } => {
-                let bytes = self.identity.identify(what, nsid)?;
+            AdminCommand::Identify { cns, nsid, data } => {
+                let bytes = self.identity.identify(cns, nsid)?;
                 self.write_data(id, data, bytes, 0)
             }
             AdminCommand::LogPage {
@@ -95,8 +95,8 @@ impl Controller {
             AdminCommand::AsyncEvent => {
                 let answer = self.events.request(id.cid)?;
                 // Held requests are not in flight: they must not keep others out of the queue.
-                if let Some(Some(sq)) = self.sqs.first_mut() {
-                    sq.in_flight = sq.in_flight.saturating_sub(1);
+                if let Some(sq) = self.queues.sq_mut(0) {
+                    sq.ended();
                 }
                 if let Some((cid, dword)) = answer {
                     self.complete_event(cid, dword);
@@ -121,8 +121,7 @@ impl Controller {
             return Err(Status::INTERNAL_ERROR);
         };
         // After queues have been created their number is settled (5.21.1.7).
-        let queues_exist = self.sqs.iter().chain([&None]).skip(1).any(Option::is_some)
-            || self.cqs.iter().skip(1).any(Option::is_some);
+        let queues_exist = self.queues.has_io_queues();
         if feature == crate::bits::feature::NUMBER_OF_QUEUES && queues_exist {
             return Err(Status::SEQUENCE_ERROR);
         }
@@ -205,12 +204,12 @@ impl Controller {
         self.write_data(id, data, bytes, 0)
     }
 
-    /// An identifier that an I/O queue can have.
-    fn io_queue(&self, queue: u16) -> Result<usize, Status> {
-        if queue == 0 || queue > self.identity.io_queues {
+    /// Whether an I/O queue can have this identifier.
+    fn check_io_queue(&self, queue: u16) -> Result<(), Status> {
+        if queue == 0 || !self.queues.ids().contains(&queue) {
             return Err(Status::INVALID_QUEUE_ID);
         }
-        Ok(queue.into())
+        Ok(())
     }
 
     fn check_queue(&self, entries: u32, address: u64, entry_bytes: u64) -> Result<(), Status> {
@@ -228,8 +227,8 @@ impl Controller {
     }
 
     fn create_cq(&mut self, create: &CreateCq) -> Result<Answer, Status> {
-        let index = self.io_queue(create.id)?;
-        if self.cqs[index].is_some() {
+        self.check_io_queue(create.id)?;
+        if self.queues.cq(create.id).is_some() {
             return Err(Status::INVALID_QUEUE_ID);
         }
         self.check_queue(create.entries, create.address, crate::bits::CQE_BYTES)?;
@@ -238,39 +237,38 @@ impl Controller {
             return Err(Status::INVALID_VECTOR);
         }
         let queue = CompletionQueue::new(create.address, create.entries, create.vector);
-        self.cqs[index] = Some(queue);
+        self.queues.create_cq(create.id, queue);
         self.shared.doorbells.reset_head(create.id);
         self.adopt_head(create.id);
         Ok(Answer::Done(0))
     }
 
     fn create_sq(&mut self, create: &CreateSq) -> Result<Answer, Status> {
-        let index = self.io_queue(create.id)?;
-        if self.sqs[index].is_some() {
+        self.check_io_queue(create.id)?;
+        if self.queues.sq(create.id).is_some() {
             return Err(Status::INVALID_QUEUE_ID);
         }
-        let cq = self.io_queue(create.cq).map_err(|_| Status::INVALID_CQ)?;
+        self.check_io_queue(create.cq)
+            .map_err(|_| Status::INVALID_CQ)?;
         self.check_queue(create.entries, create.address, crate::bits::SQE_BYTES)?;
-        let Some(cq) = &mut self.cqs[cq] else {
-            return Err(Status::INVALID_CQ);
-        };
-        cq.users += 1;
         let queue = SubmissionQueue::new(create.address, create.entries, create.cq);
-        self.sqs[index] = Some(queue);
+        if !self.queues.create_sq(create.id, queue) {
+            return Err(Status::INVALID_CQ);
+        }
         self.shared.doorbells.reset_tail(create.id);
         self.adopt_tail(create.id);
         Ok(Answer::Done(0))
     }
 
     fn delete_cq(&mut self, queue: u16) -> Result<Answer, Status> {
-        let index = self.io_queue(queue)?;
-        match &self.cqs[index] {
+        self.check_io_queue(queue)?;
+        match self.queues.cq(queue) {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(cq) if cq.users > 0 => Err(Status::INVALID_QUEUE_DELETION),
             // No entry is on its way to it: a submission queue stays until its commands'
             // completions have been written.
             Some(_) => {
-                self.cqs[index] = None;
+                self.queues.delete_cq(queue);
                 Ok(Answer::Done(0))
             }
         }
@@ -280,8 +278,8 @@ impl Controller {
     /// the driver does not have yet, nor entries that would be taken for those of the next queue
     /// with its identifier.
     fn delete_sq(&mut self, id: &CommandId, queue: u16) -> Result<Answer, Status> {
-        let index = self.io_queue(queue)?;
-        match &mut self.sqs[index] {
+        self.check_io_queue(queue)?;
+        match self.queues.sq_mut(queue) {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(sq) if sq.deleting.is_some() => Err(Status::INVALID_QUEUE_ID),
             Some(sq) if !sq.is_drained() => {
@@ -289,28 +287,20 @@ impl Controller {
                 Ok(Answer::Later)
             }
             Some(_) => {
-                self.remove_sq(queue);
+                self.queues.delete_sq(queue);
                 Ok(Answer::Done(0))
             }
         }
     }
 
-    fn remove_sq(&mut self, queue: u16) {
-        if let Some(sq) = self.sqs.get_mut(usize::from(queue)).and_then(Option::take)
-            && let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cq))
-        {
-            cq.users = cq.users.saturating_sub(1);
-        }
-    }
-
     /// Deletes a queue that is to be deleted, if nothing of it is under way any more.
     pub(super) fn finish_deletion(&mut self, queue: u16) {
-        let deletion = match self.sqs.get(usize::from(queue)) {
-            Some(Some(sq)) if sq.is_drained() => sq.deleting,
+        let deletion = match self.queues.sq(queue) {
+            Some(sq) if sq.is_drained() => sq.deleting,
             _ => None,
         };
         if let Some(deletion) = deletion {
-            self.remove_sq(queue);
+            self.queues.delete_sq(queue);
             self.answer(&deletion, Ok(Answer::Done(0)));
         }
     }

@@ -6,7 +6,7 @@ use crate::counters::count;
 use crate::data::Unreachable;
 use crate::error_log::Failure;
 use crate::features::AsyncEvent;
-use crate::queue::Due;
+use crate::queue::{CompletionQueue, Due};
 use crate::remote::Job;
 use farlane_pci::DmaView;
 use std::sync::atomic::Ordering;
@@ -28,18 +28,18 @@ fn write_entry(view: &DmaView, address: u64, cqe: &Cqe) -> Option<()> {
 /// A command, as its completion and the error log name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CommandId {
-    /// Its submission queue.
+    /// Submission Queue Identifier.
     pub queue: u16,
     /// Command Identifier.
     pub cid: u16,
     /// Namespace ID.
     pub nsid: u32,
-    /// Its first block, if it is about blocks.
+    /// Starting LBA, if it has one.
     pub lba: u64,
 }
 
 impl CommandId {
-    /// That of an entry of a queue.
+    /// Parses it from an entry of a submission queue.
     pub fn new(queue: u16, sqe: &Sqe) -> Self {
         let blocks = [nvm::READ, nvm::WRITE, nvm::COMPARE, nvm::WRITE_ZEROES];
         let has_blocks = queue > 0 && blocks.contains(&sqe.opcode);
@@ -78,7 +78,7 @@ impl Controller {
             self.note_failure(command, status)
         };
         let CommandId { queue, cid, .. } = *command;
-        let Some(Some(sq)) = self.sqs.get(usize::from(queue)) else {
+        let Some(sq) = self.queues.sq(queue) else {
             return;
         };
         let (cq, head) = (sq.cq, sq.head());
@@ -123,8 +123,8 @@ impl Controller {
 
     /// The driver has the completion of a command of this submission queue.
     fn completed(&mut self, queue: u16) {
-        if let Some(Some(sq)) = self.sqs.get_mut(usize::from(queue)) {
-            sq.in_flight = sq.in_flight.saturating_sub(1);
+        if let Some(sq) = self.queues.sq_mut(queue) {
+            sq.ended();
         }
         self.finish_deletion(queue);
     }
@@ -134,8 +134,8 @@ impl Controller {
         if result.is_err() {
             self.fail();
         }
-        if let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) {
-            cq.posting = cq.posting.saturating_sub(1);
+        if let Some(cq) = self.queues.cq_mut(queue) {
+            cq.arrived();
             // For the pin, whose level is looked at here.
             cq.posted |= self.shared.interrupts.by_pin();
         }
@@ -147,7 +147,7 @@ impl Controller {
             return;
         }
         self.refresh_if_full(queue);
-        let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) else {
+        let Some(cq) = self.queues.cq_mut(queue) else {
             return;
         };
         if cq.is_full() || !cq.backlog.is_empty() {
@@ -160,14 +160,13 @@ impl Controller {
     /// Writes an entry; the queue is not full.
     fn write(&mut self, queue: u16, cqe: Cqe) {
         let view = self.view();
-        let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) else {
+        let Some(cq) = self.queues.cq_mut(queue) else {
             return;
         };
         let (address, cqe) = cq.claim(cqe);
-        if cq.posting > 0 || write_entry(&view, address, &cqe).is_none() {
+        if cq.is_posting() || write_entry(&view, address, &cqe).is_none() {
             let vector = cq.vector;
-            cq.posted = false;
-            cq.posting += 1;
+            cq.posts();
             self.remote.submit(Job::Post {
                 cq: queue,
                 address,
@@ -180,7 +179,7 @@ impl Controller {
     }
 
     fn refresh_if_full(&mut self, queue: u16) {
-        if let Some(Some(cq)) = self.cqs.get(usize::from(queue))
+        if let Some(cq) = self.queues.cq(queue)
             && cq.is_full()
         {
             self.refresh_head(queue);
@@ -190,7 +189,7 @@ impl Controller {
     /// Takes the driver's head over.
     fn refresh_head(&mut self, queue: u16) {
         let head = self.driver_head(queue);
-        let Some(Some(cq)) = self.cqs.get_mut(usize::from(queue)) else {
+        let Some(cq) = self.queues.cq_mut(queue) else {
             return;
         };
         if cq.set_head(head).is_err() {
@@ -210,14 +209,13 @@ impl Controller {
     /// Writes what found its queue full, as far as there is room now. Returns whether it did.
     pub(super) fn flush_backlogs(&mut self) -> bool {
         let mut worked = false;
-        for queue in 0..self.queue_count() {
-            let index = usize::from(queue);
-            let waits = |cqs: &Vec<Option<crate::queue::CompletionQueue>>| matches!(cqs.get(index), Some(Some(cq)) if !cq.backlog.is_empty());
-            if !waits(&self.cqs) {
+        for queue in self.queues.ids() {
+            let waits = |cq: &CompletionQueue| !cq.backlog.is_empty();
+            if !self.queues.cq(queue).is_some_and(waits) {
                 continue;
             }
             self.refresh_head(queue);
-            while let Some(Some(cq)) = self.cqs.get_mut(index)
+            while let Some(cq) = self.queues.cq_mut(queue)
                 && !cq.is_full()
                 && let Some(cqe) = cq.backlog.pop_front()
             {
@@ -233,13 +231,12 @@ impl Controller {
     pub(super) fn interrupt(&mut self) -> bool {
         let by_pin = self.shared.interrupts.by_pin();
         let (mut posted, mut put_off) = (false, false);
-        for queue in 0..self.queue_count() {
-            let index = usize::from(queue);
-            if !matches!(self.cqs.get(index), Some(Some(cq)) if cq.posted) {
+        for queue in self.queues.ids() {
+            if !matches!(self.queues.cq(queue), Some(cq) if cq.posted) {
                 continue;
             }
             let head = self.driver_head(queue);
-            let Some(Some(cq)) = self.cqs.get_mut(index) else {
+            let Some(cq) = self.queues.cq_mut(queue) else {
                 continue;
             };
             posted = true;
@@ -268,17 +265,16 @@ impl Controller {
         if self.state != State::Running || !self.shared.interrupts.by_pin() {
             return;
         }
-        for queue in 0..self.queue_count() {
-            if matches!(self.cqs.get(usize::from(queue)), Some(Some(cq)) if cq.vector.is_some()) {
+        for queue in self.queues.ids() {
+            if matches!(self.queues.cq(queue), Some(cq) if cq.vector.is_some()) {
                 self.refresh_head(queue);
             }
         }
         let masked = self.shared.registers().masked();
         let is_unmasked = |vector: u16| vector >= 32 || masked >> vector & 1 == 0;
         let high = self
-            .cqs
-            .iter()
-            .flatten()
+            .queues
+            .cqs()
             .any(|cq| cq.has_entries() && cq.vector.is_some_and(is_unmasked));
         if high {
             self.shared.interrupts.assert_pin();

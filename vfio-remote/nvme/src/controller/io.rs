@@ -24,7 +24,7 @@ const MAX_TRANSFER: u64 = PAGE << MAX_TRANSFER_SHIFT;
 /// Bytes of a range of Dataset Management (figure 357).
 const RANGE_BYTES: u64 = 16;
 
-/// What is transferred.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Read,
@@ -313,11 +313,11 @@ fn cleared(namespace: usize, clear: Clear) -> Operation<Rc<DmaView>> {
     )
 }
 
-/// How far a command has come at once.
+/// State of a command after its first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Started {
-    /// It is in flight.
+    /// In flight.
     Pending,
-    /// It is complete.
+    /// Complete.
     Done,
 }

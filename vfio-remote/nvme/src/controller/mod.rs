@@ -11,6 +11,8 @@ mod completion;
 mod fetch;
 mod files;
 mod io;
+mod memory;
+mod queues;
 mod requests;
 mod shadow;
 mod steps;
@@ -31,6 +33,8 @@ use farlane_block::engine::Slot;
 use farlane_pci::DmaView;
 use farlane_sys::{log_limited, warn_limited};
 use files::NamespaceFiles;
+use memory::KeptView;
+use queues::Queues;
 use requests::Requests;
 use shadow::Shadow;
 use std::collections::VecDeque;
@@ -45,16 +49,16 @@ pub use completion::CommandId;
 /// How often an interrupt that is put off is looked at.
 const PUT_OFF_NAP: Duration = Duration::from_micros(20);
 
-/// Whether commands are taken.
+/// Life of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// CC.EN is zero.
+    /// Disabled (CC.EN is zero).
     Disabled,
-    /// They are.
+    /// Enabled; fetching commands.
     Running,
-    /// No longer, after a fatal error (CSTS.CFS); until the driver resets the controller.
+    /// After a fatal error (CSTS.CFS), until the driver resets the controller.
     Failed,
-    /// What is in flight ends, then everything is forgotten.
+    /// Being reset: commands in flight end, then all state is dropped.
     Resetting,
 }
 
@@ -67,14 +71,10 @@ pub struct Controller {
     state: State,
     shutdown: Shutdown,
     stopping: bool,
-    /// Memory as it was at `generation`. Not kept over a wait; transfers keep it until they end.
-    view: Option<Rc<DmaView>>,
-    generation: u64,
-    /// By identifier; 0 is the admin queue.
-    sqs: Vec<Option<SubmissionQueue>>,
-    cqs: Vec<Option<CompletionQueue>>,
-    /// Where the next turn begins.
-    first: usize,
+    view: KeptView,
+    queues: Queues,
+    /// The submission queue that the next turn begins with.
+    first: u16,
     requests: Requests,
     /// Requests that wait for syncs of others to end.
     unsettled: VecDeque<Slot>,
@@ -83,7 +83,7 @@ pub struct Controller {
     events: Events,
     errors: ErrorLog,
     idle: Idle,
-    /// An interrupt is put off.
+    /// An interrupt is being coalesced.
     put_off: bool,
     /// Space for looking up where data is.
     segments: Vec<Segment>,
@@ -108,17 +108,14 @@ impl Controller {
             .chain(link.map(|link| link.as_raw_fd()))
             .collect();
         let ring = Ring::new(&files, &[shared.sleep.event.as_fd()])?;
-        let queues = usize::from(identity.io_queues) + 1;
         Ok(Self {
             remote: Remote::start(Arc::clone(&shared))?,
             files: NamespaceFiles::new(ring, Arc::clone(&identity)),
             state: State::Disabled,
             shutdown: Shutdown::Idle,
             stopping: false,
-            view: None,
-            generation: 0,
-            sqs: (0..queues).map(|_| None).collect(),
-            cqs: (0..queues).map(|_| None).collect(),
+            view: KeptView::default(),
+            queues: Queues::new(identity.io_queues),
             first: 0,
             requests: Requests::default(),
             unsettled: VecDeque::new(),
@@ -178,14 +175,14 @@ impl Controller {
             std::thread::yield_now();
         }
         // As before a wait.
-        self.view = None;
+        self.view.forget();
         Ok(())
     }
 
     /// One turn. Returns whether there was anything to do.
     fn turn(&mut self) -> std::io::Result<bool> {
         let mut worked = self.take_notices();
-        self.drop_stale_view();
+        self.view.drop_stale(&self.shared.dma);
         worked |= self.reap();
         if self.state == State::Running {
             worked |= self.flush_backlogs();
@@ -249,17 +246,17 @@ impl Controller {
         let Some(queues) = queues else {
             warn_limited!(
                 self.identity.limit,
-                "The driver asks for what is not offered"
+                "The driver enables the controller with values that are not offered"
             );
             registers.failed();
             self.state = State::Failed;
             return;
         };
         self.shared.doorbells.clear();
-        self.sqs[0] = Some(SubmissionQueue::new(queues.sq, queues.sq_entries, 0));
-        let mut cq = CompletionQueue::new(queues.cq, queues.cq_entries, Some(0));
-        cq.users = 1;
-        self.cqs[0] = Some(cq);
+        let cq = CompletionQueue::new(queues.cq, queues.cq_entries, Some(0));
+        self.queues.create_cq(0, cq);
+        let sq = SubmissionQueue::new(queues.sq, queues.sq_entries, 0);
+        self.queues.create_sq(0, sq);
         self.state = State::Running;
         registers.ready();
         log::debug!("Enabled: {queues:x?}");
@@ -276,14 +273,13 @@ impl Controller {
         if self.state != State::Resetting || !self.requests.is_empty() || !self.remote.is_idle() {
             return false;
         }
-        self.sqs.iter_mut().for_each(|q| *q = None);
-        self.cqs.iter_mut().for_each(|q| *q = None);
+        self.queues.clear();
         self.shadow = None;
         self.features = self.identity.default_features();
         self.errors = ErrorLog::default();
         self.events = Events::default();
         self.shared.interrupts.clear_pending();
-        self.view = None;
+        self.view.forget();
         self.state = State::Disabled;
         self.remote.drop_jobs(false);
         let mut registers = self.shared.registers();
@@ -305,19 +301,7 @@ impl Controller {
 
     /// Memory as it is now.
     fn view(&mut self) -> Rc<DmaView> {
-        let shared = &self.shared;
-        let generation = &mut self.generation;
-        let view = self.view.get_or_insert_with(|| {
-            *generation = shared.dma.generation();
-            Rc::new(shared.dma.view())
-        });
-        Rc::clone(view)
-    }
-
-    fn drop_stale_view(&mut self) {
-        if self.view.is_some() && self.shared.dma.generation() != self.generation {
-            self.view = None;
-        }
+        self.view.get(&self.shared.dma)
     }
 
     /// There was nothing to do.
@@ -342,7 +326,7 @@ impl Controller {
         }
         self.shared.sleep.announce();
         if !self.shared.has_notices() && !self.doorbells_rang() {
-            self.view = None;
+            self.view.forget();
             self.files.ring.wait(limit)?;
         }
         self.shared.woke();
@@ -368,8 +352,8 @@ impl Controller {
 
     /// Completes a held event request.
     fn complete_event(&mut self, cid: u16, dword: u32) {
-        if let Some(Some(sq)) = self.sqs.first_mut() {
-            sq.in_flight += 1;
+        if let Some(sq) = self.queues.sq_mut(0) {
+            sq.began();
         }
         self.complete(&CommandId::admin(cid), Status::SUCCESS, dword);
     }

@@ -23,7 +23,7 @@ const MAX_IO_COPIES: u64 = 16 << 20;
 /// Lists of slices that are kept for later requests.
 const MAX_SPARE_LISTS: usize = 64;
 
-/// Who waits for a request.
+/// Whom the end of a request is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// A command.
@@ -34,35 +34,35 @@ pub enum Owner {
     Nobody,
 }
 
-/// What becomes of data that is read by messages.
+/// Use of data that is read by messages.
 #[derive(Clone, Copy, Debug)]
 pub enum Gathered {
-    /// It is written to a namespace.
+    /// Write.
     Write {
         /// Index of the namespace.
         namespace: usize,
-        /// Where.
+        /// Its blocks, in bytes.
         extent: Extent,
-        /// Whether durably.
+        /// Force Unit Access.
         durable: Durable,
     },
-    /// It is compared with a namespace's.
+    /// Compare.
     Compare {
         /// Index of the namespace.
         namespace: usize,
-        /// Where.
+        /// Its blocks, in bytes.
         extent: Extent,
     },
-    /// It is the ranges of a Dataset Management command.
+    /// Dataset Management: the data is the ranges.
     Ranges {
         /// Index of the namespace.
         namespace: usize,
     },
-    /// It belongs to an admin command.
+    /// An admin command with attribute data.
     Admin(AdminCommand),
 }
 
-/// What is done with namespaces.
+/// Work on namespaces.
 #[derive(Debug)]
 pub enum Task {
     /// Blocks are read: to the guest's memory, or to a copy that is then written there by messages.
@@ -84,7 +84,7 @@ pub enum Task {
     },
 }
 
-/// What is written by messages.
+/// Data that is written by messages.
 #[derive(Clone, Copy, Debug)]
 pub enum Scattered {
     /// So many bytes that were read.
@@ -96,7 +96,7 @@ pub enum Scattered {
     },
 }
 
-/// Where a request is.
+/// The phases of a request.
 #[derive(Debug)]
 pub enum Phase {
     /// Nothing has been done: its data is read by messages first.
@@ -110,9 +110,9 @@ pub enum Phase {
 /// Something in flight.
 #[derive(Debug)]
 pub struct Request {
-    /// Who waits.
+    /// Whom its end is told.
     pub owner: Owner,
-    /// Where it is.
+    /// Its phase.
     pub phase: Phase,
     is_admin: bool,
     /// Bytes that it copies at most at a time.
@@ -140,7 +140,7 @@ impl Request {
     }
 }
 
-/// All of them.
+/// All requests, and the room for more.
 #[derive(Debug, Default)]
 pub struct Requests {
     slots: Slots<Request>,

@@ -9,15 +9,15 @@ use farlane_block::engine::Operation;
 use farlane_sys::warn_limited;
 use std::collections::VecDeque;
 
-/// Whether the controller makes everything durable before its registers say that it is shut down.
+/// Shutdown processing (CSTS.SHST).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shutdown {
-    /// It does not.
+    /// None.
     #[default]
     Idle,
-    /// It does.
+    /// Everything is being flushed.
     UnderWay,
-    /// It does, and has been asked to do so again: after that, once, however often it was.
+    /// The same, and it was requested again meanwhile: one more flush follows.
     AskedAgain,
 }
 
@@ -52,7 +52,7 @@ impl Controller {
         self.begin_flush(Owner::Shutdown, ALL_NAMESPACES);
     }
 
-    /// Its flush has ended.
+    /// The flush of a shutdown has ended.
     pub(super) fn end_shutdown(&mut self, status: Status) {
         let before = std::mem::take(&mut self.shutdown);
         // The driver has reset the controller: nobody waits for it.

@@ -10,19 +10,19 @@ use farlane_pci::DmaView;
 use farlane_zero_copy::slices::GuestSlices;
 use std::rc::Rc;
 
-/// Where the data of a command is.
+/// The place of a command's data.
 #[derive(Debug)]
 pub enum Located {
     /// In mapped memory.
     Mapped {
-        /// Where.
+        /// Its memory.
         slices: GuestSlices<Rc<DmaView>>,
         /// Some of it is another device's.
         from_device: bool,
     },
-    /// It has to be copied.
+    /// Memory that has to be copied by messages.
     Bounce,
-    /// Nowhere.
+    /// An invalid data pointer.
     Refused(Status),
 }
 

@@ -1,4 +1,4 @@
-//! The thread of a limb.
+//! The worker of a NUMA node: transfers for the queues of other nodes.
 
 use crate::paths::Paths;
 use crate::paths::ring::PathRing;
@@ -14,17 +14,17 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Transfers that fit into a limb's mailbox.
+/// Transfers that fit into a worker's mailbox.
 const ROOM: usize = 1024;
 /// A thread shares its CPU in slices as short as this.
 const SLICE: Duration = Duration::from_micros(100);
 /// Pause after the ring has failed.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Bytes to be moved between a path and memory.
+/// A transfer between a path and memory.
 #[derive(Debug)]
 pub struct Transfer {
-    /// Which path.
+    /// Number of the path.
     pub path: usize,
     /// Whether it is written, and how; else it is read.
     pub write: Option<Durable>,
@@ -32,16 +32,16 @@ pub struct Transfer {
     pub extent: Extent,
     /// The memory.
     pub memory: Memory<View>,
-    /// Number by which the queue's worker knows it.
+    /// Its slot at the queue's worker.
     pub slot: Slot,
     /// Where the answer goes.
     pub answer: Sender<Answer>,
 }
 
-/// What became of a transfer.
+/// Result of a transfer.
 #[derive(Debug)]
 pub struct Answer {
-    /// Its number.
+    /// Its slot at the queue's worker.
     pub slot: Slot,
     /// Bytes that were moved; negative for an error number.
     pub result: i32,
@@ -54,7 +54,7 @@ enum Message {
     End,
 }
 
-/// A limb's thread, which can be handed transfers.
+/// A node's worker, which executes transfers.
 #[derive(Debug)]
 pub struct Executor {
     inbox: Sender<Message>,
@@ -74,7 +74,7 @@ impl Executor {
             let _ = timeslice::request(SLICE);
             match PathRing::new(paths, &[receiver.fd()]) {
                 Ok(ring) => NodeWorker::new(receiver, ring).run(),
-                Err(e) => log::error!("A limb cannot be served: {e}"),
+                Err(e) => log::error!("A per-node worker cannot start: {e}"),
             }
         })?;
         Ok(Self {
@@ -133,7 +133,7 @@ impl NodeWorker {
         loop {
             let mut worked = self.take();
             if let Err(e) = self.ring.submit() {
-                log::error!("A limb's ring failed: {e}");
+                log::error!("A per-node worker's ring failed: {e}");
                 std::thread::sleep(PAUSE);
             }
             worked |= self.reap();
@@ -152,7 +152,7 @@ impl NodeWorker {
         if self.inbox.announce()
             && let Err(e) = self.ring.wait(None)
         {
-            log::error!("A limb's ring failed: {e}");
+            log::error!("A per-node worker's ring failed: {e}");
             std::thread::sleep(PAUSE);
         }
         self.inbox.awake();
