@@ -398,9 +398,16 @@ fn a_key_of_another_vm_opens_nothing() {
 fn memory_that_is_not_the_guests_cannot_be_registered() {
     let backend = Backend::start();
     let vm = backend.vm(0);
-    let link: Arc<dyn farlane_transport::Link> = vm.open().unwrap();
+    let transport: Arc<dyn farlane_transport::Transport> = vm.open().unwrap();
     let outside = [0u8; 64];
     // SAFETY: it is refused.
-    let refused = unsafe { link.attach_pin(outside.as_ptr().expose_provenance(), 64, true) };
+    let refused = unsafe {
+        transport.attach_pin(
+            farlane_transport::PinKind::Memory,
+            outside.as_ptr().expose_provenance(),
+            64,
+            true,
+        )
+    };
     assert_eq!(refused.unwrap_err().errno(), farlane_abi::Errno::EFAULT);
 }

@@ -40,6 +40,7 @@ mod descriptor;
 mod dispatch;
 mod endpoint;
 mod error;
+mod instance;
 mod library;
 mod transfer;
 

@@ -3,6 +3,7 @@
 use crate::gpu::Device;
 use crate::{DmaBuffer, GpuError, hook};
 use farlane_abi::gpu as abi;
+use farlane_abi::width::{to_u64, to_usize};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ pub struct Buffer {
 
 impl Buffer {
     pub(crate) fn new(device: Arc<Device>, length: usize) -> Result<Self, GpuError> {
-        let bytes = u64::try_from(length).unwrap_or(u64::MAX);
+        let bytes = to_u64(length);
         let offset = device
             .allocator()
             .take(bytes)
@@ -58,7 +59,7 @@ impl Buffer {
     }
 
     fn pointer(&self) -> *mut u8 {
-        let at = usize::try_from(self.offset).unwrap_or(0);
+        let at = to_usize(self.offset);
         self.device.bars.memory().0.wrapping_add(at)
     }
 
@@ -153,16 +154,26 @@ impl Buffer {
     }
 
     fn copy(&mut self, (source, length): (u64, u64), at: usize) -> Result<(), GpuError> {
-        let bytes = usize::try_from(length).unwrap_or(usize::MAX);
+        let bytes = to_usize(length);
         let (target, _) = self.place(&(at..at.saturating_add(bytes)))?;
+        self.execute_copy(abi::OP_COPY, source, target, length)
+    }
+
+    fn execute_copy(
+        &self,
+        operation: u16,
+        source: u64,
+        target: u64,
+        length: u64,
+    ) -> Result<(), GpuError> {
         let command = abi::Command {
-            operation: abi::OP_COPY.into(),
+            operation: operation.into(),
             source: source.into(),
             target: target.into(),
             length: length.into(),
             ..Default::default()
         };
-        self.device.queue.execute("a copy", &command).map(|_| ())
+        self.device.queue.execute("a copy", &command).map(drop)
     }
 
     /// Copies system memory to byte `at`, by the device's copy engine.
@@ -178,14 +189,7 @@ impl Buffer {
         let mut at = at;
         for (address, bytes) in source.runs(&range)? {
             let (target, length) = self.place(&(at..at.saturating_add(bytes)))?;
-            let command = abi::Command {
-                operation: abi::OP_COPY_IN.into(),
-                source: address.into(),
-                target: target.into(),
-                length: length.into(),
-                ..Default::default()
-            };
-            self.device.queue.execute("a copy", &command)?;
+            self.execute_copy(abi::OP_COPY_IN, address, target, length)?;
             at += bytes;
         }
         Ok(())
@@ -205,14 +209,7 @@ impl Buffer {
         let mut from = range.start;
         for (address, bytes) in target.runs(&(at..at.saturating_add(range.len())))? {
             let (source, length) = self.place(&(from..from + bytes))?;
-            let command = abi::Command {
-                operation: abi::OP_COPY_OUT.into(),
-                source: source.into(),
-                target: address.into(),
-                length: length.into(),
-                ..Default::default()
-            };
-            self.device.queue.execute("a copy", &command)?;
+            self.execute_copy(abi::OP_COPY_OUT, source, address, length)?;
             from += bytes;
         }
         Ok(())
@@ -224,7 +221,7 @@ impl Drop for Buffer {
         if self.registered {
             hook::unregister(self.pointer());
         }
-        let bytes = u64::try_from(self.length).unwrap_or(u64::MAX);
+        let bytes = to_u64(self.length);
         self.device.allocator().give(self.offset, bytes);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{Buffer, Gpu, GpuError};
 use farlane_abi::gpu as abi;
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_abi::zerocopy::FromBytes as _;
 use std::ops::Range;
 
@@ -82,7 +83,7 @@ impl Gpu {
         head.extend(bytes);
         let mut table = self.allocate(head.len())?;
         table.as_mut_slice().copy_from_slice(&head);
-        let room = usize::try_from(capacity).unwrap_or(usize::MAX);
+        let room = to_usize(capacity.into());
         Ok(Search {
             table,
             found: self.allocate(room.saturating_mul(size_of::<abi::Found>()))?,
@@ -121,7 +122,7 @@ impl Search {
             ..Default::default()
         };
         let completion = buffer.device().queue.execute("a search", &command)?;
-        let written = usize::try_from(completion.written.get()).unwrap_or(usize::MAX);
+        let written = to_usize(completion.written.get());
         let entries = self
             .found
             .as_slice()
@@ -149,7 +150,7 @@ impl Buffer {
     /// Not in range, rows that overlap, a buffer of another device, or the device fails.
     pub fn gather_from(&mut self, at: usize, source: &Self, tile: Tile) -> Result<(), GpuError> {
         source.check(self.device())?;
-        let rows = usize::try_from(tile.rows).unwrap_or(usize::MAX);
+        let rows = to_usize(tile.rows.into());
         let footprint = match rows {
             0 => 0,
             _ => (rows - 1)
@@ -159,7 +160,7 @@ impl Buffer {
         let (from, _) = source.place(&(tile.offset..tile.offset.saturating_add(footprint)))?;
         let dense = rows.saturating_mul(tile.width);
         let (target, _) = self.place(&(at..at.saturating_add(dense)))?;
-        let wide = |bytes: usize| u64::try_from(bytes).unwrap_or(u64::MAX);
+        let wide = |bytes: usize| to_u64(bytes);
         let command = abi::Command {
             operation: abi::OP_GATHER.into(),
             count: tile.rows.into(),

@@ -5,6 +5,7 @@
 //! those addresses mean nothing, and there is none of this.
 
 use crate::GpuError;
+use farlane_abi::width::to_u64;
 use rustix::mm::{MapFlags, ProtFlags};
 use std::fs::File;
 use std::ops::Range;
@@ -94,7 +95,7 @@ impl DmaBuffer {
             .map(|at| {
                 let page = (self.base.as_ptr().addr() + at) / PAGE;
                 let mut entry = [0; 8];
-                map.read_exact_at(&mut entry, u64::try_from(page * 8).unwrap_or(u64::MAX))?;
+                map.read_exact_at(&mut entry, to_u64(page * 8))?;
                 let entry = u64::from_le_bytes(entry);
                 let frame = entry & FRAME;
                 // Who may not know is told zero.
@@ -147,7 +148,7 @@ impl DmaBuffer {
         while at < range.end {
             let (page, offset) = (at / HUGE, at % HUGE);
             let bytes = (HUGE - offset).min(range.end - at);
-            let offset = u64::try_from(offset).unwrap_or(0);
+            let offset = to_u64(offset);
             runs.push((self.pages[page] + offset, bytes));
             at += bytes;
         }

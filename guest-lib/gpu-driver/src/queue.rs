@@ -2,6 +2,7 @@
 
 use crate::{Bars, GpuError};
 use farlane_abi::gpu as abi;
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -67,17 +68,16 @@ impl Queue {
     /// # Errors
     /// It is gone, or does not take the queue.
     pub fn start(bars: Arc<dyn Bars>, offset: u64) -> Result<Self, GpuError> {
-        let place = usize::try_from(offset).map_err(|_| GpuError::Memory(offset))?;
         stop(&*bars)?;
-        let half = |shift: u32| u32::try_from(offset >> shift & 0xffff_ffff).unwrap_or(0);
-        bars.write32(abi::REG_QUEUE_LOW, half(0));
-        bars.write32(abi::REG_QUEUE_HIGH, half(32));
+        let [a, b, c, d, e, f, g, h] = offset.to_le_bytes();
+        bars.write32(abi::REG_QUEUE_LOW, u32::from_le_bytes([a, b, c, d]));
+        bars.write32(abi::REG_QUEUE_HIGH, u32::from_le_bytes([e, f, g, h]));
         bars.write32(abi::REG_ENTRIES, ENTRIES);
         bars.write32(abi::REG_CONTROL, abi::CONTROL_ENABLE);
         match settle(&*bars, |status| status != 0)? {
             abi::STATUS_READY => Ok(Self {
                 bars,
-                offset: place,
+                offset: to_usize(offset),
                 state: Mutex::new(State {
                     tail: 0,
                     busy: [false; ENTRIES as usize],
@@ -88,7 +88,7 @@ impl Queue {
     }
 
     fn pointer(&self, at: u64) -> *mut u8 {
-        let at = usize::try_from(at).unwrap_or(0);
+        let at = to_usize(at);
         self.bars.memory().0.wrapping_add(self.offset + at)
     }
 
@@ -109,7 +109,7 @@ impl Queue {
     ) -> Result<abi::Completion, GpuError> {
         let number = self.submit(command)?;
         let completion = self.wait(number);
-        let index = usize::try_from(number & (ENTRIES - 1)).unwrap_or(0);
+        let index = to_usize((number & (ENTRIES - 1)).into());
         let mut state = lock(&self.state);
         state.busy[index] = false;
         drop(state);
@@ -125,7 +125,7 @@ impl Queue {
         loop {
             let mut state = lock(&self.state);
             let number = state.tail;
-            let index = usize::try_from(number & (ENTRIES - 1)).unwrap_or(0);
+            let index = to_usize((number & (ENTRIES - 1)).into());
             if !state.busy[index] {
                 state.busy[index] = true;
                 state.tail = number.wrapping_add(1);

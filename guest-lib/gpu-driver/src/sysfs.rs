@@ -2,6 +2,7 @@
 
 use crate::{Bars, GpuError};
 use farlane_abi::gpu as abi;
+use farlane_abi::width::to_usize;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -118,7 +119,7 @@ impl SysfsBars {
         } else {
             Resource::map(&folder.join("resource2"))?
         };
-        if registers.length < usize::try_from(abi::REGISTER_BYTES).unwrap_or(usize::MAX) {
+        if registers.length < to_usize(abi::REGISTER_BYTES) {
             return Err(GpuError::Kind {
                 device: device(),
                 why: format!("BAR 0 has {:#x} bytes", registers.length),
@@ -189,7 +190,7 @@ pub fn find_devices(sysfs: &Path) -> Result<Vec<String>, GpuError> {
 // locked against other processes, and this process maps it once.
 unsafe impl Bars for SysfsBars {
     fn read32(&self, offset: u32) -> u32 {
-        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let at = to_usize(offset.into());
         if at >= self.registers.length - 3 || !at.is_multiple_of(4) {
             return u32::MAX;
         }
@@ -199,7 +200,7 @@ unsafe impl Bars for SysfsBars {
     }
 
     fn write32(&self, offset: u32, value: u32) {
-        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let at = to_usize(offset.into());
         if at >= self.registers.length - 3 || !at.is_multiple_of(4) {
             return;
         }

@@ -4,6 +4,7 @@ use crate::config::TRACE_VARIABLE;
 use crate::files::Opened;
 use crate::log;
 use crate::plan::trace::{Decision, Piece, Why};
+use farlane_abi::width::to_u64;
 use farlane_transport::guard::{Guarded, Kind};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -92,7 +93,7 @@ impl Began {
         let decision = Decision {
             time_us: micros(self.wall.duration_since(UNIX_EPOCH).unwrap_or_default()),
             took_us: micros(self.clock.elapsed()),
-            thread: u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or(0),
+            thread: rustix::thread::gettid().as_raw_pid().cast_unsigned(),
             call: call.into(),
             file: path.map_or_else(
                 |_| String::new(),
@@ -103,7 +104,7 @@ impl Began {
             offset,
             length,
             result: match result {
-                Ok(bytes) => i64::try_from(bytes).unwrap_or(i64::MAX),
+                Ok(bytes) => to_u64(bytes).cast_signed(),
                 Err(error) => -i64::from(error.raw_os_error()),
             },
             cached: account.cached,

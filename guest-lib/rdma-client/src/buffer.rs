@@ -95,7 +95,7 @@ impl Buffer {
 
 /// Asks the backend for a buffer and maps it.
 fn host(context: &Arc<Context>, length: usize) -> Result<Backing, Error> {
-    if context.link().info().features & FEATURE_WINDOW == 0 {
+    if context.transport().info().features & FEATURE_WINDOW == 0 {
         return Err(Error::Refused(Errno::EOPNOTSUPP));
     }
     let request = AllocBuffer {
@@ -118,7 +118,7 @@ fn host(context: &Arc<Context>, length: usize) -> Result<Backing, Error> {
         .ok_or(Error::Refused(Errno::EPROTO))
         .and_then(|granted| {
             let offset = buffer.offset.get();
-            Ok(Mapping::new(context.link(), handle, offset, granted)?)
+            Ok(Mapping::new(context.transport(), handle, offset, granted)?)
         });
     match mapped {
         Ok(mapping) => Ok(Backing::Host { mapping, handle }),

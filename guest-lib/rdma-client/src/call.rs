@@ -7,6 +7,7 @@ use farlane_abi::arena::{
     CALL_PAYLOAD_BYTES, CALL_SLOT_BYTES, CALL_SLOTS, CallHeader, OFF_CALL_COMPLETED, OFF_CALL_RING,
     OFF_CALL_SUBMITTED, OFF_CALLER_WAITING,
 };
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -85,7 +86,7 @@ impl CallRing {
         if let Some(errno) = Errno::from_wire(answer.status.get()) {
             return Err(errno);
         }
-        let length = usize::try_from(answer.length.get()).unwrap_or(usize::MAX);
+        let length = to_usize(answer.length.get().into());
         if length > CALL_PAYLOAD_BYTES {
             turn.broken = true;
             return Err(Errno::EPROTO);
@@ -133,7 +134,7 @@ impl CallRing {
             // Pairs with the backend's fence between completing a call and looking at this word:
             // one of the two sees the other.
             fence(Ordering::SeqCst);
-            if done() || self.header.is_dead() || self.header.link_is_dead() {
+            if done() || self.header.is_dead() || self.header.transport_is_dead() {
                 break;
             }
             let start = Instant::now();
@@ -181,7 +182,7 @@ mod tests {
         for number in 0..2000_u32 {
             assert_eq!(call(&rig, &number.to_le_bytes()), number.to_le_bytes());
         }
-        assert!(rig.link.doorbells.load(Ordering::Relaxed) > 0);
+        assert!(rig.transport.doorbells.load(Ordering::Relaxed) > 0);
     }
 
     #[test]
@@ -193,15 +194,15 @@ mod tests {
             true,
             Box::new(move |_, args| {
                 // Answers nobody who does not sleep.
-                let link = theirs.wait();
-                while link.sleeps.load(Ordering::Relaxed) == seen {
+                let transport = theirs.wait();
+                while transport.sleeps.load(Ordering::Relaxed) == seen {
                     std::thread::yield_now();
                 }
-                seen = link.sleeps.load(Ordering::Relaxed);
+                seen = transport.sleeps.load(Ordering::Relaxed);
                 Ok(args.to_vec())
             }),
         );
-        place.set(Arc::clone(&rig.link)).unwrap();
+        place.set(Arc::clone(&rig.transport)).unwrap();
         for number in 0..20_u8 {
             assert_eq!(call(&rig, &[number]), [number]);
         }
@@ -260,13 +261,13 @@ mod tests {
     fn a_caller_waiting_when_the_device_dies_gets_enodev_and_so_do_all_after_it() {
         let mut rig = echo(false);
         rig.take_over();
-        let link = Arc::clone(&rig.link);
+        let transport = Arc::clone(&rig.transport);
         let killer = std::thread::spawn(move || {
             // Nobody answers, so that the caller goes to sleep.
-            while link.sleeps.load(Ordering::Relaxed) == 0 {
+            while transport.sleeps.load(Ordering::Relaxed) == 0 {
                 std::thread::yield_now();
             }
-            link.die();
+            transport.die();
         });
         for _ in 0..2 {
             let error = rig.context.verbs().nop(&()).unwrap_err();

@@ -32,7 +32,7 @@ impl Channel {
         let index = context
             .take_channel_index()
             .ok_or(Error::Exhausted("completion channels"))?;
-        if let Err(error) = context.link().bind_event(index, events.as_fd()) {
+        if let Err(error) = context.transport().bind_event(index, events.as_fd()) {
             context.give_channel_index(index);
             return Err(error.into());
         }
@@ -94,7 +94,7 @@ impl Channel {
             return Err(Error::Busy);
         }
         self.destroyed.once(|| {
-            self.context.link().unbind_event(self.index)?;
+            self.context.transport().unbind_event(self.index)?;
             self.context.give_channel_index(self.index);
             Ok(())
         })

@@ -11,7 +11,7 @@ use farlane_abi::calls::Caller;
 use farlane_abi::control::{EVENT_FIRST_CHANNEL, MAX_EVENTS};
 use farlane_abi::rdma::QueryGid;
 use farlane_sys::sync::lock;
-use farlane_transport::Link;
+use farlane_transport::Transport;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -34,17 +34,17 @@ impl Context {
     /// Opens `device`.
     ///
     /// # Errors
-    /// What the link and the backend say.
+    /// What the transport and the backend say.
     pub fn open(device: &DeviceInfo) -> Result<Arc<Self>, Error> {
         Self::over(device.clone(), farlane_transport::open(device)?)
     }
 
-    /// Opens a context over a link that nothing else uses.
+    /// Opens a context over a transport that nothing else uses.
     ///
     /// # Errors
-    /// What the link and the backend say.
-    pub fn over(info: DeviceInfo, link: Arc<dyn Link>) -> Result<Arc<Self>, Error> {
-        let header = Arc::new(Header::new(&link)?);
+    /// What the transport and the backend say.
+    pub fn over(info: DeviceInfo, transport: Arc<dyn Transport>) -> Result<Arc<Self>, Error> {
+        let header = Arc::new(Header::new(&transport)?);
         Ok(Arc::new(Self {
             info,
             calls: CallRing::new(Arc::clone(&header)),
@@ -122,8 +122,8 @@ impl Context {
         self.events.next()
     }
 
-    pub(crate) fn link(&self) -> &Arc<dyn Link> {
-        self.header.link()
+    pub(crate) fn transport(&self) -> &Arc<dyn Transport> {
+        self.header.transport()
     }
 
     pub(crate) fn header(&self) -> &Arc<Header> {

@@ -10,6 +10,7 @@ use farlane_abi::queue::{
     CQ_OFF_EVENTS, CQ_OFF_PRODUCED, CqLayout,
 };
 use farlane_abi::rdma::CreateCq;
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use farlane_transport::Segment;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -44,9 +45,8 @@ impl Cq {
         channel: Option<&Arc<Channel>>,
     ) -> Result<Arc<Self>, Error> {
         let layout = CqLayout::new(entries).ok_or(Error::Invalid("number of entries"))?;
-        let bytes = usize::try_from(layout.segment_bytes())
-            .map_err(|_| Error::Invalid("number of entries"))?;
-        let segment = Segment::new(context.link(), bytes)?;
+        let bytes = to_usize(layout.segment_bytes());
+        let segment = Segment::new(context.transport(), bytes)?;
         let request = CreateCq {
             region: segment.region().into(),
             entries: layout.entries.into(),
@@ -142,7 +142,8 @@ impl Cq {
         if ready > self.layout.entries {
             return Err(Errno::EPROTO);
         }
-        let count = ready.min(u32::try_from(most).unwrap_or(u32::MAX));
+        // A number of entries, which fits.
+        let count = u32::try_from(most).map_or(ready, |most| ready.min(most));
         let mask = self.layout.entries - 1;
         for index in 0..count {
             let entry = (consumed.wrapping_add(index) & mask) as usize;

@@ -1,7 +1,7 @@
 //! What can go wrong with an object.
 
 use farlane_abi::Errno;
-use farlane_transport::LinkError;
+use farlane_transport::TransportError;
 
 /// A failure on the control path. The data path reports a bare [`Errno`].
 #[derive(Debug, thiserror::Error)]
@@ -9,9 +9,9 @@ pub enum Error {
     /// The backend refused a call, or the device is gone (`ENODEV`).
     #[error("The device answered {0}")]
     Refused(Errno),
-    /// The link failed.
+    /// The transport failed.
     #[error(transparent)]
-    Link(#[from] LinkError),
+    Transport(#[from] TransportError),
     /// An argument is outside what the interface can say.
     #[error("Invalid {0}")]
     Invalid(&'static str),
@@ -29,7 +29,7 @@ impl Error {
     pub fn errno(&self) -> Errno {
         match self {
             Self::Refused(errno) => *errno,
-            Self::Link(error) => error.errno(),
+            Self::Transport(error) => error.errno(),
             Self::Invalid(_) => Errno::EINVAL,
             Self::Busy => Errno::EBUSY,
             Self::Exhausted(_) => Errno::ENOMEM,

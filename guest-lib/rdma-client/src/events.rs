@@ -33,7 +33,7 @@ impl AsyncEvents {
     pub(crate) fn new(header: Arc<Header>) -> Result<Self, Error> {
         let tokens = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)
             .map_err(|error| Error::Refused(os(error)))?;
-        header.link().bind_event(EVENT_ASYNC, tokens.as_fd())?;
+        header.transport().bind_event(EVENT_ASYNC, tokens.as_fd())?;
         Ok(Self {
             header,
             tokens,

@@ -1,27 +1,26 @@
 //! The context header as the process sees it.
 
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
-use farlane_transport::{Link, LinkError, Map, Origin, Segment};
+use farlane_abi::width::to_usize;
+use farlane_transport::{Map, Origin, Segment, Transport, TransportError};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-/// The first segment of a context, and the link it lies on.
+/// The first segment of a context, and the transport it lies on.
 #[derive(Debug)]
 pub(crate) struct Header {
     segment: Segment,
-    link: Arc<dyn Link>,
+    transport: Arc<dyn Transport>,
     origin: Origin,
 }
 
 impl Header {
-    /// Allocates the header: must be the first thing done on a link.
-    pub(crate) fn new(link: &Arc<dyn Link>) -> Result<Self, LinkError> {
-        let bytes = usize::try_from(HEADER_SEGMENT_BYTES)
-            .map_err(|_| LinkError::Protocol("a header longer than memory"))?;
+    /// Allocates the header: must be the first thing done on a transport.
+    pub(crate) fn new(transport: &Arc<dyn Transport>) -> Result<Self, TransportError> {
         Ok(Self {
-            segment: Segment::header(link, bytes)?,
-            link: Arc::clone(link),
+            segment: Segment::header(transport, to_usize(HEADER_SEGMENT_BYTES))?,
+            transport: Arc::clone(transport),
             origin: Origin::here(),
         })
     }
@@ -30,8 +29,8 @@ impl Header {
         &self.segment
     }
 
-    pub(crate) fn link(&self) -> &Arc<dyn Link> {
-        &self.link
+    pub(crate) fn transport(&self) -> &Arc<dyn Transport> {
+        &self.transport
     }
 
     /// Whether the device is gone, which it also is for a child of the process that opened it.
@@ -56,18 +55,18 @@ impl Header {
         let state = self.segment.word(OFF_BACKEND_STATE);
         let sleeps = state.load(Ordering::Relaxed) == BACKEND_SLEEPING;
         if sleeps {
-            self.link.doorbell();
+            self.transport.doorbell();
         }
         sleeps
     }
 
     /// Sleeps until the backend wakes callers, the device dies, or `timeout`.
     pub(crate) fn wait(&self, timeout: Duration) {
-        self.link.wait(timeout);
+        self.transport.wait(timeout);
     }
 
-    /// Whether the link itself has noticed that the device is gone.
-    pub(crate) fn link_is_dead(&self) -> bool {
-        self.link.is_dead()
+    /// Whether the transport itself has noticed that the device is gone.
+    pub(crate) fn transport_is_dead(&self) -> bool {
+        self.transport.is_dead()
     }
 }

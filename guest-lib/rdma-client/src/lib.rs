@@ -1,4 +1,4 @@
-//! RDMA objects for programs, over a link.
+//! RDMA objects for programs, over a transport.
 //!
 //! The control path ([`Context`], [`Pd`], [`Mr`], [`Channel`], [`Cq`], [`Qp`], [`Buffer`]) makes
 //! remoted calls through the call ring. The data path ([`Qp::send_queue`], [`Qp::recv_queue`],
@@ -48,7 +48,7 @@ pub use farlane_abi as abi;
 pub use farlane_abi::Errno;
 pub use farlane_abi::queue::{Completion, Sge};
 pub use farlane_abi::rdma::{AllocBuffer, DeviceAttr, Gid, PortAttr, QpAttr, VerbsStubs};
-pub use farlane_transport::{Address, DeviceInfo, LinkError, devices};
+pub use farlane_transport::{Address, DeviceInfo, TransportError, devices};
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{Qp, QpCaps, QpInit};

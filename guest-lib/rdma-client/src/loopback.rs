@@ -1,4 +1,5 @@
-//! A link whose backend is a thread of the test: the guest's side of the shared memory is tested
+//! A transport whose backend is a thread of the test: the guest's side of the shared memory is
+//! tested
 //! against a second, independent reading of `farlane_abi`.
 
 use crate::Context;
@@ -10,7 +11,9 @@ use farlane_abi::arena::{
 };
 use farlane_abi::zerocopy::FromBytes;
 use farlane_sys::sync::lock;
-use farlane_transport::{Address, DeviceInfo, Link, LinkError, LinkInfo, Map};
+use farlane_transport::{
+    Address, DeviceInfo, Map, PinKind, Transport, TransportError, TransportInfo,
+};
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
@@ -21,7 +24,7 @@ use std::time::Duration;
 /// Answers a call: (number, arguments) to a status and result bytes.
 pub(crate) type Answer = Box<dyn FnMut(u32, &[u8]) -> Result<Vec<u8>, Errno> + Send>;
 
-/// What the link and the test's backend share.
+/// What the transport and the test's backend share.
 #[derive(Default)]
 pub(crate) struct Loopback {
     /// Segments by region; 0 is the header.
@@ -120,12 +123,12 @@ impl Loopback {
     }
 }
 
-impl Link for Loopback {
-    fn info(&self) -> LinkInfo {
-        LinkInfo::default()
+impl Transport for Loopback {
+    fn info(&self) -> TransportInfo {
+        TransportInfo::default()
     }
 
-    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), LinkError> {
+    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), TransportError> {
         let map = Arc::new(Map::anonymous(length)?);
         let mut segments = lock(&self.segments);
         segments.push(Arc::clone(&map));
@@ -134,34 +137,35 @@ impl Link for Loopback {
 
     unsafe fn attach_pin(
         &self,
+        _kind: PinKind,
         address: usize,
         length: usize,
         _writable: bool,
-    ) -> Result<u32, LinkError> {
+    ) -> Result<u32, TransportError> {
         let region = 1000 + self.next_pin.fetch_add(1, Ordering::Relaxed);
         lock(&self.pins).insert(region, (address, length));
         Ok(region)
     }
 
-    fn detach(&self, region: u32) -> Result<(), LinkError> {
+    fn detach(&self, region: u32) -> Result<(), TransportError> {
         lock(&self.pins).remove(&region);
         Ok(())
     }
 
-    fn map_buffer(&self, _: u32, _: u64, length: usize) -> Result<Map, LinkError> {
+    fn map_buffer(&self, _: u32, _: u64, length: usize) -> Result<Map, TransportError> {
         Map::anonymous(length)
     }
 
-    fn unmap_buffer(&self, _: u32, _: u64, _: usize) -> Result<(), LinkError> {
+    fn unmap_buffer(&self, _: u32, _: u64, _: usize) -> Result<(), TransportError> {
         Ok(())
     }
 
-    fn bind_event(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), LinkError> {
+    fn bind_event(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), TransportError> {
         lock(&self.events).insert(index, fd.try_clone_to_owned().unwrap());
         Ok(())
     }
 
-    fn unbind_event(&self, index: u32) -> Result<(), LinkError> {
+    fn unbind_event(&self, index: u32) -> Result<(), TransportError> {
         lock(&self.events).remove(&index);
         Ok(())
     }
@@ -190,31 +194,31 @@ impl Link for Loopback {
 /// A context over a loopback whose calls a thread answers.
 pub(crate) struct Rig {
     pub(crate) context: Arc<Context>,
-    pub(crate) link: Arc<Loopback>,
+    pub(crate) transport: Arc<Loopback>,
     backend: Option<JoinHandle<()>>,
 }
 
 impl Rig {
     /// `sleepy` backends sleep whenever they have nothing to do; others spin.
     pub(crate) fn new(sleepy: bool, mut answer: Answer) -> Self {
-        let link = Arc::new(Loopback::default());
+        let transport = Arc::new(Loopback::default());
         let info = DeviceInfo {
             name: "farlane0".into(),
             address: Address::Socket("loopback".into()),
         };
-        let context = Context::over(info, Arc::clone(&link) as Arc<dyn Link>).unwrap();
+        let context = Context::over(info, Arc::clone(&transport) as Arc<dyn Transport>).unwrap();
         let backend = std::thread::spawn({
-            let link = Arc::clone(&link);
+            let transport = Arc::clone(&transport);
             move || {
-                let header = link.segment(0);
+                let header = transport.segment(0);
                 let ready = || {
                     header.word(OFF_CALL_SUBMITTED).load(Ordering::Acquire)
                         != header.word(OFF_CALL_COMPLETED).load(Ordering::Relaxed)
                 };
-                while !link.stop.load(Ordering::Relaxed) {
-                    if !link.serve(&mut answer) {
+                while !transport.stop.load(Ordering::Relaxed) {
+                    if !transport.serve(&mut answer) {
                         if sleepy {
-                            link.sleep(ready);
+                            transport.sleep(ready);
                         } else {
                             std::thread::yield_now();
                         }
@@ -224,7 +228,7 @@ impl Rig {
         });
         Self {
             context,
-            link,
+            transport,
             backend: Some(backend),
         }
     }
@@ -240,19 +244,19 @@ impl Rig {
     /// Ends the backend's thread, so that the test itself plays the backend from now on. Calls,
     /// destruction included, then find a dead device.
     pub(crate) fn take_over(&mut self) {
-        self.link.stop.store(true, Ordering::Relaxed);
-        self.link.doorbell();
+        self.transport.stop.store(true, Ordering::Relaxed);
+        self.transport.doorbell();
         if let Some(backend) = self.backend.take() {
             backend.join().unwrap();
         }
-        self.link.stop.store(false, Ordering::Relaxed);
+        self.transport.stop.store(false, Ordering::Relaxed);
     }
 }
 
 impl Drop for Rig {
     fn drop(&mut self) {
         self.take_over();
-        self.link.die();
+        self.transport.die();
     }
 }
 

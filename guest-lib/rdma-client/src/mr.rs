@@ -8,7 +8,7 @@ use farlane_abi::rdma::{
     RegMr,
 };
 use farlane_sys::sync::lock;
-use farlane_transport::Pin;
+use farlane_transport::{Pin, PinKind};
 use std::sync::{Arc, Mutex};
 
 /// A memory registration.
@@ -73,7 +73,15 @@ impl Mr {
             Source::Buffer { _memory: memory }
         } else {
             // SAFETY: as promised by the caller.
-            let pin = unsafe { Pin::new(context.link(), address, length, writable)? };
+            let pin = unsafe {
+                Pin::new(
+                    context.transport(),
+                    PinKind::Memory,
+                    address,
+                    length,
+                    writable,
+                )?
+            };
             request.source = MR_SOURCE_PIN.into();
             request.object = pin.region().into();
             Source::Pin(pin)

@@ -95,7 +95,7 @@ impl Qp {
         let bytes = usize::try_from(layout.segment_bytes())
             .map_err(|_| Error::Invalid("queue pair capabilities"))?;
         let context = pd.context();
-        let segment = Segment::new(context.link(), bytes)?;
+        let segment = Segment::new(context.transport(), bytes)?;
         let qp = context.verbs().create_qp(&CreateQp {
             pd: pd.handle().into(),
             send_cq: init.send_cq.handle().into(),

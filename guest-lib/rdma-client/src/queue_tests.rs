@@ -35,7 +35,7 @@ struct Queues {
 impl Drop for Queues {
     fn drop(&mut self) {
         // Nobody would answer the calls that destroy the objects.
-        self.rig.link.die();
+        self.rig.transport.die();
     }
 }
 
@@ -99,7 +99,7 @@ fn a_gathered_write_lies_in_the_queue_as_the_interface_says() {
     let elements = [sge(0x1000), sge(0x2000)];
     let request = write(42, Payload::Gather(&elements));
     queues.qp.post_send(&request).unwrap();
-    let map = queues.rig.link.segment(SEGMENT_QP);
+    let map = queues.rig.transport.segment(SEGMENT_QP);
     assert_eq!(
         map.word(abi::QP_OFF_SEND_PRODUCED).load(Ordering::Acquire),
         1
@@ -117,7 +117,7 @@ fn inline_pieces_are_joined_in_the_request() {
     let (queues, _) = queues(false);
     let request = write(1, Payload::Inline(&[b"abc", b"", b"defg"]));
     queues.qp.post_send(&request).unwrap();
-    let map = queues.rig.link.segment(SEGMENT_QP);
+    let map = queues.rig.transport.segment(SEGMENT_QP);
     let entry: abi::SendEntry = read(&map, abi::QP_OFF_ENTRIES);
     assert_eq!((entry.inline_bytes.get(), entry.num_sge.get()), (7, 0));
     assert_eq!(entry.flags, abi::SEND_SIGNALED | abi::SEND_INLINE);
@@ -152,7 +152,7 @@ fn what_does_not_fit_is_refused_and_leaves_nothing() {
         post(&write(wr_id, Payload::Gather(&[]))).unwrap();
     }
     assert_eq!(post(&write(4, Payload::Gather(&[]))), Err(Errno::ENOMEM));
-    let map = queues.rig.link.segment(SEGMENT_QP);
+    let map = queues.rig.transport.segment(SEGMENT_QP);
     assert_eq!(
         map.word(abi::QP_OFF_SEND_PRODUCED).load(Ordering::Acquire),
         4
@@ -165,9 +165,9 @@ fn what_does_not_fit_is_refused_and_leaves_nothing() {
 #[test]
 fn a_list_is_published_once_and_rings_once_if_the_backend_sleeps() {
     let (queues, _) = queues(false);
-    let header = queues.rig.link.segment(0);
-    let map = queues.rig.link.segment(SEGMENT_QP);
-    let bells = || queues.rig.link.doorbells.load(Ordering::Relaxed);
+    let header = queues.rig.transport.segment(0);
+    let map = queues.rig.transport.segment(SEGMENT_QP);
+    let bells = || queues.rig.transport.doorbells.load(Ordering::Relaxed);
     let before = bells();
     header
         .word(OFF_BACKEND_STATE)
@@ -204,7 +204,7 @@ fn a_list_is_published_once_and_rings_once_if_the_backend_sleeps() {
 #[test]
 fn completions_come_in_order_across_the_end_of_the_queue() {
     let (queues, _) = queues(false);
-    let map = queues.rig.link.segment(SEGMENT_CQ);
+    let map = queues.rig.transport.segment(SEGMENT_CQ);
     assert_eq!(queues.cq.entries(), 8);
     let mut next = 0;
     for round in 0..50_u64 {
@@ -235,7 +235,7 @@ fn what_a_queue_pair_has_completed_goes_with_it_and_with_its_reset() {
         ..QpInit::reliable(&cq, CAPS)
     };
     let qp = Qp::create(&pd, &init).unwrap();
-    let maps = [1, 2].map(|segment| rig.link.segment(segment));
+    let maps = [1, 2].map(|segment| rig.transport.segment(segment));
     let polled = |cq: &Cq| {
         let mut taken = [Completion::default(); 8];
         let count = cq.poll(&mut taken).unwrap();
@@ -283,7 +283,7 @@ fn what_a_queue_pair_has_completed_goes_with_it_and_with_its_reset() {
 #[test]
 fn a_producer_word_beyond_the_queue_is_an_error_and_reads_nothing() {
     let (queues, _) = queues(false);
-    let map = queues.rig.link.segment(SEGMENT_CQ);
+    let map = queues.rig.transport.segment(SEGMENT_CQ);
     for nonsense in [9, u32::MAX, 1 << 31] {
         map.word(abi::CQ_OFF_PRODUCED)
             .store(nonsense, Ordering::Release);
@@ -295,8 +295,8 @@ fn a_producer_word_beyond_the_queue_is_an_error_and_reads_nothing() {
 #[test]
 fn a_dead_device_gives_what_had_completed_and_then_enodev() {
     let (queues, _) = queues(false);
-    complete(&queues.rig.link.segment(SEGMENT_CQ), 8, 11);
-    queues.rig.link.die();
+    complete(&queues.rig.transport.segment(SEGMENT_CQ), 8, 11);
+    queues.rig.transport.die();
     let mut taken = [Completion::default(); 2];
     assert_eq!(queues.cq.poll(&mut taken), Ok(1));
     assert_eq!(queues.cq.poll(&mut taken), Err(Errno::ENODEV));
@@ -313,7 +313,7 @@ fn a_dead_device_gives_what_had_completed_and_then_enodev() {
 #[test]
 fn a_request_for_any_completion_stands_against_one_for_solicited_ones() {
     let (queues, _) = queues(false);
-    let map = queues.rig.link.segment(SEGMENT_CQ);
+    let map = queues.rig.transport.segment(SEGMENT_CQ);
     let armed = || map.word(abi::CQ_OFF_ARMED).load(Ordering::Acquire);
     queues.cq.arm(true).unwrap();
     assert_eq!(armed(), abi::ARM_SOLICITED);
@@ -337,10 +337,10 @@ fn a_channel_gives_each_event_once_and_enodev_to_every_waiter_after_death() {
     let channel = channel.unwrap();
     queues.cq.set_cookie(0xc0);
     assert_eq!(channel.destroy().unwrap_err().errno(), Errno::EBUSY);
-    let map = queues.rig.link.segment(SEGMENT_CQ);
+    let map = queues.rig.transport.segment(SEGMENT_CQ);
     for event in 1..=2 {
         map.word(abi::CQ_OFF_EVENTS).store(event, Ordering::Release);
-        queues.rig.link.raise(EVENT_FIRST_CHANNEL);
+        queues.rig.transport.raise(EVENT_FIRST_CHANNEL);
     }
     for _ in 0..2 {
         assert_eq!(channel.wait().unwrap().cookie(), 0xc0);
@@ -359,7 +359,7 @@ fn a_channel_gives_each_event_once_and_enodev_to_every_waiter_after_death() {
                 std::thread::yield_now();
             }
         }
-        queues.rig.link.die();
+        queues.rig.transport.die();
         for waiter in waiters {
             assert_eq!(waiter.join().unwrap(), Err(Errno::ENODEV));
         }
@@ -377,7 +377,7 @@ fn a_non_blocking_channel_says_eagain() {
 #[test]
 fn asynchronous_events_come_one_a_token() {
     let (queues, _) = queues(false);
-    let header = queues.rig.link.segment(0);
+    let header = queues.rig.transport.segment(0);
     for object in 0..3_u32 {
         let event = AsyncEvent {
             kind: EVENT_QP_FATAL.into(),
@@ -390,7 +390,7 @@ fn asynchronous_events_come_one_a_token() {
         header
             .word(OFF_ASYNC_PRODUCED)
             .store(object + 1, Ordering::Release);
-        queues.rig.link.raise(EVENT_ASYNC);
+        queues.rig.transport.raise(EVENT_ASYNC);
     }
     for object in 0..3 {
         let event = queues.rig.context.next_async_event().unwrap();
@@ -407,7 +407,7 @@ fn a_registration_pins_its_memory_and_lets_it_go() {
     // SAFETY: the memory outlives the registration; nobody accesses it.
     let mr = unsafe { Mr::register(&pd, address, 100, 0, 1) }.unwrap();
     let pins = || {
-        rig.link
+        rig.transport
             .pins
             .lock()
             .unwrap()

@@ -72,32 +72,61 @@ impl Producer {
     }
 }
 
-/// The send queue of a queue pair, locked. What was pushed is published, and the backend woken
-/// once if it sleeps, by [`ring`](Self::ring) or drop.
+/// The producer's end of a queue, locked. What was written is published, and the backend woken once
+/// if it sleeps, when this is dropped.
 #[derive(Debug)]
-pub struct SendQueue<'a> {
+struct Batch<'a> {
     qp: &'a Qp,
     producer: MutexGuard<'a, Producer>,
     published: u32,
+    /// Offset of the producer word in the queue pair's segment.
+    word: usize,
 }
 
-impl<'a> SendQueue<'a> {
-    pub(crate) fn new(qp: &'a Qp, producer: MutexGuard<'a, Producer>) -> Self {
+impl<'a> Batch<'a> {
+    fn new(qp: &'a Qp, producer: MutexGuard<'a, Producer>, word: usize) -> Self {
         let published = producer.produced;
         Self {
             qp,
             producer,
             published,
+            word,
         }
+    }
+}
+
+impl Drop for Batch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.producer.produced != self.published {
+            let word = self.qp.map().word(self.word);
+            word.store(self.producer.produced, Ordering::Release);
+            self.qp.header().wake_backend();
+        }
+    }
+}
+
+/// The send queue of a queue pair, locked. What was pushed is published, and the backend woken
+/// once if it sleeps, by [`ring`](Self::ring) or drop.
+#[derive(Debug)]
+pub struct SendQueue<'a>(Batch<'a>);
+
+impl<'a> SendQueue<'a> {
+    pub(crate) fn new(qp: &'a Qp, producer: MutexGuard<'a, Producer>) -> Self {
+        Self(Batch::new(qp, producer, QP_OFF_SEND_PRODUCED))
     }
 
     /// How many requests fit now.
     #[must_use]
     pub fn room(&mut self) -> u32 {
-        let consumed = self.qp.map().word(QP_OFF_SEND_CONSUMED);
-        self.producer.consumed = consumed.load(Ordering::Acquire);
-        let used = self.producer.produced.wrapping_sub(self.producer.consumed);
-        self.qp.layout().send_entries.saturating_sub(used)
+        let consumed = self.0.qp.map().word(QP_OFF_SEND_CONSUMED);
+        self.0.producer.consumed = consumed.load(Ordering::Acquire);
+        let used = self
+            .0
+            .producer
+            .produced
+            .wrapping_sub(self.0.producer.consumed);
+        self.0.qp.layout().send_entries.saturating_sub(used)
     }
 
     /// Writes a request.
@@ -107,13 +136,14 @@ impl<'a> SendQueue<'a> {
     /// much inline data.
     #[inline]
     pub fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Errno> {
-        let qp = self.qp;
+        let qp = self.0.qp;
         let map = qp.map();
         if request.opcode > OP_RDMA_READ {
             return Err(Errno::EINVAL);
         }
         let consumed = || map.word(QP_OFF_SEND_CONSUMED).load(Ordering::Acquire);
         let index = self
+            .0
             .producer
             .vacant(qp.layout().send_entries, consumed)
             .ok_or(Errno::ENOMEM)?;
@@ -153,7 +183,7 @@ impl<'a> SendQueue<'a> {
         }
         // SAFETY: as above.
         unsafe { map.write(offset, &entry) };
-        self.producer.produced = self.producer.produced.wrapping_add(1);
+        self.0.producer.produced = self.0.producer.produced.wrapping_add(1);
         Ok(())
     }
 
@@ -161,34 +191,14 @@ impl<'a> SendQueue<'a> {
     pub fn ring(self) {}
 }
 
-impl Drop for SendQueue<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.producer.produced != self.published {
-            let word = self.qp.map().word(QP_OFF_SEND_PRODUCED);
-            word.store(self.producer.produced, Ordering::Release);
-            self.qp.header().wake_backend();
-        }
-    }
-}
-
 /// The receive queue of a queue pair, locked. What was pushed is published, and the backend woken
 /// once if it sleeps, by [`ring`](Self::ring) or drop.
 #[derive(Debug)]
-pub struct RecvQueue<'a> {
-    qp: &'a Qp,
-    producer: MutexGuard<'a, Producer>,
-    published: u32,
-}
+pub struct RecvQueue<'a>(Batch<'a>);
 
 impl<'a> RecvQueue<'a> {
     pub(crate) fn new(qp: &'a Qp, producer: MutexGuard<'a, Producer>) -> Self {
-        let published = producer.produced;
-        Self {
-            qp,
-            producer,
-            published,
-        }
+        Self(Batch::new(qp, producer, QP_OFF_RECV_PRODUCED))
     }
 
     /// Writes a request.
@@ -197,10 +207,11 @@ impl<'a> RecvQueue<'a> {
     /// `ENOMEM` when the queue is full, `EINVAL` for too many elements.
     #[inline]
     pub fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Errno> {
-        let qp = self.qp;
+        let qp = self.0.qp;
         let map = qp.map();
         let consumed = || map.word(QP_OFF_RECV_CONSUMED).load(Ordering::Acquire);
         let index = self
+            .0
             .producer
             .vacant(qp.layout().recv_entries, consumed)
             .ok_or(Errno::ENOMEM)?;
@@ -216,23 +227,12 @@ impl<'a> RecvQueue<'a> {
             map.write(offset, &entry);
             map.write_bytes(offset + size_of::<RecvEntry>(), request.scatter.as_bytes());
         }
-        self.producer.produced = self.producer.produced.wrapping_add(1);
+        self.0.producer.produced = self.0.producer.produced.wrapping_add(1);
         Ok(())
     }
 
     /// Publishes what was pushed.
     pub fn ring(self) {}
-}
-
-impl Drop for RecvQueue<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.producer.produced != self.published {
-            let word = self.qp.map().word(QP_OFF_RECV_PRODUCED);
-            word.store(self.producer.produced, Ordering::Release);
-            self.qp.header().wake_backend();
-        }
-    }
 }
 
 /// `count` if it is not above `limit`.

@@ -1,7 +1,7 @@
-//! A link over `/dev/farlaneN`, for processes in a VM.
+//! A transport over `/dev/farlaneN`, for processes in a VM.
 
 use crate::guard::{Guarded, InUse, Kind};
-use crate::{Link, LinkError, LinkInfo, Map};
+use crate::{Map, PinKind, Transport, TransportError, TransportInfo};
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{FLAG_PHONY, FLAG_WRITABLE};
 use farlane_abi::ioctl as uapi;
@@ -14,52 +14,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A link over the kernel driver. One open file is one context.
+/// A transport over the kernel driver. One open file is one context.
 #[derive(Debug)]
-pub struct DeviceLink {
+pub struct DeviceTransport {
     device: Guarded,
-    info: LinkInfo,
+    info: TransportInfo,
     /// Set when the driver says so; it stays so.
     dead: AtomicBool,
 }
 
-impl DeviceLink {
+impl DeviceTransport {
     /// Opens the device file at `path`.
     ///
     /// # Errors
     /// When it cannot be opened or the driver speaks another version.
-    pub fn open(path: &Path) -> Result<Self, LinkError> {
+    pub fn open(path: &Path) -> Result<Self, TransportError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let device =
-            rustix::fs::open(path, flags, Mode::empty()).map_err(|source| LinkError::Open {
+        let device = rustix::fs::open(path, flags, Mode::empty()).map_err(|source| {
+            TransportError::Open {
                 path: path.to_owned(),
                 source: source.into(),
-            })?;
-        let mut link = Self {
+            }
+        })?;
+        let mut transport = Self {
             device: Guarded::new(device, Kind::Device),
-            info: LinkInfo::default(),
+            info: TransportInfo::default(),
             dead: AtomicBool::new(false),
         };
         let mut info = uapi::Info::new_zeroed();
         // SAFETY: IOC_INFO writes one `Info`.
-        unsafe { link.ioctl("FARLANE_IOC_INFO", uapi::IOC_INFO, &mut info)? };
+        unsafe { transport.ioctl("FARLANE_IOC_INFO", uapi::IOC_INFO, &mut info)? };
         if info.version != ABI_VERSION {
-            return Err(LinkError::Version {
+            return Err(TransportError::Version {
                 path: path.to_owned(),
                 found: info.version,
             });
         }
-        link.info = LinkInfo {
+        transport.info = TransportInfo {
             features: info.features,
             window_bytes: info.window_bytes,
             gid: Some(info.gid),
         };
-        Ok(link)
+        Ok(transport)
     }
 
     /// The device in use. A child of the process that opened it does not have it.
-    fn device(&self) -> Result<InUse<&Guarded>, LinkError> {
-        self.device.enter().ok_or(LinkError::Gone)
+    fn device(&self) -> Result<InUse<&Guarded>, TransportError> {
+        self.device.enter().ok_or(TransportError::Gone)
     }
 
     /// # Safety
@@ -69,7 +70,7 @@ impl DeviceLink {
         what: &'static str,
         number: u64,
         argument: &mut T,
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), TransportError> {
         let device = self.device()?;
         loop {
             let argument: *mut T = argument;
@@ -83,35 +84,14 @@ impl DeviceLink {
                 Some(libc::EINTR) => {}
                 Some(libc::ENODEV) => {
                     self.dead.store(true, Ordering::Release);
-                    return Err(LinkError::Gone);
+                    return Err(TransportError::Gone);
                 }
-                _ => return Err(LinkError::os(what, error)),
+                _ => return Err(TransportError::os(what, error)),
             }
         }
     }
 
-    /// # Safety
-    /// Ioctl `number` takes a `Pin`; the rest is as [`Link::attach_pin`] has it.
-    unsafe fn pin(
-        &self,
-        what: &'static str,
-        number: u64,
-        address: usize,
-        length: usize,
-        flags: u32,
-    ) -> Result<u32, LinkError> {
-        let mut pin = uapi::Pin {
-            address: address as u64,
-            length: length as u64,
-            flags,
-            region: 0,
-        };
-        // SAFETY: as promised by the caller.
-        unsafe { self.ioctl(what, number, &mut pin)? };
-        Ok(pin.region)
-    }
-
-    fn bind(&self, index: u32, fd: i32) -> Result<(), LinkError> {
+    fn bind(&self, index: u32, fd: i32) -> Result<(), TransportError> {
         let mut argument = uapi::BindEvent { index, fd };
         // SAFETY: IOC_BIND_EVENT reads one `BindEvent`.
         unsafe {
@@ -124,12 +104,12 @@ impl DeviceLink {
     }
 }
 
-impl Link for DeviceLink {
-    fn info(&self) -> LinkInfo {
+impl Transport for DeviceTransport {
+    fn info(&self) -> TransportInfo {
         self.info
     }
 
-    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), LinkError> {
+    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), TransportError> {
         let mut segment = uapi::Segment {
             length: length as u64,
             ..uapi::Segment::default()
@@ -137,7 +117,7 @@ impl Link for DeviceLink {
         // SAFETY: IOC_SEGMENT reads and writes one `Segment`.
         unsafe { self.ioctl("FARLANE_IOC_SEGMENT", uapi::IOC_SEGMENT, &mut segment)? };
         let mapped = usize::try_from(segment.length)
-            .map_err(|_| LinkError::Protocol("a segment longer than memory"))
+            .map_err(|_| TransportError::Protocol("a segment longer than memory"))
             .and_then(|length| {
                 let device = self.device()?;
                 Map::shared(device.as_fd(), segment.mmap_offset, length)
@@ -153,34 +133,32 @@ impl Link for DeviceLink {
 
     unsafe fn attach_pin(
         &self,
+        kind: PinKind,
         address: usize,
         length: usize,
         writable: bool,
-    ) -> Result<u32, LinkError> {
-        let flags = if writable { FLAG_WRITABLE } else { 0 };
-        // SAFETY: IOC_PIN reads and writes one `Pin`; as promised by the caller.
-        unsafe { self.pin("FARLANE_IOC_PIN", uapi::IOC_PIN, address, length, flags) }
+    ) -> Result<u32, TransportError> {
+        let (what, number) = match kind {
+            PinKind::Memory | PinKind::Phony => ("FARLANE_IOC_PIN", uapi::IOC_PIN),
+            PinKind::Device => ("FARLANE_IOC_PIN_DEVICE", uapi::IOC_PIN_DEVICE),
+        };
+        let phony = if kind == PinKind::Phony {
+            FLAG_PHONY
+        } else {
+            0
+        };
+        let mut pin = uapi::Pin {
+            address: address as u64,
+            length: length as u64,
+            flags: phony | if writable { FLAG_WRITABLE } else { 0 },
+            region: 0,
+        };
+        // SAFETY: both read and write one `Pin`; as promised by the caller.
+        unsafe { self.ioctl(what, number, &mut pin)? };
+        Ok(pin.region)
     }
 
-    unsafe fn attach_phony(&self, address: usize, length: usize) -> Result<u32, LinkError> {
-        let flags = FLAG_WRITABLE | FLAG_PHONY;
-        // SAFETY: IOC_PIN reads and writes one `Pin`; as promised by the caller.
-        unsafe { self.pin("FARLANE_IOC_PIN", uapi::IOC_PIN, address, length, flags) }
-    }
-
-    unsafe fn attach_device(
-        &self,
-        address: usize,
-        length: usize,
-        writable: bool,
-    ) -> Result<u32, LinkError> {
-        let flags = if writable { FLAG_WRITABLE } else { 0 };
-        let number = uapi::IOC_PIN_DEVICE;
-        // SAFETY: IOC_PIN_DEVICE reads and writes one `Pin`; as promised by the caller.
-        unsafe { self.pin("FARLANE_IOC_PIN_DEVICE", number, address, length, flags) }
-    }
-
-    fn detach(&self, region: u32) -> Result<(), LinkError> {
+    fn detach(&self, region: u32) -> Result<(), TransportError> {
         let mut argument = uapi::Detach {
             region,
             reserved: 0,
@@ -189,21 +167,26 @@ impl Link for DeviceLink {
         unsafe { self.ioctl("FARLANE_IOC_DETACH", uapi::IOC_DETACH, &mut argument) }
     }
 
-    fn map_buffer(&self, _handle: u32, offset: u64, length: usize) -> Result<Map, LinkError> {
+    fn map_buffer(&self, _handle: u32, offset: u64, length: usize) -> Result<Map, TransportError> {
         let device = self.device()?;
         Map::shared(device.as_fd(), uapi::window_mmap_offset(offset), length)
     }
 
-    fn unmap_buffer(&self, _handle: u32, _offset: u64, _length: usize) -> Result<(), LinkError> {
+    fn unmap_buffer(
+        &self,
+        _handle: u32,
+        _offset: u64,
+        _length: usize,
+    ) -> Result<(), TransportError> {
         // The kernel sees the last mapping go.
         Ok(())
     }
 
-    fn bind_event(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), LinkError> {
+    fn bind_event(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), TransportError> {
         self.bind(index, fd.as_raw_fd())
     }
 
-    fn unbind_event(&self, index: u32) -> Result<(), LinkError> {
+    fn unbind_event(&self, index: u32) -> Result<(), TransportError> {
         self.bind(index, -1)
     }
 

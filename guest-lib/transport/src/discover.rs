@@ -1,7 +1,7 @@
 //! Which devices there are.
 
-use crate::Link as _;
-use crate::device::DeviceLink;
+use crate::Transport as _;
+use crate::device::DeviceTransport;
 use farlane_abi::config::FEATURE_TUNNEL;
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,7 @@ fn opens_envelopes(device: &DeviceInfo) -> Option<bool> {
     match &device.address {
         Address::Socket(_) => Some(false),
         Address::Device(path) => {
-            let info = DeviceLink::open(path).ok()?.info();
+            let info = DeviceTransport::open(path).ok()?.info();
             Some(info.features & FEATURE_TUNNEL != 0)
         }
     }

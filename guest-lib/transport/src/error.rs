@@ -1,11 +1,11 @@
-//! What can go wrong on a link.
+//! What can go wrong on a transport.
 
 use farlane_abi::Errno;
 use std::path::PathBuf;
 
-/// A failure of a link.
+/// A failure of a transport.
 #[derive(Debug, thiserror::Error)]
-pub enum LinkError {
+pub enum TransportError {
     /// The device file or socket cannot be opened.
     #[error("Cannot open {}", path.display())]
     Open {
@@ -48,7 +48,7 @@ pub enum LinkError {
     Gone,
 }
 
-impl LinkError {
+impl TransportError {
     /// A failed system call. `ENODEV` and a closed peer mean that the device is gone.
     pub(crate) fn os(what: &'static str, source: impl Into<std::io::Error>) -> Self {
         let source = source.into();

@@ -1,4 +1,4 @@
-//! Whether this process is a child of the one that opened a link.
+//! Whether this process is a child of the one that opened a transport.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};

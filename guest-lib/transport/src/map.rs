@@ -1,6 +1,6 @@
 //! Memory shared with another party: bounds are checked here and nowhere else.
 
-use crate::{LinkError, Origin};
+use crate::{Origin, TransportError};
 use farlane_abi::zerocopy::{FromBytes, Immutable, IntoBytes};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::os::fd::BorrowedFd;
@@ -29,7 +29,7 @@ impl Map {
     ///
     /// # Errors
     /// What `mmap` says.
-    pub fn shared(fd: BorrowedFd<'_>, offset: u64, length: usize) -> Result<Self, LinkError> {
+    pub fn shared(fd: BorrowedFd<'_>, offset: u64, length: usize) -> Result<Self, TransportError> {
         // SAFETY: the kernel chooses an address range that nothing else uses.
         let base = unsafe {
             rustix::mm::mmap(
@@ -53,7 +53,7 @@ impl Map {
     ///
     /// # Errors
     /// What `mmap` says.
-    pub fn anonymous(length: usize) -> Result<Self, LinkError> {
+    pub fn anonymous(length: usize) -> Result<Self, TransportError> {
         // SAFETY: the kernel chooses an address range that nothing else uses.
         let base = unsafe {
             rustix::mm::mmap_anonymous(
@@ -69,9 +69,9 @@ impl Map {
     fn take(
         base: rustix::io::Result<*mut core::ffi::c_void>,
         length: usize,
-    ) -> Result<Self, LinkError> {
-        let base = base.map_err(|source| LinkError::os("mmap", source))?;
-        let base = NonNull::new(base.cast()).ok_or(LinkError::Protocol("mmap at zero"))?;
+    ) -> Result<Self, TransportError> {
+        let base = base.map_err(|source| TransportError::os("mmap", source))?;
+        let base = NonNull::new(base.cast()).ok_or(TransportError::Protocol("mmap at zero"))?;
         Ok(Self {
             base,
             length,

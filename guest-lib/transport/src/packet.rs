@@ -1,6 +1,6 @@
 //! One request and its reply over the host socket.
 
-use crate::LinkError;
+use crate::TransportError;
 use farlane_abi::Errno;
 use farlane_abi::control::{Reply, Request};
 use farlane_abi::zerocopy::{FromZeros as _, IntoBytes as _};
@@ -23,12 +23,12 @@ pub(crate) fn exchange(
     what: &'static str,
     request: &Request,
     fds: &[BorrowedFd<'_>],
-) -> Result<(Reply, Option<OwnedFd>), LinkError> {
-    send(socket, request, fds).map_err(|source| LinkError::os(what, source))?;
+) -> Result<(Reply, Option<OwnedFd>), TransportError> {
+    send(socket, request, fds).map_err(|source| TransportError::os(what, source))?;
     let (reply, fd) = receive(socket, what)?;
     match Errno::from_wire(reply.status.get()) {
         None => Ok((reply, fd)),
-        Some(errno) => Err(LinkError::Refused { what, errno }),
+        Some(errno) => Err(TransportError::Refused { what, errno }),
     }
 }
 
@@ -51,7 +51,7 @@ fn send(socket: BorrowedFd<'_>, request: &Request, fds: &[BorrowedFd<'_>]) -> Re
 fn receive(
     socket: BorrowedFd<'_>,
     what: &'static str,
-) -> Result<(Reply, Option<OwnedFd>), LinkError> {
+) -> Result<(Reply, Option<OwnedFd>), TransportError> {
     let mut reply = Reply::new_zeroed();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     loop {
@@ -60,7 +60,7 @@ fn receive(
         let got = match recvmsg(socket, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(got) => got,
             Err(Os::INTR) => continue,
-            Err(error) => return Err(LinkError::os(what, error)),
+            Err(error) => return Err(TransportError::os(what, error)),
         };
         let fd = control
             .drain()
@@ -70,9 +70,9 @@ fn receive(
             })
             .next();
         return match got.bytes {
-            0 => Err(LinkError::Gone),
+            0 => Err(TransportError::Gone),
             bytes if bytes == size_of::<Reply>() => Ok((reply, fd)),
-            _ => Err(LinkError::Protocol("a reply of the wrong length")),
+            _ => Err(TransportError::Protocol("a reply of the wrong length")),
         };
     }
 }

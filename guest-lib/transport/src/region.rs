@@ -1,6 +1,6 @@
-//! Owners of what a link gives: released when dropped.
+//! Owners of what a transport gives: released when dropped.
 
-use crate::{Link, LinkError, Map};
+use crate::{Map, PinKind, Transport, TransportError};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ pub struct Segment {
     // Taken first when dropped: the kernel refuses to detach what is mapped.
     map: Option<Arc<Map>>,
     region: u32,
-    link: Arc<dyn Link>,
+    transport: Arc<dyn Transport>,
     is_header: bool,
 }
 
@@ -18,23 +18,24 @@ impl Segment {
     /// Allocates a zeroed segment of at least `length` bytes.
     ///
     /// # Errors
-    /// What [`Link::attach_segment`] says.
-    pub fn new(link: &Arc<dyn Link>, length: usize) -> Result<Self, LinkError> {
-        let (region, map) = link.attach_segment(length)?;
+    /// As [`Transport::attach_segment`].
+    pub fn new(transport: &Arc<dyn Transport>, length: usize) -> Result<Self, TransportError> {
+        let (region, map) = transport.attach_segment(length)?;
         Ok(Self {
             map: Some(map),
             region,
-            link: Arc::clone(link),
+            transport: Arc::clone(transport),
             is_header: false,
         })
     }
 
-    /// Allocates the context header, the first segment of a link. It stays until the link closes.
+    /// Allocates the context header, the first segment of a transport, which stays until that
+    /// closes.
     ///
     /// # Errors
-    /// What [`Link::attach_segment`] says.
-    pub fn header(link: &Arc<dyn Link>, length: usize) -> Result<Self, LinkError> {
-        let mut header = Self::new(link, length)?;
+    /// As [`Transport::attach_segment`].
+    pub fn header(transport: &Arc<dyn Transport>, length: usize) -> Result<Self, TransportError> {
+        let mut header = Self::new(transport, length)?;
         header.is_header = true;
         Ok(header)
     }
@@ -62,7 +63,7 @@ impl Drop for Segment {
         self.map = None;
         if !self.is_header {
             // A dead device has forgotten the region already.
-            let _ = self.link.detach(self.region);
+            let _ = self.transport.detach(self.region);
         }
     }
 }
@@ -71,7 +72,7 @@ impl Drop for Segment {
 #[derive(Debug)]
 pub struct Pin {
     region: u32,
-    link: Arc<dyn Link>,
+    transport: Arc<dyn Transport>,
     released: bool,
 }
 
@@ -79,63 +80,23 @@ impl Pin {
     /// Pins `length` bytes at `address`.
     ///
     /// # Errors
-    /// What [`Link::attach_pin`] says.
+    /// As [`Transport::attach_pin`].
     ///
     /// # Safety
-    /// Until the pin is released the memory stays mapped, and, if `writable`, the caller expects
-    /// the backend to change it.
+    /// As [`Transport::attach_pin`], until the pin is released.
     pub unsafe fn new(
-        link: &Arc<dyn Link>,
+        transport: &Arc<dyn Transport>,
+        kind: PinKind,
         address: usize,
         length: usize,
         writable: bool,
-    ) -> Result<Self, LinkError> {
-        // SAFETY: as promised by the caller.
-        let region = unsafe { link.attach_pin(address, length, writable)? };
-        Ok(Self::of(link, region))
-    }
-
-    /// Pins memory whose pages carry envelopes.
-    ///
-    /// # Errors
-    /// What [`Link::attach_phony`] says.
-    ///
-    /// # Safety
-    /// As [`Link::attach_phony`] has it.
-    pub unsafe fn phony(
-        link: &Arc<dyn Link>,
-        address: usize,
-        length: usize,
-    ) -> Result<Self, LinkError> {
-        // SAFETY: as promised by the caller.
-        let region = unsafe { link.attach_phony(address, length)? };
-        Ok(Self::of(link, region))
-    }
-
-    /// Pins memory of a device.
-    ///
-    /// # Errors
-    /// What [`Link::attach_device`] says.
-    ///
-    /// # Safety
-    /// As [`Link::attach_device`] has it.
-    pub unsafe fn device(
-        link: &Arc<dyn Link>,
-        address: usize,
-        length: usize,
-        writable: bool,
-    ) -> Result<Self, LinkError> {
-        // SAFETY: as promised by the caller.
-        let region = unsafe { link.attach_device(address, length, writable)? };
-        Ok(Self::of(link, region))
-    }
-
-    fn of(link: &Arc<dyn Link>, region: u32) -> Self {
-        Self {
-            region,
-            link: Arc::clone(link),
+    ) -> Result<Self, TransportError> {
+        Ok(Self {
+            // SAFETY: as promised by the caller.
+            region: unsafe { transport.attach_pin(kind, address, length, writable)? },
+            transport: Arc::clone(transport),
             released: false,
-        }
+        })
     }
 
     /// Id of the region, as calls name it.
@@ -147,10 +108,10 @@ impl Pin {
     /// Releases the memory. When this returns the backend touches it no more.
     ///
     /// # Errors
-    /// What [`Link::detach`] says; the pin is gone in any case.
-    pub fn release(mut self) -> Result<(), LinkError> {
+    /// As [`Transport::detach`]; the pin is gone in any case.
+    pub fn release(mut self) -> Result<(), TransportError> {
         self.released = true;
-        self.link.detach(self.region)
+        self.transport.detach(self.region)
     }
 }
 
@@ -158,7 +119,7 @@ impl Drop for Pin {
     fn drop(&mut self) {
         if !self.released {
             // A dead device has forgotten the region already.
-            let _ = self.link.detach(self.region);
+            let _ = self.transport.detach(self.region);
         }
     }
 }
@@ -169,25 +130,25 @@ pub struct Mapping {
     map: Option<Map>,
     handle: u32,
     offset: u64,
-    link: Arc<dyn Link>,
+    transport: Arc<dyn Transport>,
 }
 
 impl Mapping {
     /// Maps buffer `handle`: `length` bytes at `offset` of the window.
     ///
     /// # Errors
-    /// What [`Link::map_buffer`] says.
+    /// As [`Transport::map_buffer`].
     pub fn new(
-        link: &Arc<dyn Link>,
+        transport: &Arc<dyn Transport>,
         handle: u32,
         offset: u64,
         length: usize,
-    ) -> Result<Self, LinkError> {
+    ) -> Result<Self, TransportError> {
         Ok(Self {
-            map: Some(link.map_buffer(handle, offset, length)?),
+            map: Some(transport.map_buffer(handle, offset, length)?),
             handle,
             offset,
-            link: Arc::clone(link),
+            transport: Arc::clone(transport),
         })
     }
 }
@@ -207,7 +168,9 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         if let Some(length) = self.map.take().map(|map| map.len()) {
             // A dead device has forgotten the buffer already.
-            let _ = self.link.unmap_buffer(self.handle, self.offset, length);
+            let _ = self
+                .transport
+                .unmap_buffer(self.handle, self.offset, length);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Ids of the regions of one socket link.
+//! Ids of the regions of one socket transport.
 
 use farlane_abi::control::MAX_REGIONS;
 

@@ -1,9 +1,9 @@
-//! A link over the backend's UNIX socket, for processes on the backend's host.
+//! A transport over the backend's UNIX socket, for processes on the backend's host.
 
 use crate::packet::exchange;
 use crate::region_ids::RegionIds;
 use crate::watch::{Fate, Watcher, signal};
-use crate::{Link, LinkError, LinkInfo, Map, Origin};
+use crate::{Map, Origin, PinKind, Transport, TransportError, TransportInfo};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::config::{ABI_VERSION, FEATURE_WINDOW};
 use farlane_abi::control::{self, Reply, Request};
@@ -21,9 +21,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// A link over a `SOCK_SEQPACKET` socket.
+/// A transport over a `SOCK_SEQPACKET` socket.
 #[derive(Debug)]
-pub struct SocketLink {
+pub struct SocketTransport {
     // Stopped first when dropped.
     _watcher: Watcher,
     socket: OwnedFd,
@@ -35,13 +35,13 @@ pub struct SocketLink {
     origin: Origin,
 }
 
-impl SocketLink {
+impl SocketTransport {
     /// Connects to the backend that listens at `path`.
     ///
     /// # Errors
     /// When there is none, or it refuses.
-    pub fn open(path: &Path) -> Result<Self, LinkError> {
-        let open = |source: Os| LinkError::Open {
+    pub fn open(path: &Path) -> Result<Self, TransportError> {
+        let open = |source: Os| TransportError::Open {
             path: path.to_owned(),
             source: source.into(),
         };
@@ -61,10 +61,10 @@ impl SocketLink {
     ///
     /// # Errors
     /// When the backend refuses or is gone.
-    pub fn over(socket: OwnedFd) -> Result<Self, LinkError> {
+    pub fn over(socket: OwnedFd) -> Result<Self, TransportError> {
         let event = |flags| {
             eventfd(0, EventfdFlags::CLOEXEC | flags)
-                .map_err(|source| LinkError::os("eventfd", source))
+                .map_err(|source| TransportError::os("eventfd", source))
         };
         let wake = event(EventfdFlags::NONBLOCK)?;
         let doorbell = event(EventfdFlags::empty())?;
@@ -79,7 +79,7 @@ impl SocketLink {
 
         let watched = socket
             .try_clone()
-            .map_err(|source| LinkError::os("dup", source))?;
+            .map_err(|source| TransportError::os("dup", source))?;
         let fate = Arc::new(Fate::new(wake));
         Ok(Self {
             _watcher: Watcher::start(watched, Arc::clone(&fate))?,
@@ -97,13 +97,16 @@ impl SocketLink {
         what: &'static str,
         request: &Request,
         fds: &[BorrowedFd<'_>],
-    ) -> Result<(Reply, Option<OwnedFd>), LinkError> {
+    ) -> Result<(Reply, Option<OwnedFd>), TransportError> {
         if !self.origin.is_here() || self.is_dead() {
-            return Err(LinkError::Gone);
+            return Err(TransportError::Gone);
         }
         let _turn = lock(&self.exchanging);
         let result = exchange(self.socket.as_fd(), what, request, fds);
-        if matches!(result, Err(LinkError::Gone | LinkError::Protocol(_))) {
+        if matches!(
+            result,
+            Err(TransportError::Gone | TransportError::Protocol(_))
+        ) {
             self.fate.die();
         }
         result
@@ -115,9 +118,9 @@ impl SocketLink {
         what: &'static str,
         request: &Request,
         fds: &[BorrowedFd<'_>],
-    ) -> Result<u32, LinkError> {
+    ) -> Result<u32, TransportError> {
         let ids = || lock(&self.regions);
-        let region = ids().take().ok_or(LinkError::Refused {
+        let region = ids().take().ok_or(TransportError::Refused {
             what,
             errno: farlane_abi::Errno::ENOSPC,
         })?;
@@ -136,15 +139,15 @@ impl SocketLink {
     }
 }
 
-impl Link for SocketLink {
-    fn info(&self) -> LinkInfo {
-        LinkInfo {
+impl Transport for SocketTransport {
+    fn info(&self) -> TransportInfo {
+        TransportInfo {
             features: FEATURE_WINDOW,
-            ..LinkInfo::default()
+            ..TransportInfo::default()
         }
     }
 
-    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), LinkError> {
+    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), TransportError> {
         let length = (length as u64).next_multiple_of(PAGE_BYTES);
         let memory = sealed_memory(length)?;
         let map = Arc::new(Map::shared(memory.as_fd(), 0, to_usize(length)?)?);
@@ -162,10 +165,16 @@ impl Link for SocketLink {
 
     unsafe fn attach_pin(
         &self,
+        kind: PinKind,
         address: usize,
         length: usize,
         writable: bool,
-    ) -> Result<u32, LinkError> {
+    ) -> Result<u32, TransportError> {
+        let what = "Attaching memory";
+        if kind != PinKind::Memory {
+            let errno = farlane_abi::Errno::EOPNOTSUPP;
+            return Err(TransportError::Refused { what, errno });
+        }
         let flags = if writable { control::FLAG_WRITABLE } else { 0 };
         let request = Request {
             kind: control::KIND_PIN.into(),
@@ -174,10 +183,10 @@ impl Link for SocketLink {
             length: (length as u64).into(),
             ..Request::default()
         };
-        self.attach("Attaching memory", &request, &[])
+        self.attach(what, &request, &[])
     }
 
-    fn detach(&self, region: u32) -> Result<(), LinkError> {
+    fn detach(&self, region: u32) -> Result<(), TransportError> {
         let request = Request {
             op: control::OP_DETACH.into(),
             region: region.into(),
@@ -189,7 +198,7 @@ impl Link for SocketLink {
         Ok(())
     }
 
-    fn map_buffer(&self, handle: u32, offset: u64, length: usize) -> Result<Map, LinkError> {
+    fn map_buffer(&self, handle: u32, offset: u64, length: usize) -> Result<Map, TransportError> {
         let request = Request {
             op: control::OP_WINDOW_MAP.into(),
             region: handle.into(),
@@ -198,17 +207,17 @@ impl Link for SocketLink {
             ..Request::default()
         };
         let (_, memory) = self.request("Mapping a buffer", &request, &[])?;
-        let memory = memory.ok_or(LinkError::Protocol("a buffer without its memory"))?;
+        let memory = memory.ok_or(TransportError::Protocol("a buffer without its memory"))?;
         // Touching memory beyond the end of the file would be fatal.
-        let stat = fstat(&memory).map_err(|source| LinkError::os("fstat", source))?;
+        let stat = fstat(&memory).map_err(|source| TransportError::os("fstat", source))?;
         if usize::try_from(stat.st_size).is_ok_and(|bytes| bytes >= length) {
             Map::shared(memory.as_fd(), 0, length)
         } else {
-            Err(LinkError::Protocol("a buffer's memory is too short"))
+            Err(TransportError::Protocol("a buffer's memory is too short"))
         }
     }
 
-    fn unmap_buffer(&self, handle: u32, offset: u64, length: usize) -> Result<(), LinkError> {
+    fn unmap_buffer(&self, handle: u32, offset: u64, length: usize) -> Result<(), TransportError> {
         let request = Request {
             op: control::OP_WINDOW_UNMAP.into(),
             region: handle.into(),
@@ -219,10 +228,10 @@ impl Link for SocketLink {
         self.request("Unmapping a buffer", &request, &[]).map(drop)
     }
 
-    fn bind_event(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), LinkError> {
+    fn bind_event(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), TransportError> {
         let watched = fd
             .try_clone_to_owned()
-            .map_err(|source| LinkError::os("dup", source))?;
+            .map_err(|source| TransportError::os("dup", source))?;
         // Bound here first: a backend that dies in between still wakes it.
         self.fate.bound().insert(index, watched);
         let request = Request {
@@ -232,16 +241,16 @@ impl Link for SocketLink {
         };
         // The backend may make the eventfd non-blocking, and that mode is one for all who share
         // it. Whether waiting blocks is the program's choice.
-        let mode = fcntl_getfl(fd).map_err(|source| LinkError::os("fcntl", source))?;
+        let mode = fcntl_getfl(fd).map_err(|source| TransportError::os("fcntl", source))?;
         let bound = self.request("Binding an event", &request, &[fd]);
-        fcntl_setfl(fd, mode).map_err(|source| LinkError::os("fcntl", source))?;
+        fcntl_setfl(fd, mode).map_err(|source| TransportError::os("fcntl", source))?;
         if bound.is_err() {
             self.fate.bound().remove(&index);
         }
         bound.map(drop)
     }
 
-    fn unbind_event(&self, index: u32) -> Result<(), LinkError> {
+    fn unbind_event(&self, index: u32) -> Result<(), TransportError> {
         self.fate.bound().remove(&index);
         let request = Request {
             op: control::OP_UNBIND_EVENT.into(),
@@ -269,7 +278,7 @@ impl Link for SocketLink {
     }
 }
 
-impl Drop for SocketLink {
+impl Drop for SocketTransport {
     fn drop(&mut self) {
         let request = Request {
             op: control::OP_CLOSE.into(),
@@ -290,18 +299,18 @@ fn let_backend_reach_memory(process: u64) {
 }
 
 /// Memory that neither side can shrink under the other's feet.
-fn sealed_memory(length: u64) -> Result<OwnedFd, LinkError> {
+fn sealed_memory(length: u64) -> Result<OwnedFd, TransportError> {
     let memory = memfd_create(
         "farlane-segment",
         MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
     )
-    .map_err(|source| LinkError::os("memfd_create", source))?;
-    ftruncate(&memory, length).map_err(|source| LinkError::os("ftruncate", source))?;
+    .map_err(|source| TransportError::os("memfd_create", source))?;
+    ftruncate(&memory, length).map_err(|source| TransportError::os("ftruncate", source))?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    fcntl_add_seals(&memory, seals).map_err(|source| LinkError::os("fcntl", source))?;
+    fcntl_add_seals(&memory, seals).map_err(|source| TransportError::os("fcntl", source))?;
     Ok(memory)
 }
 
-fn to_usize(length: u64) -> Result<usize, LinkError> {
-    usize::try_from(length).map_err(|_| LinkError::os("mmap", Os::NOMEM))
+fn to_usize(length: u64) -> Result<usize, TransportError> {
+    usize::try_from(length).map_err(|_| TransportError::os("mmap", Os::NOMEM))
 }

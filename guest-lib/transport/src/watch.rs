@@ -1,6 +1,6 @@
 //! Notices that a socket's backend has gone, and wakes everybody who would wait for it.
 
-use crate::{LinkError, Map, Origin, spawn_quiet};
+use crate::{Map, Origin, TransportError, spawn_quiet};
 use farlane_abi::arena::OFF_DEAD;
 use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 
-/// What link and watcher share.
+/// What transport and watcher share.
 #[derive(Debug)]
 pub(crate) struct Fate {
     dead: AtomicBool,
@@ -79,16 +79,16 @@ pub(crate) struct Watcher {
 impl Watcher {
     /// Watches `socket` from a thread of its own, which blocks all signals: they belong to the
     /// program's threads.
-    pub(crate) fn start(socket: OwnedFd, fate: Arc<Fate>) -> Result<Self, LinkError> {
-        let failed = |source| LinkError::os("eventfd", source);
+    pub(crate) fn start(socket: OwnedFd, fate: Arc<Fate>) -> Result<Self, TransportError> {
+        let failed = |source| TransportError::os("eventfd", source);
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(failed)?;
         let stopped = stop
             .try_clone()
-            .map_err(|source| LinkError::os("dup", source))?;
+            .map_err(|source| TransportError::os("dup", source))?;
         let thread = spawn_quiet("farlane-watch", 64 << 10, move || {
             watch(&socket, &stopped, &fate);
         })
-        .map_err(|source| LinkError::os("Starting a thread", source))?;
+        .map_err(|source| TransportError::os("Starting a thread", source))?;
         Ok(Self {
             stop,
             thread: Some(thread),

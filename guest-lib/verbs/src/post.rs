@@ -8,6 +8,7 @@ use farlane_abi::queue::{
     MAX_SGE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND, OP_SEND_IMM, SEND_FENCE,
     SEND_SIGNALED, SEND_SOLICITED,
 };
+use farlane_abi::width::to_usize;
 use farlane_rdma_client::{Payload, RecvRequest, SendQueue, SendRequest, Sge};
 use std::ffi::c_int;
 use std::mem::offset_of;
@@ -103,17 +104,32 @@ unsafe fn push_send(queue: &mut SendQueue<'_>, wr: &ibv_send_wr) -> Result<(), E
 /// The memory of an element of an inline request; the key is ignored.
 #[inline]
 unsafe fn inline<'a>(sge: &Sge) -> Result<&'a [u8], Errno> {
-    let length = usize::try_from(sge.length.get()).map_err(|_| Errno::EINVAL)?;
+    let length = to_usize(sge.length.get().into());
     if length == 0 {
         return Ok(&[]);
     }
-    let address = usize::try_from(sge.addr.get()).map_err(|_| Errno::EINVAL)?;
-    let address = std::ptr::with_exposed_provenance::<u8>(address);
+    let address = std::ptr::with_exposed_provenance::<u8>(to_usize(sge.addr.get()));
     if address.is_null() {
         return Err(Errno::EINVAL);
     }
     // SAFETY: by the caller's contract.
     Ok(unsafe { std::slice::from_raw_parts(address, length) })
+}
+
+/// Answers a post: of one that has failed the program is told the request.
+///
+/// # Safety
+/// `bad_wr` may be written.
+#[inline]
+unsafe fn posted<T>(result: Result<(), Errno>, wr: *mut T, bad_wr: *mut *mut T) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => {
+            // SAFETY: as promised by the caller.
+            unsafe { bad_wr.write(wr) };
+            fail(errno.raw_os_error())
+        }
+    }
 }
 
 /// `ibv_post_send`. Requests before the one that fails are posted.
@@ -134,14 +150,8 @@ pub unsafe extern "C" fn send(
         }
         Ok(())
     });
-    match result {
-        Ok(()) => 0,
-        Err(errno) => {
-            // SAFETY: by the caller's contract.
-            unsafe { bad_wr.write(wr) };
-            fail(errno.raw_os_error())
-        }
-    }
+    // SAFETY: by the caller's contract.
+    unsafe { posted(result, wr, bad_wr) }
 }
 
 /// `ibv_post_recv`. Requests before the one that fails are posted.
@@ -165,14 +175,8 @@ pub unsafe extern "C" fn recv(
         }
         Ok(())
     });
-    match result {
-        Ok(()) => 0,
-        Err(errno) => {
-            // SAFETY: by the caller's contract.
-            unsafe { bad_wr.write(wr) };
-            fail(errno.raw_os_error())
-        }
-    }
+    // SAFETY: by the caller's contract.
+    unsafe { posted(result, wr, bad_wr) }
 }
 
 #[cfg(test)]

@@ -39,64 +39,32 @@ pub fn to_wire(attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
     if mask & !CARRIED != 0 {
         return Err(Errno::EOPNOTSUPP);
     }
-    let has = |bit: u32| mask & bit != 0;
     let mut wire = QpAttr::default();
-    if has(rdma::QP_STATE) {
-        wire.qp_state = byte(attr.qp_state)?;
+    macro_rules! carry {
+        ($($bit:ident => $set:stmt;)*) => {
+            $(if mask & rdma::$bit != 0 { $set })*
+        };
     }
-    if has(rdma::QP_CUR_STATE) {
-        wire.cur_qp_state = byte(attr.cur_qp_state)?;
-    }
-    if has(rdma::QP_EN_SQD_ASYNC_NOTIFY) {
-        wire.en_sqd_async_notify = attr.en_sqd_async_notify;
-    }
-    if has(rdma::QP_ACCESS_FLAGS) {
-        wire.qp_access_flags = attr.qp_access_flags.into();
-    }
-    if has(rdma::QP_PKEY_INDEX) {
-        wire.pkey_index = attr.pkey_index.into();
-    }
-    if has(rdma::QP_PORT) {
-        wire.port_num = attr.port_num;
-    }
-    if has(rdma::QP_QKEY) {
-        wire.qkey = attr.qkey.into();
-    }
-    if has(rdma::QP_AV) {
-        address_to_wire(&attr.ah_attr, &mut wire);
-    }
-    if has(rdma::QP_PATH_MTU) {
-        wire.path_mtu = byte(attr.path_mtu)?;
-    }
-    if has(rdma::QP_TIMEOUT) {
-        wire.timeout = attr.timeout;
-    }
-    if has(rdma::QP_RETRY_CNT) {
-        wire.retry_cnt = attr.retry_cnt;
-    }
-    if has(rdma::QP_RNR_RETRY) {
-        wire.rnr_retry = attr.rnr_retry;
-    }
-    if has(rdma::QP_RQ_PSN) {
-        wire.rq_psn = attr.rq_psn.into();
-    }
-    if has(rdma::QP_MAX_QP_RD_ATOMIC) {
-        wire.max_rd_atomic = attr.max_rd_atomic;
-    }
-    if has(rdma::QP_MIN_RNR_TIMER) {
-        wire.min_rnr_timer = attr.min_rnr_timer;
-    }
-    if has(rdma::QP_SQ_PSN) {
-        wire.sq_psn = attr.sq_psn.into();
-    }
-    if has(rdma::QP_MAX_DEST_RD_ATOMIC) {
-        wire.max_dest_rd_atomic = attr.max_dest_rd_atomic;
-    }
-    if has(rdma::QP_PATH_MIG_STATE) {
-        wire.path_mig_state = byte(attr.path_mig_state)?;
-    }
-    if has(rdma::QP_DEST_QPN) {
-        wire.dest_qp_num = attr.dest_qp_num.into();
+    carry! {
+        QP_STATE => wire.qp_state = byte(attr.qp_state)?;
+        QP_CUR_STATE => wire.cur_qp_state = byte(attr.cur_qp_state)?;
+        QP_EN_SQD_ASYNC_NOTIFY => wire.en_sqd_async_notify = attr.en_sqd_async_notify;
+        QP_ACCESS_FLAGS => wire.qp_access_flags = attr.qp_access_flags.into();
+        QP_PKEY_INDEX => wire.pkey_index = attr.pkey_index.into();
+        QP_PORT => wire.port_num = attr.port_num;
+        QP_QKEY => wire.qkey = attr.qkey.into();
+        QP_AV => address_to_wire(&attr.ah_attr, &mut wire);
+        QP_PATH_MTU => wire.path_mtu = byte(attr.path_mtu)?;
+        QP_TIMEOUT => wire.timeout = attr.timeout;
+        QP_RETRY_CNT => wire.retry_cnt = attr.retry_cnt;
+        QP_RNR_RETRY => wire.rnr_retry = attr.rnr_retry;
+        QP_RQ_PSN => wire.rq_psn = attr.rq_psn.into();
+        QP_MAX_QP_RD_ATOMIC => wire.max_rd_atomic = attr.max_rd_atomic;
+        QP_MIN_RNR_TIMER => wire.min_rnr_timer = attr.min_rnr_timer;
+        QP_SQ_PSN => wire.sq_psn = attr.sq_psn.into();
+        QP_MAX_DEST_RD_ATOMIC => wire.max_dest_rd_atomic = attr.max_dest_rd_atomic;
+        QP_PATH_MIG_STATE => wire.path_mig_state = byte(attr.path_mig_state)?;
+        QP_DEST_QPN => wire.dest_qp_num = attr.dest_qp_num.into();
     }
     Ok(wire)
 }

@@ -24,7 +24,7 @@ pub enum MemoryError {
     Io(#[from] std::io::Error),
     /// It cannot be mapped.
     #[error(transparent)]
-    Map(#[from] farlane_transport::LinkError),
+    Map(#[from] farlane_transport::TransportError),
 }
 
 impl From<rustix::io::Errno> for MemoryError {

@@ -1,6 +1,7 @@
 //! A cost model from measured times.
 
 use super::model::{CostModel, ModelError, Parameters, float};
+use farlane_abi::width::to_u64;
 use std::collections::BTreeMap;
 use thiserror::Error;
 
@@ -279,7 +280,7 @@ fn judge(way: &'static str, points: &[(f64, f64)], line: &Bent) -> Result<f64, F
             slope: line.slope,
         });
     }
-    let count = float(u64::try_from(points.len()).unwrap_or(u64::MAX));
+    let count = float(to_u64(points.len()));
     let mean = points.iter().map(|p| p.1.ln()).sum::<f64>() / count;
     let total = points
         .iter()

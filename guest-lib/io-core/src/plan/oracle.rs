@@ -2,6 +2,7 @@
 //! solution by dynamic programming, and random requests.
 
 use super::model::{CostModel, Parameters, Run, Way};
+use farlane_abi::width::{to_u64, to_usize};
 
 /// Bytes of the paper's requests: 8 MB transfers (section 4.3.1, evaluation).
 pub const REQUEST: u64 = 8 << 20;
@@ -86,8 +87,8 @@ impl Random {
     /// Another order.
     pub fn shuffle<T>(&mut self, things: &mut [T]) {
         for last in (1..things.len()).rev() {
-            let other = self.below(u64::try_from(last).unwrap_or(u64::MAX).saturating_add(1));
-            things.swap(last, usize::try_from(other).unwrap_or(last));
+            let other = self.below(to_u64(last) + 1);
+            things.swap(last, to_usize(other));
         }
     }
 

@@ -8,7 +8,7 @@ use crate::log;
 use farlane_abi::tunnel::{Disk, MAX_DISKS, OFF_DISK_COUNT, OFF_DISKS, segment_bytes};
 use farlane_abi::width::to_usize;
 use farlane_sys::chain;
-use farlane_transport::{DeviceInfo, Link, LinkError, Origin, Segment};
+use farlane_transport::{DeviceInfo, Origin, Segment, Transport, TransportError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -19,7 +19,7 @@ pub(crate) struct Tunnel {
     slots: Slots,
     /// Serial numbers of the backend's disks.
     disks: Vec<String>,
-    link: Arc<dyn Link>,
+    transport: Arc<dyn Transport>,
     origin: Origin,
 }
 
@@ -63,9 +63,9 @@ fn open(device: &DeviceInfo) -> Option<Arc<Tunnel>> {
 }
 
 impl Tunnel {
-    pub(super) fn over(link: Arc<dyn Link>) -> Result<Self, LinkError> {
+    pub(super) fn over(transport: Arc<dyn Transport>) -> Result<Self, TransportError> {
         let length = to_usize(segment_bytes(super::phony::SLOTS));
-        let header = Segment::header(&link, length)?;
+        let header = Segment::header(&transport, length)?;
         let count = header.word(OFF_DISK_COUNT).load(Ordering::Acquire);
         let count = to_usize(count.into()).min(MAX_DISKS);
         let disks = (0..count).map(|index| {
@@ -84,13 +84,13 @@ impl Tunnel {
             phony: Phony::new(slots.count()),
             slots,
             disks,
-            link,
+            transport,
             origin: Origin::here(),
         })
     }
 
-    pub(crate) fn link(&self) -> &Arc<dyn Link> {
-        &self.link
+    pub(crate) fn transport(&self) -> &Arc<dyn Transport> {
+        &self.transport
     }
 
     pub(crate) fn phony(&self) -> &Phony {

@@ -23,7 +23,7 @@ use crate::{log, plain};
 use client::Tunnel;
 use farlane_abi::PAGE_BYTES;
 use farlane_sys::chain;
-use farlane_transport::Pin;
+use farlane_transport::{Pin, PinKind};
 use phony::Lent;
 use rustix::io::Errno;
 use slots::Armed;
@@ -76,7 +76,7 @@ pub(crate) fn pin_device(address: usize, length: usize) -> Option<PinnedDevice> 
         .into_iter()
         .filter_map(|tunnel| {
             // SAFETY: the program has registered it as memory that file contents are read to.
-            let pin = unsafe { Pin::device(tunnel.link(), start, length, true) };
+            let pin = unsafe { Pin::new(tunnel.transport(), PinKind::Device, start, length, true) };
             match pin {
                 Ok(pin) => Some((tunnel, pin)),
                 Err(error) => {
@@ -144,7 +144,7 @@ pub(crate) fn transfer(
         let left = length - moved.bytes;
         let lent = tunnel
             .phony()
-            .lend(tunnel.link(), left)
+            .lend(tunnel.transport(), left)
             .ok_or(Errno::NOMEM)?;
         let part = Part {
             opened,

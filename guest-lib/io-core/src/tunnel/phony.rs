@@ -6,7 +6,7 @@
 
 use farlane_abi::tunnel::{SECTOR_BYTES, SECTORS_PER_PAGE};
 use farlane_abi::width::to_usize;
-use farlane_transport::{Link, Map, Pin};
+use farlane_transport::{Map, Pin, PinKind, Transport};
 use rustix::thread::futex;
 use std::ffi::c_void;
 use std::ops::Range;
@@ -36,7 +36,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(link: &Arc<dyn Link>, pages: usize) -> Option<Self> {
+    fn new(transport: &Arc<dyn Transport>, pages: usize) -> Option<Self> {
         let map = Map::anonymous(pages * PAGE).ok()?;
         let base = map.base().as_ptr().cast();
         // In a child it would be copied for nothing, and envelopes are not for files that others
@@ -49,7 +49,7 @@ impl Memory {
             let _ = unsafe { rustix::mm::madvise(base, map.len(), advice) };
         }
         // SAFETY: the pin goes before the mapping; disks are to change it.
-        let pin = unsafe { Pin::phony(link, map.base().as_ptr().addr(), map.len()) };
+        let pin = unsafe { Pin::new(transport, PinKind::Phony, base.addr(), map.len(), true) };
         match pin {
             Ok(pin) => Some(Self { _pin: pin, map }),
             Err(error) => {
@@ -116,7 +116,7 @@ impl Class {
     }
 
     /// The memory of a buffer, and where in it the buffer begins; none where it cannot be pinned.
-    fn memory(&self, link: &Arc<dyn Link>, index: usize) -> Option<(&Memory, usize)> {
+    fn memory(&self, transport: &Arc<dyn Transport>, index: usize) -> Option<(&Memory, usize)> {
         let (piece, at) = match self.memory.len() {
             1 => (0, index * self.pages * PAGE),
             _ => (index, 0),
@@ -127,7 +127,7 @@ impl Class {
             self.pages
         };
         let memory = self.memory.get(piece)?;
-        let memory = memory.get_or_init(|| Memory::new(link, pages));
+        let memory = memory.get_or_init(|| Memory::new(transport, pages));
         Some((memory.as_ref()?, at))
     }
 }
@@ -145,7 +145,7 @@ impl Phony {
 
     /// Lends a buffer for up to `length` bytes: a large one for what is too long for a small one.
     /// Waits while all are lent. None where no memory can be pinned.
-    pub(crate) fn lend(&self, link: &Arc<dyn Link>, length: usize) -> Option<Lent<'_>> {
+    pub(crate) fn lend(&self, transport: &Arc<dyn Transport>, length: usize) -> Option<Lent<'_>> {
         let class = if length <= SMALL_PAGES * PAGE {
             &self.small
         } else {
@@ -166,7 +166,7 @@ impl Phony {
                 base: std::ptr::null_mut(),
             };
             // Dropped, and so given back, where there is no memory.
-            let (memory, at) = class.memory(link, index)?;
+            let (memory, at) = class.memory(transport, index)?;
             lent.base = memory.map.at(at, class.pages * PAGE).as_ptr();
             return Some(lent);
         }

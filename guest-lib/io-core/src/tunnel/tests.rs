@@ -11,7 +11,7 @@ use farlane_abi::tunnel::{
     SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION,
 };
 use farlane_abi::zerocopy::FromBytes as _;
-use farlane_transport::{Link, LinkError, LinkInfo, Map};
+use farlane_transport::{Map, PinKind, Transport, TransportError, TransportInfo};
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Mutex;
@@ -26,20 +26,20 @@ struct Backend {
     refuses_phony: bool,
 }
 
-fn refuse<T>() -> Result<T, LinkError> {
+fn refuse<T>() -> Result<T, TransportError> {
     let errno = Refusal::EOPNOTSUPP;
-    Err(LinkError::Refused {
+    Err(TransportError::Refused {
         what: "This",
         errno,
     })
 }
 
-impl Link for Backend {
-    fn info(&self) -> LinkInfo {
-        LinkInfo::default()
+impl Transport for Backend {
+    fn info(&self) -> TransportInfo {
+        TransportInfo::default()
     }
 
-    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), LinkError> {
+    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), TransportError> {
         let map = Arc::new(Map::anonymous(length)?);
         let slots = (length - OFF_SLOTS) / SLOT_BYTES;
         // SAFETY: nobody else has it yet.
@@ -62,13 +62,15 @@ impl Link for Backend {
         Ok((0, map))
     }
 
-    unsafe fn attach_pin(&self, _: usize, _: usize, _: bool) -> Result<u32, LinkError> {
-        refuse()
-    }
-
-    unsafe fn attach_phony(&self, address: usize, length: usize) -> Result<u32, LinkError> {
-        assert!(address.is_multiple_of(PAGE) && length.is_multiple_of(PAGE));
-        if self.refuses_phony {
+    unsafe fn attach_pin(
+        &self,
+        kind: PinKind,
+        address: usize,
+        length: usize,
+        writable: bool,
+    ) -> Result<u32, TransportError> {
+        assert!(address.is_multiple_of(PAGE) && length.is_multiple_of(PAGE) && writable);
+        if kind != PinKind::Phony || self.refuses_phony {
             return refuse();
         }
         let mut count = self.phony.lock().unwrap();
@@ -76,23 +78,23 @@ impl Link for Backend {
         Ok(*count)
     }
 
-    fn detach(&self, _: u32) -> Result<(), LinkError> {
+    fn detach(&self, _: u32) -> Result<(), TransportError> {
         Ok(())
     }
 
-    fn map_buffer(&self, _: u32, _: u64, _: usize) -> Result<Map, LinkError> {
+    fn map_buffer(&self, _: u32, _: u64, _: usize) -> Result<Map, TransportError> {
         refuse()
     }
 
-    fn unmap_buffer(&self, _: u32, _: u64, _: usize) -> Result<(), LinkError> {
+    fn unmap_buffer(&self, _: u32, _: u64, _: usize) -> Result<(), TransportError> {
         refuse()
     }
 
-    fn bind_event(&self, _: u32, _: BorrowedFd<'_>) -> Result<(), LinkError> {
+    fn bind_event(&self, _: u32, _: BorrowedFd<'_>) -> Result<(), TransportError> {
         refuse()
     }
 
-    fn unbind_event(&self, _: u32) -> Result<(), LinkError> {
+    fn unbind_event(&self, _: u32) -> Result<(), TransportError> {
         refuse()
     }
 
@@ -133,8 +135,8 @@ impl Backend {
 
 fn tunnel(backend: Backend) -> (Arc<Backend>, Arc<Tunnel>) {
     let backend = Arc::new(backend);
-    let link: Arc<dyn Link> = backend.clone();
-    (backend, Arc::new(Tunnel::over(link).unwrap()))
+    let transport: Arc<dyn Transport> = backend.clone();
+    (backend, Arc::new(Tunnel::over(transport).unwrap()))
 }
 
 #[test]
@@ -155,7 +157,7 @@ fn the_header_says_which_disks_are_the_backends() {
 fn every_sector_carries_the_token_of_its_page() {
     let (backend, tunnel) = tunnel(Backend::default());
     for round in 1..4_u64 {
-        let lent = tunnel.phony().lend(tunnel.link(), 3 * PAGE).unwrap();
+        let lent = tunnel.phony().lend(tunnel.transport(), 3 * PAGE).unwrap();
         let first = lent.first_slot();
         let armed = tunnel
             .slots()
@@ -229,7 +231,7 @@ fn buffers_are_lent_to_one_at_a_time_and_waited_for() {
                     } else {
                         4 << 20
                     };
-                    let lent = tunnel.phony().lend(tunnel.link(), length).unwrap();
+                    let lent = tunnel.phony().lend(tunnel.transport(), length).unwrap();
                     assert!(lent.length() >= length);
                     assert!(users.lock().unwrap().insert(lent.first_slot()));
                     std::thread::yield_now();
@@ -257,7 +259,7 @@ fn a_buffer_that_comes_back_wakes_somebody_who_waits_for_one_of_its_size() {
     let (_, tunnel) = tunnel(Backend::default());
     // A thread that is not woken keeps it.
     let tunnel: &'static Arc<Tunnel> = Box::leak(Box::new(tunnel));
-    let lend = move |length| tunnel.phony().lend(tunnel.link(), length).unwrap();
+    let lend = move |length| tunnel.phony().lend(tunnel.transport(), length).unwrap();
     let mut small: Vec<_> = (0..64).map(|_| lend(1)).collect();
     let mut large: Vec<_> = (0..8).map(|_| lend(4 << 20)).collect();
     let (got, lengths) = std::sync::mpsc::channel();
@@ -283,7 +285,7 @@ fn without_pinned_memory_there_is_no_buffer() {
         ..Backend::default()
     });
     for _ in 0..100 {
-        assert!(tunnel.phony().lend(tunnel.link(), 1).is_none());
+        assert!(tunnel.phony().lend(tunnel.transport(), 1).is_none());
     }
 }
 
@@ -350,7 +352,7 @@ impl Rig {
             length,
             offset: 0,
         };
-        let lent = tunnel.phony().lend(tunnel.link(), length).unwrap();
+        let lent = tunnel.phony().lend(tunnel.transport(), length).unwrap();
         move_it(&part, &lent)
     }
 }

@@ -11,7 +11,7 @@ use farlane_abi::control::{
 };
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_abi::{Errno, PAGE_BYTES};
-use farlane_transport::{LinkError, Map};
+use farlane_transport::{Map, TransportError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -190,7 +190,7 @@ impl Driver {
     pub fn enter(&self, events: ContextEvents) -> Result<u32, Error> {
         let mut contexts = self.contexts();
         let id = (0..MAX_CONTEXTS).find(|id| !contexts.contains_key(id));
-        let id = id.ok_or(LinkError::Refused {
+        let id = id.ok_or(TransportError::Refused {
             what: "Opening a context",
             errno: Errno::ENOSPC,
         })?;
@@ -204,7 +204,7 @@ impl Driver {
         what: &'static str,
         request: &Request,
         extents: &[(u64, u64)],
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), TransportError> {
         let most = index(u64::from(MAX_EXTENTS_PER_REQUEST));
         let mut chunks = extents.chunks(most);
         self.call_one(what, request, chunks.next().unwrap_or_default())?;
@@ -221,7 +221,7 @@ impl Driver {
     }
 
     /// The value that a ping is answered with.
-    pub fn ping(&self) -> Result<u64, LinkError> {
+    pub fn ping(&self) -> Result<u64, TransportError> {
         let request = Request {
             op: farlane_abi::control::OP_PING.into(),
             ..Request::default()
@@ -234,7 +234,7 @@ impl Driver {
         what: &'static str,
         request: &Request,
         extents: &[(u64, u64)],
-    ) -> Result<u64, LinkError> {
+    ) -> Result<u64, TransportError> {
         let count = u32::try_from(extents.len()).unwrap_or(u32::MAX);
         let request = Request {
             extents: count.into(),
@@ -252,15 +252,15 @@ impl Driver {
         let answer = self.control_raw(&bytes, u32::try_from(reply).unwrap_or(0));
         let answer = match answer {
             Ok(Some(answer)) => answer,
-            Ok(None) => return Err(LinkError::Gone),
-            Err(Error::Link(e)) => return Err(e),
-            Err(_) => return Err(LinkError::Protocol("no answer in time")),
+            Ok(None) => return Err(TransportError::Gone),
+            Err(Error::Transport(e)) => return Err(e),
+            Err(_) => return Err(TransportError::Protocol("no answer in time")),
         };
         let reply = Reply::read_from_bytes(&answer.bytes)
-            .map_err(|_| LinkError::Protocol("an answer of the wrong length"))?;
+            .map_err(|_| TransportError::Protocol("an answer of the wrong length"))?;
         match Errno::from_wire(reply.status.get()) {
             None => Ok(reply.value.get()),
-            Some(errno) => Err(LinkError::Refused { what, errno }),
+            Some(errno) => Err(TransportError::Refused { what, errno }),
         }
     }
 

@@ -2,8 +2,8 @@
 //! driver on the virtqueues, over guest memory that is a memfd of this process.
 //!
 //! So a backend is tested and measured as a VM would use it, at native speed and without one. What
-//! a program has in a VM as `/dev/farlaneN`, it has here as a [`VmLink`], which the client library
-//! takes as it takes any link. Memory that the program wants to register it takes from
+//! a program has in a VM as `/dev/farlaneN`, it has here as a [`VmTransport`], which the client
+//! library takes as it takes any transport. Memory that the program wants to register it takes from
 //! [`Vm::allocate`], because only that is the guest's; [`Vm::allocate_scattered`] gives it page by
 //! page from all over the guest's memory, as a real kernel does.
 //!
@@ -11,23 +11,23 @@
 //! # fn main() -> Result<(), farlane_vm_front_end::guest_device::Error> {
 //! use farlane_vm_front_end::guest_device::Vm;
 //! let vm = Vm::connect("/run/farlane/vm0.sock".as_ref(), 256 << 20)?;
-//! let link: std::sync::Arc<dyn farlane_transport::Link> = vm.open()?;
+//! let transport: std::sync::Arc<dyn farlane_transport::Transport> = vm.open()?;
 //! # Ok(())
 //! # }
 //! ```
 
 mod driver;
-mod link;
 mod ring;
+mod transport;
 mod vmm;
 
 pub use crate::memory::{GuestBuffer, GuestMemory};
 pub use driver::Answer;
-pub use link::VmLink;
+pub use transport::VmTransport;
 pub use vmm::Vm;
 
 use crate::memory::MemoryError;
-use farlane_transport::LinkError;
+use farlane_transport::TransportError;
 
 /// Why the play does not go on.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +54,7 @@ pub enum Error {
     },
     /// The device refused, or is gone.
     #[error(transparent)]
-    Link(#[from] LinkError),
+    Transport(#[from] TransportError),
     /// The system failed.
     #[error("System call failed")]
     Io(#[from] std::io::Error),

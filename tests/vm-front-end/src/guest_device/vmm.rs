@@ -2,8 +2,8 @@
 
 use super::Error;
 use super::driver::{Driver, new_event};
-use super::link::VmLink;
 use super::ring::{Ring, SIZE};
+use super::transport::VmTransport;
 use crate::memory::{GuestBuffer, GuestMemory};
 use farlane_abi::config::{ABI_VERSION, Config, MAGIC, QUEUES, WINDOW_SHMEM_ID};
 use farlane_abi::zerocopy::FromBytes as _;
@@ -232,8 +232,8 @@ impl Vm {
     ///
     /// # Errors
     /// What the backend says.
-    pub fn open(&self) -> Result<Arc<VmLink>, Error> {
-        Ok(Arc::new(VmLink::open(&self.driver)?))
+    pub fn open(&self) -> Result<Arc<VmTransport>, Error> {
+        Ok(Arc::new(VmTransport::open(&self.driver)?))
     }
 
     /// Puts any bytes into the control queue and takes what the backend writes, at most

@@ -8,7 +8,7 @@ use crate::witness::Known;
 use farlane_abi::Errno;
 use farlane_abi::ioctl::{WINDOW_MMAP_BASE, segment_mmap_offset, window_mmap_offset};
 use farlane_abi::rdma::{AllocBuffer, VerbsStubs};
-use farlane_transport::{Address, DeviceInfo};
+use farlane_transport::{Address, DeviceInfo, PinKind};
 use std::path::Path;
 
 const GROUP: &str = "mmap";
@@ -142,18 +142,22 @@ fn own_buffer(path: &Path, table: &mut Table) -> Result<(), Failure> {
         ("a buffer, long", offset, 20480),
         ("a buffer from its middle", offset + 4096, 12288),
     ] {
-        let outcome = session.link().map_buffer(0, offset, length);
+        let outcome = session.transport().map_buffer(0, offset, length);
         let outcome = outcome.map(drop).map_err(|error| error.errno());
         table.refused(GROUP, what, outcome, denied);
     }
-    let map = session.link().map_buffer(0, offset, 16384)?;
+    let map = session.transport().map_buffer(0, offset, 16384)?;
     let address = map.base().addr().get();
     // SAFETY: the memory stays mapped, and nothing refers to it.
-    let pinned = unsafe { session.link().attach_pin(address, 16384, true) };
+    let pinned = unsafe {
+        session
+            .transport()
+            .attach_pin(PinKind::Memory, address, 16384, true)
+    };
     let outcome = pinned.map(drop).map_err(|error| error.errno());
     table.refused("pin", "the host's memory", outcome, &[Errno::EFAULT]);
     verbs.free_buffer(&handle)?;
-    let outcome = session.link().map_buffer(0, offset, 16384);
+    let outcome = session.transport().map_buffer(0, offset, 16384);
     let outcome = outcome.map(drop).map_err(|error| error.errno());
     // The first mapping keeps the memory, and the driver knows it.
     let said = outcome.map_or_else(crate::table::errno_name, |()| {
@@ -161,7 +165,7 @@ fn own_buffer(path: &Path, table: &mut Table) -> Result<(), Failure> {
     });
     table.note(GROUP, "a freed buffer that is still mapped", &said, true);
     drop(map);
-    let outcome = session.link().map_buffer(0, offset, 16384);
+    let outcome = session.transport().map_buffer(0, offset, 16384);
     let outcome = outcome.map(drop).map_err(|error| error.errno());
     table.refused(GROUP, "a freed buffer", outcome, denied);
     Ok(())

@@ -303,7 +303,7 @@ impl Pair {
             verbs.dereg_mr(&mr.handle)?;
         }
         for pin in self.pins {
-            session.link().detach(pin)?;
+            session.transport().detach(pin)?;
         }
         verbs.dealloc_pd(&self.pd.into())?;
         let cq_region = self.cq.region;
@@ -313,7 +313,7 @@ impl Pair {
             .into_iter()
             .chain([cq_region])
         {
-            session.link().detach(region)?;
+            session.transport().detach(region)?;
         }
         Ok(())
     }

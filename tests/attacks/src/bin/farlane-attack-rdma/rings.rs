@@ -173,8 +173,8 @@ fn scribbled_header(device: &DeviceInfo, table: &mut Table) -> Result<(), Failur
         let bytes = random.bytes(0x8000);
         // SAFETY: this process has one thread.
         unsafe { session.header().write_bytes(0, &bytes) };
-        let link = session.link();
-        link.doorbell();
+        let transport = session.transport();
+        transport.doorbell();
         let end = session
             .header()
             .word(OFF_CALL_COMPLETED)
@@ -183,7 +183,7 @@ fn scribbled_header(device: &DeviceInfo, table: &mut Table) -> Result<(), Failur
         if round % 2 == 0 {
             for _ in 0..64 {
                 submitted.store(random.word(), Ordering::Release);
-                link.doorbell();
+                transport.doorbell();
             }
         }
         cut += u32::from(session.is_cut_off() || end != 0);

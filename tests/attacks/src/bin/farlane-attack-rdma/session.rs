@@ -10,7 +10,7 @@ use farlane_abi::arena::{
 use farlane_abi::calls::Caller;
 use farlane_abi::queue::{CQ_OFF_CONSUMED, CQ_OFF_ENTRIES, CQ_OFF_PRODUCED, Completion, CqLayout};
 use farlane_abi::rdma::{CreateCq, MR_SOURCE_PIN, Mr, RegMr, VerbsStubs};
-use farlane_transport::{DeviceInfo, Link, Map};
+use farlane_transport::{DeviceInfo, Map, PinKind, Transport};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -22,7 +22,7 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// A context.
 #[derive(Debug)]
 pub struct Session {
-    link: Arc<dyn Link>,
+    transport: Arc<dyn Transport>,
     header: Arc<Map>,
     /// Region of the header.
     pub header_region: u32,
@@ -33,22 +33,22 @@ impl Session {
     /// Opens a context.
     ///
     /// # Errors
-    /// What the link says.
+    /// What the transport says.
     pub fn open(device: &DeviceInfo) -> Result<Self, Failure> {
-        let link = farlane_transport::open(device)?;
+        let transport = farlane_transport::open(device)?;
         let (header_region, header) =
-            link.attach_segment(usize::try_from(HEADER_SEGMENT_BYTES)?)?;
+            transport.attach_segment(usize::try_from(HEADER_SEGMENT_BYTES)?)?;
         Ok(Self {
-            link,
+            transport,
             header,
             header_region,
             submitted: Cell::new(0),
         })
     }
 
-    /// The link.
-    pub fn link(&self) -> &Arc<dyn Link> {
-        &self.link
+    /// The transport.
+    pub fn transport(&self) -> &Arc<dyn Transport> {
+        &self.transport
     }
 
     /// The header's memory.
@@ -66,7 +66,7 @@ impl Session {
         fence(Ordering::SeqCst);
         let state = self.header.word(OFF_BACKEND_STATE);
         if state.load(Ordering::Relaxed) == BACKEND_SLEEPING {
-            self.link.doorbell();
+            self.transport.doorbell();
         }
     }
 
@@ -80,7 +80,7 @@ impl Session {
             if start.elapsed() > PATIENCE {
                 return Err(Errno::ETIMEDOUT);
             }
-            self.link.wait(Duration::from_millis(1));
+            self.transport.wait(Duration::from_millis(1));
         }
         Ok(())
     }
@@ -136,21 +136,24 @@ impl Session {
     /// A segment: its region and its memory.
     ///
     /// # Errors
-    /// What the link says.
+    /// What the transport says.
     pub fn segment(&self, length: u64) -> Result<(u32, Arc<Map>), Failure> {
-        Ok(self.link.attach_segment(usize::try_from(length)?)?)
+        Ok(self.transport.attach_segment(usize::try_from(length)?)?)
     }
 
     /// Pins memory.
     ///
     /// # Errors
-    /// What the link says.
+    /// What the transport says.
     pub fn pin(&self, memory: &Map, writable: bool) -> Result<u32, Failure> {
         let address = memory.base().addr().get();
         // SAFETY: only as many transfers go there as this program starts, and it ends them before
         // the mapping; where an attack fails at that, whatever the kernel has put there since is
         // this program's own.
-        Ok(unsafe { self.link.attach_pin(address, memory.len(), writable)? })
+        Ok(unsafe {
+            self.transport
+                .attach_pin(PinKind::Memory, address, memory.len(), writable)?
+        })
     }
 
     /// Registers a pin from its first byte on, at its own address.
@@ -200,7 +203,7 @@ impl Queue {
     /// Creates one.
     ///
     /// # Errors
-    /// What link and backend say.
+    /// What transport and backend say.
     pub fn create(session: &Session, entries: u32) -> Result<Self, Failure> {
         let layout = CqLayout::new(entries).ok_or("Too many entries")?;
         let (region, map) = session.segment(layout.segment_bytes())?;

@@ -109,7 +109,7 @@ pub fn run(file: &Path) -> Result<(), Failure> {
         ..AllocBuffer::default()
     })?;
     let (handle, offset) = (buffer.handle.get(), buffer.offset.get());
-    let hosted = session.link().map_buffer(handle, offset, BYTES)?;
+    let hosted = session.transport().map_buffer(handle, offset, BYTES)?;
     for map in [&memory, &hosted] {
         for at in (0..BYTES).step_by(PATTERN.len()) {
             // SAFETY: nobody is to touch this memory.

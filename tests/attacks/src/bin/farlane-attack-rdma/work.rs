@@ -67,7 +67,7 @@ fn keys(session: &Session, pair: &Pair, witness: &Known, table: &mut Table) -> R
     let gone = filled(0x33)?;
     let unpinned = session.pin(&gone, true)?;
     let unpinned_key = session.register(pair.pd, unpinned, &gone, ALL)?.rkey.get();
-    session.link().detach(unpinned)?;
+    session.transport().detach(unpinned)?;
 
     let own = sge(from, 4096, lkey);
     let memory = address(&bytes);

@@ -8,7 +8,7 @@ use farlane_abi::control::{
     FLAG_WRITABLE, KIND_PIN, KIND_SEGMENT, MAX_REGIONS, OP_ATTACH, OP_CLOSE, OP_DETACH, OP_OPEN,
     OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
 };
-use farlane_transport::{Link, LinkError, LinkInfo, Map};
+use farlane_transport::{Map, PinKind, Transport, TransportError, TransportInfo};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A context of a program in the VM.
-pub struct VmLink {
+pub struct VmTransport {
     driver: Arc<Driver>,
     context: u32,
     wake: OwnedFd,
@@ -32,15 +32,15 @@ struct State {
     has_header: bool,
 }
 
-impl std::fmt::Debug for VmLink {
+impl std::fmt::Debug for VmTransport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VmLink")
+        f.debug_struct("VmTransport")
             .field("context", &self.context)
             .finish_non_exhaustive()
     }
 }
 
-impl VmLink {
+impl VmTransport {
     pub(crate) fn open(driver: &Arc<Driver>) -> Result<Self, Error> {
         let wake = new_event()?;
         let dead = Arc::new(AtomicBool::new(driver.is_dead()));
@@ -50,20 +50,20 @@ impl VmLink {
             header: None,
             dead: Arc::clone(&dead),
         })?;
-        let link = Self {
+        let transport = Self {
             driver: Arc::clone(driver),
             context,
             wake,
             dead,
             state: Mutex::default(),
         };
-        let opened = link.call("Opening a context", OP_OPEN, &Request::default(), &[]);
+        let opened = transport.call("Opening a context", OP_OPEN, &Request::default(), &[]);
         if opened.is_err() {
             // There is nothing to close.
-            link.dead.store(true, Ordering::Release);
+            transport.dead.store(true, Ordering::Release);
         }
         opened?;
-        Ok(link)
+        Ok(transport)
     }
 
     /// Id of the context.
@@ -82,9 +82,9 @@ impl VmLink {
         op: u32,
         request: &Request,
         extents: &[(u64, u64)],
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), TransportError> {
         if self.is_dead() {
-            return Err(LinkError::Gone);
+            return Err(TransportError::Gone);
         }
         let request = Request {
             op: op.into(),
@@ -101,11 +101,11 @@ impl VmLink {
         request: &Request,
         extents: &[(u64, u64)],
         segment: Option<(u64, u64)>,
-    ) -> Result<u32, LinkError> {
+    ) -> Result<u32, TransportError> {
         let region = {
             let mut state = self.state();
             let region = (0..MAX_REGIONS).find(|r| !state.regions.contains_key(r));
-            let region = region.ok_or(LinkError::Refused {
+            let region = region.ok_or(TransportError::Refused {
                 what,
                 errno: Errno::ENOSPC,
             })?;
@@ -124,23 +124,23 @@ impl VmLink {
     }
 }
 
-fn os(what: &'static str, source: impl Into<std::io::Error>) -> LinkError {
-    LinkError::Os {
+fn os(what: &'static str, source: impl Into<std::io::Error>) -> TransportError {
+    TransportError::Os {
         what,
         source: source.into(),
     }
 }
 
-impl Link for VmLink {
-    fn info(&self) -> LinkInfo {
-        LinkInfo {
+impl Transport for VmTransport {
+    fn info(&self) -> TransportInfo {
+        TransportInfo {
             features: self.driver.config.features.get(),
             window_bytes: self.driver.config.window_bytes.get(),
             gid: Some(self.driver.config.gid),
         }
     }
 
-    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), LinkError> {
+    fn attach_segment(&self, length: usize) -> Result<(u32, Arc<Map>), TransportError> {
         let memory = &self.driver.memory;
         let length = (length as u64).next_multiple_of(PAGE_BYTES);
         let none = |e| os("Taking guest memory", std::io::Error::other(e));
@@ -172,13 +172,18 @@ impl Link for VmLink {
 
     unsafe fn attach_pin(
         &self,
+        pinned: PinKind,
         address: usize,
         length: usize,
         writable: bool,
-    ) -> Result<u32, LinkError> {
+    ) -> Result<u32, TransportError> {
         let what = "Attaching memory";
+        if pinned != PinKind::Memory {
+            let errno = Errno::EOPNOTSUPP;
+            return Err(TransportError::Refused { what, errno });
+        }
         let extents = self.driver.memory.translate(address, length);
-        let extents = extents.ok_or(LinkError::Refused {
+        let extents = extents.ok_or(TransportError::Refused {
             what,
             errno: Errno::EFAULT,
         })?;
@@ -192,7 +197,7 @@ impl Link for VmLink {
         self.attach(what, &request, &extents, None)
     }
 
-    fn detach(&self, region: u32) -> Result<(), LinkError> {
+    fn detach(&self, region: u32) -> Result<(), TransportError> {
         let request = Request {
             region: region.into(),
             ..Request::default()
@@ -204,7 +209,7 @@ impl Link for VmLink {
         Ok(())
     }
 
-    fn map_buffer(&self, _handle: u32, offset: u64, length: usize) -> Result<Map, LinkError> {
+    fn map_buffer(&self, _handle: u32, offset: u64, length: usize) -> Result<Map, TransportError> {
         // The guest's kernel knows places, not handles.
         let request = Request {
             address: offset.into(),
@@ -213,17 +218,17 @@ impl Link for VmLink {
         };
         self.call("Mapping a buffer", OP_WINDOW_MAP, &request, &[])?;
         let window = self.driver.window().file().map_err(|e| os("dup", e))?;
-        let (file, bytes) = window.ok_or(LinkError::Protocol("the window is not mapped"))?;
+        let (file, bytes) = window.ok_or(TransportError::Protocol("the window is not mapped"))?;
         if offset
             .checked_add(length as u64)
             .is_none_or(|end| end > bytes)
         {
-            return Err(LinkError::Protocol("a buffer beyond the window"));
+            return Err(TransportError::Protocol("a buffer beyond the window"));
         }
         Map::shared(file.as_fd(), offset, length)
     }
 
-    fn unmap_buffer(&self, _handle: u32, offset: u64, length: usize) -> Result<(), LinkError> {
+    fn unmap_buffer(&self, _handle: u32, offset: u64, length: usize) -> Result<(), TransportError> {
         let request = Request {
             address: offset.into(),
             length: (length as u64).into(),
@@ -232,17 +237,21 @@ impl Link for VmLink {
         self.call("Unmapping a buffer", OP_WINDOW_UNMAP, &request, &[])
     }
 
-    fn bind_event(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), LinkError> {
+    fn bind_event(&self, index: u32, fd: BorrowedFd<'_>) -> Result<(), TransportError> {
         let fd = fd.try_clone_to_owned().map_err(|e| os("dup", e))?;
         let mut contexts = self.driver.contexts();
-        let context = contexts.get_mut(&self.context).ok_or(LinkError::Gone)?;
+        let context = contexts
+            .get_mut(&self.context)
+            .ok_or(TransportError::Gone)?;
         context.bound.insert(index, fd);
         Ok(())
     }
 
-    fn unbind_event(&self, index: u32) -> Result<(), LinkError> {
+    fn unbind_event(&self, index: u32) -> Result<(), TransportError> {
         let mut contexts = self.driver.contexts();
-        let context = contexts.get_mut(&self.context).ok_or(LinkError::Gone)?;
+        let context = contexts
+            .get_mut(&self.context)
+            .ok_or(TransportError::Gone)?;
         context.bound.remove(&index);
         Ok(())
     }
@@ -265,7 +274,7 @@ impl Link for VmLink {
     }
 }
 
-impl Drop for VmLink {
+impl Drop for VmTransport {
     fn drop(&mut self) {
         // What a dead device had is gone with it: after a reset the id may be another's.
         if self
