@@ -103,7 +103,7 @@ pub fn unmapping(address: usize, length: usize) {
 /// Registered memory that the program moves with `mremap`: it is unregistered until that has
 /// [ended](Self::ended).
 #[derive(Debug)]
-pub struct Moving {
+pub struct Remap {
     /// What moves, or is mapped once more.
     old: Range<usize>,
     new_length: usize,
@@ -116,10 +116,10 @@ pub struct Moving {
 /// `new_length`; of a length of zero they are mapped once more. Returns when no I/O is under way in
 /// any registered memory there.
 #[must_use]
-pub fn moving(old: usize, old_length: usize, new_length: usize) -> Moving {
+pub fn moving(old: usize, old_length: usize, new_length: usize) -> Remap {
     let again = old_length == 0;
     let length = whole_pages(if again { new_length } else { old_length });
-    Moving {
+    Remap {
         old: old..old.saturating_add(length),
         new_length: whole_pages(new_length),
         again,
@@ -127,7 +127,7 @@ pub fn moving(old: usize, old_length: usize, new_length: usize) -> Moving {
     }
 }
 
-impl Moving {
+impl Remap {
     /// It is at `new` now, or has not moved; whether it also `stays` where it was. What has not
     /// gone stays registered, and what has moved is registered there.
     pub fn ended(self, new: Option<usize>, stays: bool) {
@@ -196,7 +196,7 @@ mod tests {
         type Ends = (usize, usize);
         const ALL: Ends = (0x1000, 0x9000);
         let left = |old: Ends, new_length, was: Ends, new, stays| -> Vec<Ends> {
-            let moving = Moving {
+            let moving = Remap {
                 again: old.0 == old.1,
                 old: old.0..old.1.max(old.0 + usize::from(old.0 == old.1) * new_length),
                 new_length,

@@ -2,7 +2,7 @@
 //! its file, its memory and the page cache.
 
 use crate::config::Mode;
-use crate::files::Opened;
+use crate::files::OpenFile;
 use crate::plan::trace::{Piece, Way, Why};
 use crate::plan::{CostModel, Run, schedule};
 use crate::readahead;
@@ -141,18 +141,18 @@ impl ReadRequest<'_> {
 
 /// How P2P reaches a buffer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Reach<'a> {
+pub(crate) enum P2pPath<'a> {
     Tunnel(&'a PinnedDevice),
     Direct,
 }
 
 /// How P2P reaches the buffer, and which part of the request it can serve.
 pub(crate) fn reach<'a>(
-    opened: &Opened,
+    opened: &OpenFile,
     buffer: &Buffer<'a>,
     request: &Range<u64>,
     direction: Direction,
-) -> Result<(Reach<'a>, Range<u64>), Why> {
+) -> Result<(P2pPath<'a>, Range<u64>), Why> {
     if opened.file.direct_fds.goes_plain() {
         return Err(Why::NoP2p);
     }
@@ -174,7 +174,7 @@ pub(crate) fn reach<'a>(
         }
         if part.start < part.end {
             let body = aligned(&part, unit).ok_or(Why::Misaligned)?;
-            return Ok((Reach::Tunnel(pinned), body));
+            return Ok((P2pPath::Tunnel(pinned), body));
         }
     }
     let is_off = opened.file.is_direct_off() || region.is_refused(opened.file.id.device);
@@ -190,10 +190,10 @@ pub(crate) fn reach<'a>(
     if !first.is_multiple_of(opened.file.memory_align) {
         return Err(Why::Misaligned);
     }
-    Ok((Reach::Direct, body))
+    Ok((P2pPath::Direct, body))
 }
 
-pub(crate) fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> Plan {
+pub(crate) fn plan_read(opened: &OpenFile, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> Plan {
     let length = buffer.length as u64;
     let whole = |why| Plan::whole(Way::Cache, length, why);
     let end = opened.size.min(offset.saturating_add(length));
@@ -241,7 +241,7 @@ pub(crate) fn plan_read(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode:
     read.plan(|body| look(opened, body))
 }
 
-fn model<'a>(opened: &'a Opened, region: &Region) -> Option<&'a CostModel> {
+fn model<'a>(opened: &'a OpenFile, region: &Region) -> Option<&'a CostModel> {
     let disk = &opened.file.disk;
     disk.model(opened.file.id, region.provider.name())
 }
@@ -249,7 +249,7 @@ fn model<'a>(opened: &'a Opened, region: &Region) -> Option<&'a CostModel> {
 /// What a read is to the sequences of its file; and if it goes by read-ahead, how it counts, and
 /// why.
 pub(crate) fn sequence(
-    opened: &Opened,
+    opened: &OpenFile,
     region: &Region,
     request: &Range<u64>,
 ) -> (Pattern, Option<(Way, Why)>) {
@@ -277,7 +277,7 @@ pub(crate) fn sequence(
 }
 
 /// Looks at ranges of any length.
-fn look(opened: &Opened, body: &Range<u64>) -> Residency {
+fn look(opened: &OpenFile, body: &Range<u64>) -> Residency {
     let most = residency::MOST_PAGES as u64 * sys::page_bytes() as u64;
     if body.end - body.start <= most {
         return residency::look(opened, body.start, body.end - body.start);
@@ -313,7 +313,7 @@ fn look(opened: &Opened, body: &Range<u64>) -> Residency {
     }
 }
 
-pub(crate) fn plan_write(opened: &Opened, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> Plan {
+pub(crate) fn plan_write(opened: &OpenFile, buffer: &Buffer<'_>, offset: u64, mode: Mode) -> Plan {
     let length = buffer.length as u64;
     let whole = |why| Plan::whole(Way::Cache, length, why);
     let Some(end) = offset.checked_add(length) else {

@@ -13,7 +13,7 @@ use std::os::fd::RawFd;
 
 /// What the program's close of a descriptor is about to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Closing {
+pub enum DescriptorOwner {
     /// It closes one of its own.
     Program,
     /// It does not know of the descriptor: it is ours, and open it stays.
@@ -22,9 +22,9 @@ pub enum Closing {
 
 /// Is told that the program closes `fd`: goes before it with our descriptors of the same file.
 #[must_use]
-pub fn closing(fd: RawFd) -> Closing {
+pub fn closing(fd: RawFd) -> DescriptorOwner {
     if guard::is_ours(fd) {
-        return Closing::Ours;
+        return DescriptorOwner::Ours;
     }
     stream::advise(fd, Advice::Normal);
     if files::is_any_known()
@@ -34,7 +34,7 @@ pub fn closing(fd: RawFd) -> Closing {
     {
         forget_one(id, fd);
     }
-    Closing::Program
+    DescriptorOwner::Program
 }
 
 /// Is told that the program puts another file at number `new`, a duplicate of `old`. What is ours
@@ -48,7 +48,7 @@ pub fn replacing(old: RawFd, new: RawFd) -> Result<(), Errno> {
         return Err(Errno::BADF);
     }
     let is_open = |fd| borrow(fd).is_some_and(|fd| rustix::io::fcntl_getfd(fd).is_ok());
-    if closing(new) == Closing::Ours && is_open(old) {
+    if closing(new) == DescriptorOwner::Ours && is_open(old) {
         let inside = Inside::enter();
         return guard::make_way(new, inside.is_some());
     }

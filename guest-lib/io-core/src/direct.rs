@@ -1,7 +1,7 @@
 //! Direct I/O with the addresses of device memory themselves: PCI P2PDMA, and mappings of files on
 //! a host.
 
-use crate::files::Opened;
+use crate::files::OpenFile;
 use crate::plain::{is_of_file, is_of_memory};
 use crate::region::{Buffer, Region};
 use crate::sys::{self, Direction};
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 /// # Errors
 /// When nothing was moved: the caller goes another way.
 pub(crate) fn transfer(
-    opened: &Opened,
+    opened: &OpenFile,
     buffer: &Buffer<'_>,
     direction: Direction,
     offset: u64,
@@ -30,7 +30,7 @@ pub(crate) fn transfer(
 }
 
 fn repeat(
-    opened: &Opened,
+    opened: &OpenFile,
     region: &Region,
     length: usize,
     mut transfer: impl FnMut(usize) -> Result<usize, Errno>,

@@ -1,7 +1,7 @@
 //! What is known of the program's files: how they are aligned, on which disk they lie.
 
 use crate::direct_fds::DirectFds;
-use crate::disks::Watched;
+use crate::disks::StackWatch;
 use crate::file_id::{FileId, borrow};
 use crate::fork::{Inside, ParentState};
 use crate::lock::Lock;
@@ -79,7 +79,7 @@ fn is_elsewhere(fd: BorrowedFd<'_>, magic: libc::c_long) -> bool {
 #[derive(Debug)]
 pub struct DiskFacts {
     /// Its layers.
-    pub stack: Watched,
+    pub stack: StackWatch,
     /// What calibration has found, by provider.
     models: [OnceLock<Option<CostModel>>; PROVIDERS.len()],
 }
@@ -120,7 +120,7 @@ struct Mapping {
 
 /// The program's descriptor, looked at now.
 #[derive(Clone, Debug)]
-pub struct Opened {
+pub struct OpenFile {
     /// The descriptor.
     pub fd: RawFd,
     /// Its file.
@@ -146,7 +146,7 @@ pub(crate) struct Files {
 
 /// Looks at a descriptor; none when it is no regular file.
 #[must_use]
-pub fn open(fd: RawFd) -> Option<Opened> {
+pub fn open(fd: RawFd) -> Option<OpenFile> {
     let borrowed = borrow(fd)?;
     let stat = rustix::fs::fstat(borrowed).ok()?;
     if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
@@ -159,7 +159,7 @@ pub fn open(fd: RawFd) -> Option<Opened> {
     let id = FileId::of(&stat);
     let known = FILES.lock().known(id);
     let file = known.unwrap_or_else(|| learn(id, borrowed));
-    Some(Opened {
+    Some(OpenFile {
         fd,
         file,
         size: u64::try_from(stat.st_size).ok()?,
@@ -174,7 +174,7 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
     let disk = disk.unwrap_or_else(|| {
         let (major, minor) = id.device_number();
         Arc::new(DiskFacts {
-            stack: Watched::new(Path::new("/sys"), major, minor),
+            stack: StackWatch::new(Path::new("/sys"), major, minor),
             models: [const { OnceLock::new() }; PROVIDERS.len()],
         })
     });
@@ -213,7 +213,7 @@ fn learn(id: FileId, fd: BorrowedFd<'_>) -> Arc<File> {
     Arc::clone(file)
 }
 
-impl Opened {
+impl OpenFile {
     /// A descriptor of the same file for direct I/O, with the same rights.
     ///
     /// # Errors

@@ -109,17 +109,17 @@ const POSIX: &[u8] = b": POSIX ";
 
 /// The file that a descriptor is of, as a path. To close a descriptor of a path drops no locks
 /// (fs/open.c: `filp_flush`).
-pub(crate) fn path_of(fd: RawFd) -> Result<Unseen, Errno> {
+pub(crate) fn path_of(fd: RawFd) -> Result<UnhookedFd, Errno> {
     open_own("fd", fd, OFlags::PATH)
 }
 
 /// Opens something of a descriptor in `/proc/self`. Takes no memory: signal handlers get here.
-fn open_own(folder: &str, fd: RawFd, flags: OFlags) -> Result<Unseen, Errno> {
+fn open_own(folder: &str, fd: RawFd, flags: OFlags) -> Result<UnhookedFd, Errno> {
     let mut name = [0; 40];
     write!(&mut name[..], "/proc/self/{folder}/{fd}\0").map_err(|_| Errno::BADF)?;
     let name = CStr::from_bytes_until_nul(&name).map_err(|_| Errno::BADF)?;
     rustix::fs::open(name, flags | OFlags::CLOEXEC, Mode::empty())
-        .map(|fd| Unseen(ManuallyDrop::new(fd)))
+        .map(|fd| UnhookedFd(ManuallyDrop::new(fd)))
 }
 
 /// Whether the process has POSIX locks of a file. The kernel tells of each by the open file that it
@@ -134,7 +134,7 @@ pub(crate) fn are_held(file: FileId) -> Result<bool, Errno> {
         OFlags::DIRECTORY | OFlags::CLOEXEC,
         Mode::empty(),
     )?;
-    let folder = Unseen(ManuallyDrop::new(folder));
+    let folder = UnhookedFd(ManuallyDrop::new(folder));
     let mut entries = [MaybeUninit::uninit(); 1024];
     let mut entries = RawDir::new(&folder, &mut entries);
     while let Some(entry) = entries.next() {
@@ -180,15 +180,15 @@ fn are_held_by(fd: RawFd) -> Result<bool, Errno> {
 /// A descriptor of a moment, which is closed past the C library's function: that is ours, and looks
 /// at what the program closes.
 #[derive(Debug)]
-pub(crate) struct Unseen(ManuallyDrop<OwnedFd>);
+pub(crate) struct UnhookedFd(ManuallyDrop<OwnedFd>);
 
-impl AsFd for Unseen {
+impl AsFd for UnhookedFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl Drop for Unseen {
+impl Drop for UnhookedFd {
     fn drop(&mut self) {
         sys::close(self.0.as_raw_fd());
     }

@@ -8,13 +8,13 @@ use std::io::Write as _;
 /// Most different lines.
 const MOST: usize = 64;
 
-pub(crate) static SAID: Lock<Said> = Lock::new(Said(BTreeSet::new()));
+pub(crate) static SAID: Lock<LoggedLines> = Lock::new(LoggedLines(BTreeSet::new()));
 
 /// Lines that were said.
 #[derive(Debug)]
-pub(crate) struct Said(BTreeSet<String>);
+pub(crate) struct LoggedLines(BTreeSet<String>);
 
-impl ParentState for Said {
+impl ParentState for LoggedLines {
     /// Said in the parent is said.
     fn forget(&mut self) {}
 }

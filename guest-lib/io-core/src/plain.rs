@@ -1,7 +1,7 @@
 //! Through the page cache: the kernel copies to and from the mapping, or to and from a buffer where
 //! there is no mapping.
 
-use crate::files::Opened;
+use crate::files::OpenFile;
 use crate::provider::Provider;
 use crate::sys::{self, Direction};
 use rustix::fs::OFlags;
@@ -37,7 +37,7 @@ impl Bounce {
 /// # Errors
 /// What `pread` or `pwrite` says, when nothing was moved.
 pub(crate) fn transfer(
-    opened: &Opened,
+    opened: &OpenFile,
     provider: &dyn Provider,
     direction: Direction,
     (address, length): (usize, usize),
@@ -96,7 +96,7 @@ pub(crate) fn is_of_file(error: Errno) -> bool {
 /// Whether the kernel could not use the memory itself: where the program's own descriptor is for
 /// direct I/O, and the memory has no pages or is not reached by the disk. What it would refuse with
 /// any memory stays refused.
-fn wants_bounce(opened: &Opened, address: usize, result: Result<usize, Errno>) -> bool {
+fn wants_bounce(opened: &OpenFile, address: usize, result: Result<usize, Errno>) -> bool {
     let aligned = address.is_multiple_of(opened.file.memory_align);
     let is_direct = opened.flags.contains(OFlags::DIRECT);
     is_direct && aligned && result.is_err_and(is_refusal)

@@ -6,13 +6,13 @@
 //! P2P is for those that name an offset.
 
 use crate::config::Mode;
-use crate::files::Opened;
+use crate::files::OpenFile;
 use crate::plain::{self, Bounce};
 use crate::plan::trace::{Piece, Way, Why};
 use crate::region::Region;
 use crate::stream::{self, Pattern};
 use crate::sys::Direction;
-use crate::trace::{Account, Began};
+use crate::trace::{CallReport, CallStart};
 use crate::{decide, stats, sys, trace};
 use libc::iovec;
 use rustix::fs::OFlags;
@@ -32,7 +32,7 @@ pub enum Position {
 
 /// A buffer of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Part<'a> {
+pub(crate) struct CallBuffer<'a> {
     pub(crate) address: usize,
     pub(crate) length: usize,
     /// Its region; none for memory that is not registered.
@@ -41,24 +41,24 @@ pub(crate) struct Part<'a> {
 
 /// A call of the program.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Whole<'a> {
-    pub(crate) opened: &'a Opened,
+pub(crate) struct KernelCall<'a> {
+    pub(crate) opened: &'a OpenFile,
     pub(crate) name: &'static str,
-    pub(crate) parts: &'a [Part<'a>],
+    pub(crate) parts: &'a [CallBuffer<'a>],
     pub(crate) position: Position,
     pub(crate) direction: Direction,
     pub(crate) mode: Mode,
 }
 
 /// Whether only the kernel can make a call.
-pub(crate) fn is_needed(opened: &Opened, position: Position, direction: Direction) -> bool {
+pub(crate) fn is_needed(opened: &OpenFile, position: Position, direction: Direction) -> bool {
     let appends = direction == Direction::Write && opened.flags.contains(OFlags::APPEND);
     appends || position == Position::Current
 }
 
 /// Makes the call, counts it and tells of it.
-pub(crate) fn serve(whole: &Whole<'_>) -> Result<usize, Errno> {
-    let began = Began::now();
+pub(crate) fn serve(whole: &KernelCall<'_>) -> Result<usize, Errno> {
+    let began = CallStart::now();
     let offset = whole.offset();
     let (way, why) = whole.way(offset);
     let result = whole.run();
@@ -67,7 +67,7 @@ pub(crate) fn serve(whole: &Whole<'_>) -> Result<usize, Errno> {
     stats::add(way, moved);
     if let Some(began) = began {
         let piece = (moved > 0).then_some(Piece { way, bytes: moved });
-        let account = Account {
+        let account = CallReport {
             pieces: piece.into_iter().collect(),
             cached: None,
             why,
@@ -78,7 +78,7 @@ pub(crate) fn serve(whole: &Whole<'_>) -> Result<usize, Errno> {
     result
 }
 
-impl Whole<'_> {
+impl KernelCall<'_> {
     fn length(&self) -> usize {
         let lengths = self.parts.iter().map(|part| part.length);
         lengths.fold(0, usize::saturating_add).min(sys::MAX_BYTES)
@@ -131,9 +131,9 @@ impl Whole<'_> {
     }
 
     fn run(&self) -> Result<usize, Errno> {
-        let is_mapped = |part: &Part<'_>| part.region.is_none_or(|r| r.provider.is_mapped());
+        let is_mapped = |part: &CallBuffer<'_>| part.region.is_none_or(|r| r.provider.is_mapped());
         if self.parts.iter().all(is_mapped) {
-            let vectors: Vec<_> = self.parts.iter().map(Part::vector).collect();
+            let vectors: Vec<_> = self.parts.iter().map(CallBuffer::vector).collect();
             // SAFETY: memory that the program gave for this.
             let result = unsafe { self.call(&vectors, 0) };
             // Direct I/O of the program itself into memory without pages.
@@ -164,7 +164,7 @@ impl Whole<'_> {
     }
 
     /// What comes after the first `done` bytes, up to as much as is copied at a time.
-    fn rest(&self, done: usize) -> Vec<Part<'_>> {
+    fn rest(&self, done: usize) -> Vec<CallBuffer<'_>> {
         let (mut skip, mut left, mut room) = (done, self.length() - done, COPIES);
         let mut rest = Vec::new();
         for part in self.parts {
@@ -176,7 +176,7 @@ impl Whole<'_> {
                 room -= length;
             }
             left -= length;
-            rest.push(Part {
+            rest.push(CallBuffer {
                 address: part.address + skipped,
                 length,
                 region: part.region,
@@ -189,7 +189,7 @@ impl Whole<'_> {
     }
 
     /// Makes one call with copies in place of device memory.
-    fn copied(&self, parts: &[Part<'_>], done: usize) -> Result<usize, Errno> {
+    fn copied(&self, parts: &[CallBuffer<'_>], done: usize) -> Result<usize, Errno> {
         let of_device = || parts.iter().filter(|part| part.region.is_some());
         let mut copy = Bounce::new(of_device().map(|part| part.length).sum());
         let mut at = 0;
@@ -241,7 +241,7 @@ impl Whole<'_> {
     }
 }
 
-impl Part<'_> {
+impl CallBuffer<'_> {
     fn vector(&self) -> iovec {
         iovec {
             iov_base: std::ptr::with_exposed_provenance_mut(self.address),

@@ -7,7 +7,7 @@
 
 use crate::config;
 use crate::file_id::FileId;
-use crate::files::{File, Opened};
+use crate::files::{File, OpenFile};
 use crate::fork::ParentState;
 use crate::lock::Lock;
 use crate::residency::{self, Residency};
@@ -44,7 +44,7 @@ pub(crate) static SET: Lock<PrivateSet> = Lock::new(PrivateSet {
 
 /// What is known before a short read of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ReadAhead {
+pub(crate) struct Lookahead {
     /// The pages were cached before the sequence came.
     pub(crate) cached: bool,
     /// Up to where further reads need not ask.
@@ -53,7 +53,7 @@ pub(crate) struct ReadAhead {
 
 /// Before a short read of a sequence at `offset` of `length`: asks about the pages ahead, where
 /// that is due, and drops pages that have been read where there are too many.
-pub(crate) fn prepare(opened: &Opened, offset: u64, length: u64) -> ReadAhead {
+pub(crate) fn prepare(opened: &OpenFile, offset: u64, length: u64) -> Lookahead {
     let end = offset.saturating_add(length);
     let page = sys::page_bytes() as u64;
     let last = opened.size.next_multiple_of(page);
@@ -85,7 +85,7 @@ pub(crate) fn prepare(opened: &Opened, offset: u64, length: u64) -> ReadAhead {
     let until = until.min(last).min(from.saturating_add(most));
     if !due || until <= from {
         keep(opened, &mut read);
-        return ReadAhead {
+        return Lookahead {
             cached: cached && asked > 0,
             until: credit(asked),
         };
@@ -106,7 +106,7 @@ pub(crate) fn prepare(opened: &Opened, offset: u64, length: u64) -> ReadAhead {
         }
     }
     keep(opened, &mut read);
-    ReadAhead {
+    Lookahead {
         cached,
         until: credit(until),
     }
@@ -130,7 +130,7 @@ fn missing(found: &Residency, from: u64, until: u64) -> Vec<Range<u64>> {
 }
 
 /// Adds what has been read to the private set, and drops its oldest pages where it is too large.
-fn keep(opened: &Opened, ranges: &mut Vec<Range<u64>>) {
+fn keep(opened: &OpenFile, ranges: &mut Vec<Range<u64>>) {
     if ranges.is_empty() {
         return;
     }

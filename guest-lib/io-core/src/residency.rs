@@ -1,6 +1,6 @@
 //! Which bytes of a file are in the page cache, without changing that.
 
-use crate::files::Opened;
+use crate::files::OpenFile;
 use crate::plan::Run;
 use crate::sys;
 use farlane_abi::width::to_usize;
@@ -44,7 +44,7 @@ fn cached(runs: &[Run]) -> u64 {
 /// most [`MOST_PAGES`]: one `cachestat`, and only where that says "some", one `mincore`, each page
 /// by itself.
 #[must_use]
-pub fn look(opened: &Opened, offset: u64, length: u64) -> Residency {
+pub fn look(opened: &OpenFile, offset: u64, length: u64) -> Residency {
     let page = sys::page_bytes() as u64;
     let pages = length / page;
     match sys::cachestat(opened.fd, offset, length) {
@@ -58,13 +58,13 @@ pub fn look(opened: &Opened, offset: u64, length: u64) -> Residency {
     }
 }
 
-fn may_write(opened: &Opened) -> bool {
+fn may_write(opened: &OpenFile) -> bool {
     use rustix::fs::OFlags;
     matches!(opened.flags & OFlags::RWMODE, OFlags::RDWR | OFlags::WRONLY)
         || rustix::process::geteuid().is_root()
 }
 
-fn each_page(opened: &Opened, offset: u64, length: u64) -> Residency {
+fn each_page(opened: &OpenFile, offset: u64, length: u64) -> Residency {
     let page = sys::page_bytes();
     let mut pages = [0_u8; MOST_PAGES];
     let count = to_usize(length).div_ceil(page);
@@ -101,7 +101,7 @@ fn runs(pages: &[u8], page: u64) -> Vec<Run> {
 }
 
 /// Where a mapping cannot be had: halves of halves.
-fn bisect(opened: &Opened, offset: u64, length: u64, page: u64) -> Vec<Run> {
+fn bisect(opened: &OpenFile, offset: u64, length: u64, page: u64) -> Vec<Run> {
     let mut found: Vec<Run> = Vec::new();
     let mut left = vec![(offset, length)];
     while let Some((offset, length)) = left.pop() {

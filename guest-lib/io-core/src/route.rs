@@ -4,17 +4,17 @@
 //! library as it is.
 
 use crate::config::{self, Mode};
-use crate::decide::{Reach, plan_read, plan_write, reach};
-use crate::files::{self, Opened};
+use crate::decide::{P2pPath, plan_read, plan_write, reach};
+use crate::files::{self, OpenFile};
 use crate::fork::Inside;
 use crate::plan::trace::{Piece, Way, Why};
-use crate::position::{self, Part, Position, Whole};
+use crate::position::{self, CallBuffer, KernelCall, Position};
 use crate::provider::Provider as _;
 use crate::region::{Buffer, Region};
 use crate::stream;
 use crate::sys::{self, Direction};
-use crate::trace::{Account, Began};
-use crate::tunnel::Moved;
+use crate::trace::{CallReport, CallStart};
+use crate::tunnel::TransferReceipt;
 use crate::{direct, plain, provider, registry, stats, trace, tunnel};
 use farlane_abi::width::to_usize;
 use rustix::fs::OFlags;
@@ -112,12 +112,12 @@ pub fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> 
     {
         return Some(at(&opened, call, &region, offset, direction, mode));
     }
-    let part = Part {
+    let part = CallBuffer {
         address: call.address,
         length: call.length,
         region: Some(&region),
     };
-    Some(position::serve(&Whole {
+    Some(position::serve(&KernelCall {
         opened: &opened,
         name: call.name,
         parts: &[part],
@@ -129,7 +129,7 @@ pub fn serve(call: &Call, direction: Direction) -> Option<Result<usize, Errno>> 
 
 /// Whether the descriptor is one that the router serves in this direction: the C library says what
 /// is wrong with others.
-pub(crate) fn may(opened: &Opened, direction: Direction) -> bool {
+pub(crate) fn may(opened: &OpenFile, direction: Direction) -> bool {
     let mode = opened.flags & OFlags::RWMODE;
     let needed = match direction {
         Direction::Read => OFlags::RDONLY,
@@ -209,7 +209,7 @@ fn small_and_cached(call: &Call, region: &Region, mode: Mode) -> Option<Result<u
 }
 
 fn at(
-    opened: &Opened,
+    opened: &OpenFile,
     call: &Call,
     region: &Region,
     offset: u64,
@@ -229,19 +229,19 @@ fn at(
 
 /// One buffer at an offset: decides, moves, counts, tells.
 pub(crate) fn one(
-    opened: &Opened,
+    opened: &OpenFile,
     name: &'static str,
     buffer: &Buffer<'_>,
     offset: u64,
     direction: Direction,
     mode: Mode,
 ) -> Result<usize, Errno> {
-    let began = Began::now();
+    let began = CallStart::now();
     let plan = match direction {
         Direction::Read => plan_read(opened, buffer, offset, mode),
         Direction::Write => plan_write(opened, buffer, offset, mode),
     };
-    let mut work = Work {
+    let mut work = RoutedRequest {
         opened,
         buffer: *buffer,
         offset,
@@ -255,7 +255,7 @@ pub(crate) fn one(
         stats::add(piece.way, piece.bytes);
     }
     if let Some(began) = began {
-        let account = Account {
+        let account = CallReport {
             pieces: work.pieces,
             cached: plan.cached,
             why: if work.failed {
@@ -271,8 +271,8 @@ pub(crate) fn one(
 }
 
 /// A request under way.
-struct Work<'a> {
-    opened: &'a Opened,
+struct RoutedRequest<'a> {
+    opened: &'a OpenFile,
     buffer: Buffer<'a>,
     offset: u64,
     direction: Direction,
@@ -282,7 +282,7 @@ struct Work<'a> {
     failed: bool,
 }
 
-impl Work<'_> {
+impl RoutedRequest<'_> {
     fn run(&mut self, pieces: &[Piece]) -> Result<usize, Errno> {
         let mut done = 0;
         for piece in pieces {
@@ -304,14 +304,14 @@ impl Work<'_> {
         if way != Way::P2p {
             return self.plain(way, &range);
         }
-        let Moved {
+        let TransferReceipt {
             bytes: moved,
             landed,
         } = match self.p2p(&range) {
             Ok(moved) => moved,
             // What the plain way would say too, and what has been signalled already.
             Err(error @ (Errno::FBIG | Errno::NOSPC | Errno::DQUOT)) => return Err(error),
-            Err(_) => Moved::default(),
+            Err(_) => TransferReceipt::default(),
         };
         self.note(Way::P2p, landed);
         self.note(Way::Cache, moved - landed);
@@ -327,7 +327,7 @@ impl Work<'_> {
         }
     }
 
-    fn p2p(&self, range: &Range<usize>) -> Result<Moved, Errno> {
+    fn p2p(&self, range: &Range<usize>) -> Result<TransferReceipt, Errno> {
         let (opened, direction) = (self.opened, self.direction);
         let (buffer, offset) = self.part(range);
         let request = offset..offset + buffer.length as u64;
@@ -337,15 +337,15 @@ impl Work<'_> {
             return Err(Errno::OPNOTSUPP);
         }
         match reach {
-            Reach::Tunnel(pinned) => {
+            P2pPath::Tunnel(pinned) => {
                 let memory = (buffer.address, buffer.length);
                 let provider = &*buffer.region.provider;
                 tunnel::transfer(opened, pinned, provider, direction, memory, offset)
             }
-            Reach::Direct => {
+            P2pPath::Direct => {
                 let bytes = direct::transfer(opened, &buffer, direction, offset)?;
                 let landed = bytes;
-                Ok(Moved { bytes, landed })
+                Ok(TransferReceipt { bytes, landed })
             }
         }
     }

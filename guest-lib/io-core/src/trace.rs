@@ -1,7 +1,7 @@
 //! `FARLANE_IO_TRACE`: a line a decision, in the format of [`crate::plan::trace`].
 
 use crate::config::TRACE_VARIABLE;
-use crate::files::Opened;
+use crate::files::OpenFile;
 use crate::log;
 use crate::plan::trace::{Decision, Piece, Why};
 use farlane_abi::width::to_u64;
@@ -53,7 +53,7 @@ pub fn is_on() -> bool {
 
 /// What the router has to say of a call.
 #[derive(Debug)]
-pub(crate) struct Account {
+pub(crate) struct CallReport {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) cached: Option<u64>,
     pub(crate) why: Why,
@@ -61,12 +61,12 @@ pub(crate) struct Account {
 
 /// The beginning of a call.
 #[derive(Debug)]
-pub(crate) struct Began {
+pub(crate) struct CallStart {
     wall: SystemTime,
     clock: Instant,
 }
 
-impl Began {
+impl CallStart {
     /// Now, if decisions are traced.
     pub(crate) fn now() -> Option<Self> {
         is_on().then(|| Self {
@@ -79,10 +79,10 @@ impl Began {
     pub(crate) fn ended(
         self,
         call: &str,
-        opened: &Opened,
+        opened: &OpenFile,
         (offset, length): (u64, u64),
         result: Result<usize, Errno>,
-        account: Account,
+        account: CallReport,
     ) {
         let Some(file) = file() else { return };
         let micros = |duration: Duration| {

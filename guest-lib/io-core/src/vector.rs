@@ -1,9 +1,9 @@
 //! Calls with several buffers, some of them device memory.
 
 use crate::config::{self, Mode};
-use crate::files::{self, Opened};
+use crate::files::{self, OpenFile};
 use crate::fork::Inside;
-use crate::position::{self, Part, Position, Whole};
+use crate::position::{self, CallBuffer, KernelCall, Position};
 use crate::region::Buffer;
 use crate::sys::{self, Direction};
 use crate::{registry, route};
@@ -70,7 +70,7 @@ pub fn serve(call: &VectorCall<'_>, direction: Direction) -> Option<Result<usize
 
 /// All buffers in one call of the kernel.
 fn as_one(
-    opened: &Opened,
+    opened: &OpenFile,
     call: &VectorCall<'_>,
     direction: Direction,
     mode: Mode,
@@ -84,13 +84,13 @@ fn as_one(
         .collect();
     let parts: Vec<_> = held
         .iter()
-        .map(|(address, length, region)| Part {
+        .map(|(address, length, region)| CallBuffer {
             address: *address,
             length: *length,
             region: region.as_deref(),
         })
         .collect();
-    position::serve(&Whole {
+    position::serve(&KernelCall {
         opened,
         name: call.name,
         parts: &parts,
@@ -101,7 +101,7 @@ fn as_one(
 }
 
 fn one_by_one(
-    opened: &Opened,
+    opened: &OpenFile,
     call: &VectorCall<'_>,
     offset: u64,
     total: usize,

@@ -6,7 +6,7 @@
 mod common;
 
 use common::{Disk, Memory, pattern};
-use farlane_io_core::descriptors::{Closing, closing};
+use farlane_io_core::descriptors::{DescriptorOwner, closing};
 use farlane_io_core::{Mode, set_mode, totals};
 use farlane_sys::sync::lock;
 use proptest::prelude::*;
@@ -339,7 +339,7 @@ fn locks_that_end_with_a_close_keep_no_file_from_p2p_that_is_read_before_it_is_c
     assert!((0..100).all(|_| !is_p2p()));
     let other = std::fs::File::open(disk.path()).unwrap();
     // The library is told, and another thread reads before the descriptor is closed.
-    assert_eq!(closing(other.as_raw_fd()), Closing::Program);
+    assert_eq!(closing(other.as_raw_fd()), DescriptorOwner::Program);
     assert!((0..10).all(|_| !is_p2p()));
     drop(other);
     assert!((0..100).any(|_| is_p2p()));

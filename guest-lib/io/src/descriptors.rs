@@ -1,7 +1,7 @@
 //! Calls that say what becomes of descriptors and of mappings.
 
 use crate::next;
-use farlane_io_core::descriptors::{self, Closing};
+use farlane_io_core::descriptors::{self, DescriptorOwner};
 use farlane_io_core::sys::{SavedErrno, page_bytes, set_errno};
 use farlane_io_core::{automatic, files, may_overlap, stream};
 use libc::{off_t, size_t};
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     let saved = SavedErrno::new();
     let closing = descriptors::closing(fd);
     drop(saved);
-    if closing == Closing::Ours {
+    if closing == DescriptorOwner::Ours {
         set_errno(libc::EBADF);
         return -1;
     }

@@ -15,8 +15,8 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-use crate::disks::Beneath;
-use crate::files::Opened;
+use crate::disks::DiskStack;
+use crate::files::OpenFile;
 use crate::provider::Provider;
 use crate::sys::{self, Direction};
 use crate::{log, plain};
@@ -24,9 +24,9 @@ use client::Tunnel;
 use farlane_abi::PAGE_BYTES;
 use farlane_sys::chain;
 use farlane_transport::{Pin, PinKind};
-use phony::Lent;
+use phony::PhonyBuffer;
 use rustix::io::Errno;
-use slots::Armed;
+use slots::TokenSet;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ pub struct PinnedDevice {
 
 /// What a transfer has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moved {
+pub struct TransferReceipt {
     /// Bytes of the request that are where they belong.
     pub bytes: usize,
     /// Of them, those that went past the guest's memory.
@@ -97,14 +97,14 @@ pub(crate) fn pin_device(address: usize, length: usize) -> Option<PinnedDevice> 
 }
 
 impl PinnedDevice {
-    fn tunnel(&self, beneath: &Beneath) -> Option<&(Arc<Tunnel>, Pin)> {
+    fn tunnel(&self, beneath: &DiskStack) -> Option<&(Arc<Tunnel>, Pin)> {
         let serials = beneath.stack.serials.as_ref()?;
         let mut tunnels = self.tunnels.iter();
         tunnels.find(|(tunnel, _)| tunnel.is_usable() && tunnel.has_all(serials))
     }
 
     /// Whether a tunnel leads from the file to this memory.
-    pub(crate) fn serves(&self, opened: &Opened, direction: Direction) -> bool {
+    pub(crate) fn serves(&self, opened: &OpenFile, direction: Direction) -> bool {
         let file = &opened.file;
         if file.offset_align.is_none() || file.tunnel_off.load(Ordering::Relaxed) {
             return false;
@@ -130,23 +130,23 @@ impl PinnedDevice {
 /// # Errors
 /// When nothing was moved: the caller goes another way.
 pub(crate) fn transfer(
-    opened: &Opened,
+    opened: &OpenFile,
     pinned: &PinnedDevice,
     provider: &dyn Provider,
     direction: Direction,
     (address, length): (usize, usize),
     offset: u64,
-) -> Result<Moved, Errno> {
+) -> Result<TransferReceipt, Errno> {
     let beneath = opened.file.disk.stack.now();
     let (tunnel, pin) = pinned.tunnel(&beneath).ok_or(Errno::NODEV)?;
-    let mut moved = Moved::default();
+    let mut moved = TransferReceipt::default();
     while moved.bytes < length {
         let left = length - moved.bytes;
         let lent = tunnel
             .phony()
             .lend(tunnel.transport(), left)
             .ok_or(Errno::NOMEM)?;
-        let part = Part {
+        let part = PhonyRequest {
             opened,
             beneath: &beneath,
             tunnel,
@@ -177,10 +177,10 @@ pub(crate) fn transfer(
 }
 
 /// As much of a request as goes into one phony buffer.
-struct Part<'a> {
-    opened: &'a Opened,
+struct PhonyRequest<'a> {
+    opened: &'a OpenFile,
     /// What lay beneath the file when the tunnel was chosen.
-    beneath: &'a Arc<Beneath>,
+    beneath: &'a Arc<DiskStack>,
     tunnel: &'a Tunnel,
     region: u32,
     provider: &'a dyn Provider,
@@ -191,13 +191,13 @@ struct Part<'a> {
     offset: u64,
 }
 
-impl Part<'_> {
-    fn arm(&self, lent: &Lent<'_>, direction: Direction) -> Result<Armed<'_>, Errno> {
+impl PhonyRequest<'_> {
+    fn arm(&self, lent: &PhonyBuffer<'_>, direction: Direction) -> Result<TokenSet<'_>, Errno> {
         let slots = self.tunnel.slots();
         slots.arm(lent, self.region, self.target, self.length, direction)
     }
 
-    fn read(&self, lent: &Lent<'_>) -> Result<Moved, Errno> {
+    fn read(&self, lent: &PhonyBuffer<'_>) -> Result<TransferReceipt, Errno> {
         let direct = self.opened.direct()?;
         let armed = self.arm(lent, Direction::Read)?;
         // SAFETY: our own phony memory.
@@ -234,10 +234,10 @@ impl Part<'_> {
         } else if bytes > 0 && !proven.load(Ordering::Relaxed) {
             file.tunnel_off.store(true, Ordering::Relaxed);
         }
-        Ok(Moved { bytes, landed })
+        Ok(TransferReceipt { bytes, landed })
     }
 
-    fn write(&self, lent: &Lent<'_>) -> Result<Moved, Errno> {
+    fn write(&self, lent: &PhonyBuffer<'_>) -> Result<TransferReceipt, Errno> {
         let direct = self.opened.direct()?;
         let armed = self.arm(lent, Direction::Write)?;
         let mut bytes = Err(Errno::AGAIN);
@@ -268,7 +268,7 @@ impl Part<'_> {
             // allocated before stays so (fs/ext4/file.c: `ext4_dio_write_end_io`), though the bytes
             // are there: all of it is written again.
             self.write_out(direct.number(), &(0..self.length))?;
-            return Ok(Moved {
+            return Ok(TransferReceipt {
                 bytes: self.length,
                 landed: 0,
             });
@@ -284,10 +284,10 @@ impl Part<'_> {
                 self.write_again(direct.number(), &sectors.range)?;
             }
         }
-        Ok(Moved { bytes, landed })
+        Ok(TransferReceipt { bytes, landed })
     }
 
-    fn has_landed(&self, armed: &Armed<'_>) -> bool {
+    fn has_landed(&self, armed: &TokenSet<'_>) -> bool {
         armed.runs(self.length).iter().any(|run| run.landed)
     }
 

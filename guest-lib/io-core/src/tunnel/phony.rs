@@ -145,7 +145,11 @@ impl Phony {
 
     /// Lends a buffer for up to `length` bytes: a large one for what is too long for a small one.
     /// Waits while all are lent. None where no memory can be pinned.
-    pub(crate) fn lend(&self, transport: &Arc<dyn Transport>, length: usize) -> Option<Lent<'_>> {
+    pub(crate) fn lend(
+        &self,
+        transport: &Arc<dyn Transport>,
+        length: usize,
+    ) -> Option<PhonyBuffer<'_>> {
         let class = if length <= SMALL_PAGES * PAGE {
             &self.small
         } else {
@@ -160,7 +164,7 @@ impl Phony {
                 let _ = futex::wait(&class.returned, futex::Flags::PRIVATE, returned, None);
                 continue;
             };
-            let mut lent = Lent {
+            let mut lent = PhonyBuffer {
                 class,
                 index,
                 base: std::ptr::null_mut(),
@@ -175,13 +179,13 @@ impl Phony {
 
 /// A phony buffer in use, and the slots of its pages.
 #[derive(Debug)]
-pub(crate) struct Lent<'a> {
+pub(crate) struct PhonyBuffer<'a> {
     class: &'a Class,
     index: usize,
     base: *mut u8,
 }
 
-impl Lent<'_> {
+impl PhonyBuffer<'_> {
     /// The first byte.
     pub(crate) fn base(&self) -> *mut c_void {
         self.base.cast()
@@ -216,7 +220,7 @@ impl Lent<'_> {
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for PhonyBuffer<'_> {
     fn drop(&mut self) {
         let bit = 1_u64 << self.index;
         self.class.free.fetch_or(bit, Ordering::Release);

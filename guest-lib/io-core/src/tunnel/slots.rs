@@ -1,6 +1,6 @@
 //! Tokens: what the slots of the shared header say, and the envelopes in phony pages.
 
-use super::phony::Lent;
+use super::phony::PhonyBuffer;
 use crate::sys::Direction;
 use farlane_abi::arena::OFF_DEAD;
 use farlane_abi::tunnel::{
@@ -55,7 +55,7 @@ impl Token {
 
 /// Pages that are under way. Dropping it ends their tokens.
 #[derive(Debug)]
-pub(crate) struct Armed<'a> {
+pub(crate) struct TokenSet<'a> {
     slots: &'a Slots,
     tokens: Vec<Token>,
 }
@@ -106,13 +106,13 @@ impl Slots {
     /// `target` and what follows in device region `region`. Puts the envelopes into the pages.
     pub(crate) fn arm(
         &self,
-        lent: &Lent<'_>,
+        lent: &PhonyBuffer<'_>,
         region: u32,
         target: u64,
         length: usize,
         direction: Direction,
-    ) -> Result<Armed<'_>, Errno> {
-        let mut armed = Armed {
+    ) -> Result<TokenSet<'_>, Errno> {
+        let mut armed = TokenSet {
             slots: self,
             tokens: Vec::with_capacity(length / PAGE),
         };
@@ -180,7 +180,7 @@ impl Slots {
     }
 }
 
-impl Armed<'_> {
+impl TokenSet<'_> {
     /// What has become of the first `bytes` of the request, once it is done.
     pub(crate) fn runs(&self, bytes: usize) -> Vec<Sectors> {
         let mut runs: Vec<Sectors> = Vec::new();
@@ -207,7 +207,7 @@ impl Armed<'_> {
 
     /// Whether a sector of these still carries its envelope, once the request is done: nothing was
     /// read into it.
-    pub(crate) fn has_envelope(&self, lent: &Lent<'_>, sectors: &Sectors) -> bool {
+    pub(crate) fn has_envelope(&self, lent: &PhonyBuffer<'_>, sectors: &Sectors) -> bool {
         let pages = self.tokens.iter().zip((0..).step_by(PAGE));
         pages
             .flat_map(|(token, page)| {
@@ -219,7 +219,7 @@ impl Armed<'_> {
     }
 }
 
-impl Drop for Armed<'_> {
+impl Drop for TokenSet<'_> {
     fn drop(&mut self) {
         for token in &self.tokens {
             self.slots

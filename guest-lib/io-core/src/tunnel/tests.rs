@@ -2,7 +2,7 @@
 //! would, or does not open them.
 
 use super::*;
-use crate::files::{self, Opened};
+use crate::files::{self, OpenFile};
 use crate::provider::Soft;
 use farlane_abi::Errno as Refusal;
 use farlane_abi::tunnel::{
@@ -316,7 +316,7 @@ impl Rig {
         }
     }
 
-    fn opened(&self) -> Opened {
+    fn opened(&self) -> OpenFile {
         files::open(self.file.as_raw_fd()).unwrap()
     }
 
@@ -327,21 +327,25 @@ impl Rig {
         bytes
     }
 
-    fn part(&self, tunnel: &Tunnel, move_it: impl FnOnce(&Part<'_>, &Lent<'_>) -> Moved) -> Moved {
+    fn part(
+        &self,
+        tunnel: &Tunnel,
+        move_it: impl FnOnce(&PhonyRequest<'_>, &PhonyBuffer<'_>) -> TransferReceipt,
+    ) -> TransferReceipt {
         let beneath = self.opened().file.disk.stack.now();
         self.part_over(&beneath, tunnel, move_it)
     }
 
     fn part_over(
         &self,
-        beneath: &Arc<Beneath>,
+        beneath: &Arc<DiskStack>,
         tunnel: &Tunnel,
-        move_it: impl FnOnce(&Part<'_>, &Lent<'_>) -> Moved,
-    ) -> Moved {
+        move_it: impl FnOnce(&PhonyRequest<'_>, &PhonyBuffer<'_>) -> TransferReceipt,
+    ) -> TransferReceipt {
         let opened = self.opened();
         let address = self.memory.base().as_ptr().expose_provenance();
         let length = self.memory.len();
-        let part = Part {
+        let part = PhonyRequest {
             opened: &opened,
             beneath,
             tunnel,
@@ -422,7 +426,7 @@ fn envelopes_are_no_data_where_a_read_leaves_no_receipt() {
         }
         rig.part(&tunnel, |part, lent| {
             assert_eq!(part.read(lent), Err(Errno::STALE), "{sectors:?}");
-            Moved::default()
+            TransferReceipt::default()
         });
         assert!(rig.memory().iter().all(|&byte| byte == 0));
         let file = rig.opened().file;
@@ -481,7 +485,7 @@ fn what_was_read_through_layers_that_have_changed_does_not_count() {
     let before = Arc::default();
     rig.part_over(&before, &tunnel, |part, lent| {
         assert_eq!(part.read(lent), Err(Errno::STALE));
-        Moved::default()
+        TransferReceipt::default()
     });
     assert!(!before.tunnel_proven.load(Ordering::Relaxed));
 }
@@ -539,7 +543,7 @@ fn a_file_that_is_being_locked_is_not_tunnelled_and_no_envelope_is_made_for_it()
     rig.part(&tunnel, |part, lent| {
         assert_eq!(part.read(lent), Err(Errno::BUSY));
         assert_eq!(part.write(lent), Err(Errno::BUSY));
-        Moved::default()
+        TransferReceipt::default()
     });
     assert!((0..8).all(|slot| backend.word(slot, SLOT_ARMED) == 0));
     crate::descriptors::lock_ended(locking);
