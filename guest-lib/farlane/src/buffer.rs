@@ -42,7 +42,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Its number.
+    /// Id, unique in the library.
     #[must_use]
     pub fn id(&self) -> Id {
         self.id
@@ -132,7 +132,7 @@ impl TryFrom<&Descriptor> for RemoteBuffer {
 }
 
 impl RemoteBuffer {
-    /// Length in bytes.
+    /// Length of the peer's buffer in bytes.
     #[must_use]
     pub fn length(&self) -> u64 {
         self.0.length

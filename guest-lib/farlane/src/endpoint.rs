@@ -25,13 +25,13 @@ pub enum Direction {
 /// A transfer between two buffers, one of them here.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer<'a> {
-    /// Which way.
+    /// Whether the local buffer is read or written.
     pub direction: Direction,
-    /// The local buffer.
+    /// Buffer of this process.
     pub local: &'a Arc<Buffer>,
     /// First byte in the local buffer.
     pub local_offset: usize,
-    /// The peer's buffer.
+    /// Buffer of the peer, from its descriptor.
     pub remote: &'a RemoteBuffer,
     /// First byte in the peer's buffer.
     pub remote_offset: u64,
@@ -92,7 +92,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Its number.
+    /// Id, unique in the library.
     #[must_use]
     pub fn id(&self) -> Id {
         self.id

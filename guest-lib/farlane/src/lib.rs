@@ -57,7 +57,7 @@ pub use transfer::{Outcome, Status};
 pub struct Id(pub(crate) u64);
 
 impl Id {
-    /// The number.
+    /// The id as an integer, for a C interface.
     #[must_use]
     pub fn get(self) -> u64 {
         self.0

@@ -65,7 +65,7 @@ impl Library {
     /// Makes an endpoint, to be connected to one of a peer.
     ///
     /// # Errors
-    /// What the device says.
+    /// `ENOMEM` where the device has no queue pair left, `ENODEV` where it is gone.
     pub fn create_endpoint(&self) -> Result<Arc<Endpoint>, Error> {
         Endpoint::create(&self.instance)
     }

@@ -17,7 +17,7 @@ pub(crate) type Callback = Box<dyn FnOnce(Id, Outcome) + Send>;
 pub enum Status {
     /// It is on its way.
     Pending,
-    /// It has finished.
+    /// The transfer has finished, with this outcome.
     Finished(Outcome),
 }
 

@@ -8,7 +8,7 @@ pub const GRANULE: u64 = farlane_abi::PAGE_BYTES;
 /// Free ranges, none of which touches another.
 #[derive(Debug)]
 pub struct Allocator {
-    /// Offset and bytes.
+    /// Length of each free range in bytes, by its offset.
     free: BTreeMap<u64, u64>,
 }
 

@@ -11,7 +11,7 @@ pub unsafe trait Bars: Send + Sync {
     /// device is gone.
     fn read32(&self, offset: u32) -> u32;
 
-    /// Writes a register.
+    /// Writes the register at an offset in BAR 0, in bytes: a multiple of four.
     fn write32(&self, offset: u32, value: u32);
 
     /// Video memory: first byte, a multiple of the page size, and bytes.

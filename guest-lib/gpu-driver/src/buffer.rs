@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// exclusively, and both have ended when they return: so it can be lent out as a slice.
 pub struct Buffer {
     device: Arc<Device>,
-    /// In video memory.
+    /// Offset of the first byte in video memory.
     offset: u64,
     length: usize,
     registered: bool,
@@ -34,7 +34,7 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.length

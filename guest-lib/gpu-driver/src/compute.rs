@@ -16,7 +16,7 @@ pub struct Search {
     capacity: u32,
 }
 
-/// An occurrence.
+/// An occurrence of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Match {
     /// Where it begins, from the begin of the range, in bytes.
@@ -44,7 +44,7 @@ pub struct Tile {
     pub pitch: usize,
     /// Bytes of a row.
     pub width: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: u32,
 }
 

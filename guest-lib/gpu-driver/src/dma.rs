@@ -113,13 +113,13 @@ impl DmaBuffer {
         self.length
     }
 
-    /// Never.
+    /// Whether it has no bytes: never.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Its bytes.
+    /// The memory as bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: mapped until this is dropped; a command that writes it borrows it exclusively,

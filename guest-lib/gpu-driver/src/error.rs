@@ -15,9 +15,9 @@ pub enum GpuError {
     /// It is another kind of device, or speaks another version.
     #[error("{device} is no software GPU that is known here: {why}")]
     Kind {
-        /// Its address.
+        /// PCI address of the device.
         device: String,
-        /// What it is.
+        /// What was found: vendor and device ID, or identity and version.
         why: String,
     },
     /// Another process uses it.
@@ -26,9 +26,9 @@ pub enum GpuError {
     /// The system refused something.
     #[error("Cannot {what}")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
-        /// Why not.
+        /// The error of the system call.
         #[source]
         source: io::Error,
     },
@@ -46,7 +46,7 @@ pub enum GpuError {
     Range {
         /// Offset in the buffer, in bytes.
         offset: usize,
-        /// Bytes.
+        /// Length of the range in bytes.
         length: usize,
         /// Bytes of the buffer.
         size: usize,
@@ -60,9 +60,9 @@ pub enum GpuError {
     /// The device has refused a command.
     #[error("The GPU has refused {what}: status {status}")]
     Refused {
-        /// Which command.
+        /// The command that was refused.
         what: &'static str,
-        /// `farlane_abi::gpu`: why.
+        /// Completion status, of [`farlane_abi::gpu`].
         status: u32,
     },
     /// System memory that the device can reach is not to be had here.

@@ -30,7 +30,7 @@ pub fn register(pointer: *mut u8, bytes: usize) -> bool {
     code == 0
 }
 
-/// Takes it back.
+/// Unregisters a buffer that was registered.
 pub fn unregister(pointer: *mut u8) {
     if let Some(function) = symbol(c"farlane_io_unregister") {
         // SAFETY: as in `register`.

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct State {
-    /// Commands written.
+    /// Number of the next command, as the device counts them.
     tail: u32,
     /// Entries whose completion has not been read.
     busy: [bool; ENTRIES as usize],

@@ -22,7 +22,7 @@ pub(crate) struct Plan {
     pub(crate) pieces: Vec<Piece>,
     /// How much of it was cached, where that was asked.
     pub(crate) cached: Option<u64>,
-    /// Why.
+    /// Reason of the decision, for the trace.
     pub(crate) why: Why,
 }
 

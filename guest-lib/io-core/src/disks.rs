@@ -53,7 +53,7 @@ impl Sign {
 /// What lies beneath a file system now.
 #[derive(Debug, Default)]
 pub struct DiskStack {
-    /// Its layers.
+    /// Layers of block devices.
     pub stack: Stack,
     /// A tunnelled read of it has arrived.
     pub tunnel_proven: AtomicBool,

@@ -78,7 +78,7 @@ fn is_elsewhere(fd: BorrowedFd<'_>, magic: libc::c_long) -> bool {
 /// The disk beneath a file system.
 #[derive(Debug)]
 pub struct DiskFacts {
-    /// Its layers.
+    /// Layers of block devices beneath the file system.
     pub stack: StackWatch,
     /// What calibration has found, by provider.
     models: [OnceLock<Option<CostModel>>; PROVIDERS.len()],
@@ -87,14 +87,14 @@ pub struct DiskFacts {
 /// What is known of one file.
 #[derive(Debug)]
 pub struct File {
-    /// Which one.
+    /// Device and inode number.
     pub id: FileId,
     /// To what file offsets and lengths of direct I/O are aligned; none where there is no direct
     /// I/O.
     pub offset_align: Option<u64>,
     /// To what its buffers are aligned.
     pub memory_align: usize,
-    /// The disk.
+    /// The block device beneath it.
     pub disk: Arc<DiskFacts>,
     /// No tunnels: pages of the file are not what is on the disk, or direct I/O through one went
     /// another way.
@@ -102,9 +102,9 @@ pub struct File {
     /// How often direct I/O with device memory was refused for another reason than the memory,
     /// since it has worked last.
     refusals: AtomicU32,
-    /// Pattern of reads.
+    /// Sequences among the reads of the file.
     pub stream: Lock<Stream>,
-    /// Descriptors of ours.
+    /// Descriptors of the library for direct I/O.
     pub(crate) direct_fds: DirectFds,
     mapping: Lock<Mapping>,
     /// The program has closed a descriptor while a call was at it.
@@ -121,9 +121,9 @@ struct Mapping {
 /// The program's descriptor, looked at now.
 #[derive(Clone, Debug)]
 pub struct OpenFile {
-    /// The descriptor.
+    /// The program's descriptor.
     pub fd: RawFd,
-    /// Its file.
+    /// File that it is open on.
     pub file: Arc<File>,
     /// Length of the file in bytes.
     pub size: u64,
@@ -280,7 +280,8 @@ impl File {
     /// a byte a page, bit 0.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// `ENOMEM` where the mapping cannot be made or queried, `EOVERFLOW` where the range has no
+    /// addresses.
     pub fn mincore(
         &self,
         fd: RawFd,

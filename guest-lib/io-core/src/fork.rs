@@ -40,10 +40,10 @@ pub(crate) trait ParentState {
 
 /// A lock that is held over a fork, so that a child finds whole what it guards.
 pub(crate) trait ForkLock: Sync {
-    /// Before a fork.
+    /// Takes the lock, before a fork.
     fn hold(&self);
 
-    /// After a fork.
+    /// Gives the lock back, after a fork.
     ///
     /// # Safety
     /// This thread has called [`hold`](Self::hold).

@@ -5,7 +5,7 @@ use crate::lock::Lock;
 use std::collections::BTreeSet;
 use std::io::Write as _;
 
-/// Most different lines.
+/// Most distinct lines that are printed.
 const MOST: usize = 64;
 
 pub(crate) static SAID: Lock<LoggedLines> = Lock::new(LoggedLines(BTreeSet::new()));

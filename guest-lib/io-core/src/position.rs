@@ -24,7 +24,7 @@ const COPIES: usize = 64 << 20;
 /// Where in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// At this offset.
+    /// At this offset from the start of the file.
     At(u64),
     /// At the file position, which the call moves on.
     Current,

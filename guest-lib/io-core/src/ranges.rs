@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Most ranges.
+/// Most ranges that can be registered.
 pub const CAPACITY: usize = 8192;
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// No ranges.
+    /// An empty table.
     #[must_use]
     pub const fn new() -> Self {
         Self {

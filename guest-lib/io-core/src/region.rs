@@ -16,7 +16,7 @@ const REFUSED: usize = 16;
 /// Device memory at an address of this process.
 #[derive(Debug)]
 pub struct Region {
-    /// The first byte.
+    /// Address of the first byte.
     pub start: usize,
     /// Whose memory it is.
     pub provider: Arc<dyn Provider>,
@@ -102,7 +102,7 @@ pub struct RegionTable {
 }
 
 impl RegionTable {
-    /// No regions.
+    /// An empty table.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -203,7 +203,7 @@ pub struct RegionGuard<'a> {
 }
 
 impl RegionGuard<'_> {
-    /// Its name.
+    /// Name of the region: slot and generation.
     pub(crate) fn name(&self) -> u64 {
         self.name
     }

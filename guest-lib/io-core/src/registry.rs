@@ -57,7 +57,7 @@ pub enum RegisterError {
     /// No bytes, or more than there are addresses.
     #[error("{length} bytes at {address:#x} are no memory")]
     Range {
-        /// The first byte.
+        /// Address of the first byte.
         address: usize,
         /// Length in bytes.
         length: usize,
@@ -65,7 +65,7 @@ pub enum RegisterError {
     /// A part of it is registered already.
     #[error("{length} bytes at {address:#x} overlap registered memory at {other:#x}")]
     Overlap {
-        /// The first byte.
+        /// Address of the first byte.
         address: usize,
         /// Length in bytes.
         length: usize,
@@ -214,7 +214,7 @@ fn try_put(
 /// Unregisters what was registered at `address`. Returns when no I/O is under way in it.
 ///
 /// # Errors
-/// When nothing is.
+/// `ENOENT`: nothing is registered there.
 pub fn unregister(address: usize) -> Result<(), RegisterError> {
     take_away(address, None)
 }

@@ -14,7 +14,7 @@ pub const MOST_PAGES: usize = 8192;
 pub enum Residency {
     /// All of it is cached.
     All,
-    /// Nothing is.
+    /// Nothing of it is cached.
     Nothing,
     /// Runs that are and that are not, one after the other, together the whole range.
     Some(Vec<Run>),

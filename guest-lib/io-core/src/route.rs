@@ -28,9 +28,9 @@ use std::os::fd::RawFd;
 pub struct Call {
     /// Its name, for the trace.
     pub name: &'static str,
-    /// The descriptor.
+    /// The program's descriptor.
     pub fd: RawFd,
-    /// The buffer.
+    /// Address of the buffer.
     pub address: usize,
     /// Its length in bytes.
     pub length: usize,
@@ -41,7 +41,7 @@ pub struct Call {
 /// `pread` with device memory; with other memory as the C library has it.
 ///
 /// # Errors
-/// What `pread` says.
+/// As `pread(2)`: `EBADF`, `EINVAL`, `EIO`, `ESPIPE` and others.
 ///
 /// # Safety
 /// `buffer` may be written for `length` bytes.
@@ -66,7 +66,7 @@ pub unsafe fn pread(
 /// `pwrite` with device memory; with other memory as the C library has it.
 ///
 /// # Errors
-/// What `pwrite` says.
+/// As `pwrite(2)`: `EBADF`, `EINVAL`, `EIO`, `ENOSPC` and others.
 ///
 /// # Safety
 /// `buffer` may be read for `length` bytes.

@@ -19,7 +19,7 @@ const GROWTH: u64 = 16;
 /// What the program has said with `posix_fadvise`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Advice {
-    /// Nothing.
+    /// `POSIX_FADV_NORMAL`, or no advice.
     #[default]
     Normal,
     /// Reads come in order: the window is twice as long.
@@ -31,7 +31,7 @@ pub enum Advice {
 /// A sequence of reads.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tail {
-    /// Where it began.
+    /// Offset of its first byte.
     pub(crate) begin: u64,
     /// Where it goes on.
     next: u64,

@@ -247,7 +247,7 @@ fn touch(fd: RawFd) {
     let _ = unsafe { call(libc::SYS_utimensat, arguments) };
 }
 
-/// Closes a descriptor.
+/// `close`, past the function of the C library.
 pub fn close(fd: RawFd) {
     // SAFETY: touches no memory.
     let _ = unsafe { call(libc::SYS_close, [word(fd), 0, 0, 0, 0, 0]) };
@@ -306,7 +306,7 @@ pub fn cachestat(fd: RawFd, offset: u64, length: u64) -> Result<CacheStat, Errno
 /// `mincore`: a byte for each page of the mapping at `address`; bit 0 says that it is in memory.
 ///
 /// # Errors
-/// What the kernel says, such as `ENOMEM` when something there is not mapped.
+/// `ENOMEM` when something there is not mapped.
 pub fn mincore(address: usize, length: usize, pages: &mut [u8]) -> Result<(), Errno> {
     if pages.len() < length.div_ceil(page_bytes()) {
         return Err(Errno::INVAL);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 static FILE: OnceLock<Option<Trace>> = OnceLock::new();
 
-/// The file.
+/// The file that decisions are written to.
 #[derive(Debug)]
 struct Trace(Guarded);
 

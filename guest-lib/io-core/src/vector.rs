@@ -18,9 +18,9 @@ const MOST_BUFFERS: usize = 1024;
 pub struct VectorCall<'a> {
     /// Its name, for the trace.
     pub name: &'static str,
-    /// The descriptor.
+    /// The program's descriptor.
     pub fd: RawFd,
-    /// The buffers.
+    /// Buffers of the call, in order.
     pub buffers: &'a [libc::iovec],
     /// Where in the file.
     pub position: Position,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Whose memory.
+/// Kind of device memory to calibrate with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A memfd of this process, which stands in for device memory on a host.
@@ -140,7 +140,7 @@ impl Memory {
         })
     }
 
-    /// The first byte.
+    /// Pointer to the first byte.
     pub fn start(&self) -> *mut u8 {
         self.start.cast()
     }

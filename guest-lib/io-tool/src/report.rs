@@ -11,7 +11,7 @@ use std::path::Path;
 /// Files that get a line of the table and a part of the drawing.
 const FILES: usize = 6;
 
-/// Sums over calls.
+/// Calls, failures, time and bytes by way, summed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Sums {
     calls: u64,

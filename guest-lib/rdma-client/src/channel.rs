@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
-/// A completion channel.
+/// A completion channel: an eventfd for the events of completion queues.
 #[derive(Debug)]
 pub struct Channel {
     context: Arc<Context>,
@@ -22,10 +22,11 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Creates one.
+    /// Creates a completion channel.
     ///
     /// # Errors
-    /// When the context has no event index left, or what kernel and backend say.
+    /// `ENOMEM` where the context has no event index left, `EMFILE` where the process may open no
+    /// more files, `ENODEV` where the device is gone.
     pub fn create(context: &Arc<Context>) -> Result<Arc<Self>, Error> {
         let events = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)
             .map_err(|error| Error::Refused(os(error)))?;

@@ -31,10 +31,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens `device`.
+    /// Opens a context of `device`.
     ///
     /// # Errors
-    /// What the transport and the backend say.
+    /// `ENOENT` or `EACCES` where the device cannot be opened, `EPROTO` where it speaks another
+    /// version, `ENODEV` where it is gone.
     pub fn open(device: &DeviceInfo) -> Result<Arc<Self>, Error> {
         Self::over(device.clone(), farlane_transport::open(device)?)
     }
@@ -42,7 +43,8 @@ impl Context {
     /// Opens a context over a transport that nothing else uses.
     ///
     /// # Errors
-    /// What the transport and the backend say.
+    /// `ENOENT` or `EACCES` where the device cannot be opened, `EPROTO` where it speaks another
+    /// version, `ENODEV` where it is gone.
     pub fn over(info: DeviceInfo, transport: Arc<dyn Transport>) -> Result<Arc<Self>, Error> {
         let header = Arc::new(Header::new(&transport)?);
         Ok(Arc::new(Self {
@@ -56,13 +58,13 @@ impl Context {
         }))
     }
 
-    /// The device.
+    /// Device that the context is of.
     #[must_use]
     pub fn device(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// The remoted calls.
+    /// Stubs of the remoted calls.
     #[must_use]
     pub fn verbs(&self) -> VerbsStubs<&Self> {
         VerbsStubs(self)
@@ -71,7 +73,7 @@ impl Context {
     /// Attributes of the device, asked for once.
     ///
     /// # Errors
-    /// What the backend says.
+    /// `ENODEV` where the device is gone.
     pub fn device_attributes(&self) -> Result<&DeviceAttr, Error> {
         if let Some(attributes) = self.attributes.get() {
             return Ok(attributes);
@@ -83,7 +85,7 @@ impl Context {
     /// Attributes of a port, from 1 up.
     ///
     /// # Errors
-    /// What the backend says.
+    /// `EINVAL` for a port that does not exist, `ENODEV` where the device is gone.
     pub fn port_attributes(&self, port: u32) -> Result<PortAttr, Error> {
         self.verbs().query_port(&port.into())
     }
@@ -91,7 +93,7 @@ impl Context {
     /// An entry of a port's GID table.
     ///
     /// # Errors
-    /// What the backend says.
+    /// `EINVAL` for a port or an index that does not exist, `ENODEV` where the device is gone.
     pub fn gid(&self, port: u32, index: u32) -> Result<Gid, Error> {
         self.verbs().query_gid(&QueryGid {
             port: port.into(),

@@ -16,7 +16,7 @@ use farlane_transport::Segment;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
-/// A completion queue.
+/// A completion queue of a context.
 #[derive(Debug)]
 pub struct Cq {
     context: Arc<Context>,
@@ -38,7 +38,8 @@ impl Cq {
     /// Creates a queue of at least `entries` entries, whose events go to `channel`.
     ///
     /// # Errors
-    /// `EINVAL` for too many entries, else what kernel and backend say.
+    /// `EINVAL` for too many entries, `ENOMEM` where kernel or backend have no memory for them,
+    /// `ENODEV` where the device is gone.
     pub fn create(
         context: &Arc<Context>,
         entries: u32,
@@ -90,7 +91,7 @@ impl Cq {
         self.handle
     }
 
-    /// Number of entries.
+    /// Number of entries that it has room for.
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.layout.entries

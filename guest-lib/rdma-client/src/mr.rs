@@ -11,7 +11,7 @@ use farlane_sys::sync::lock;
 use farlane_transport::{Pin, PinKind};
 use std::sync::{Arc, Mutex};
 
-/// A memory registration.
+/// A memory region, registered in a protection domain.
 #[derive(Debug)]
 pub struct Mr {
     pd: Arc<Pd>,
@@ -37,8 +37,8 @@ impl Mr {
     /// [`Buffer`](crate::Buffer) is recognised; other memory is pinned.
     ///
     /// # Errors
-    /// `EINVAL` for nothing or for rights that contradict each other, else what kernel and
-    /// backend say.
+    /// `EINVAL` for nothing or for rights that contradict each other, `ENOMEM` where kernel
+    /// or backend have no room for it, `EFAULT` where the memory is not mapped.
     ///
     /// # Safety
     /// Until the registration is gone the memory stays mapped, and the caller expects it to
@@ -99,13 +99,13 @@ impl Mr {
         })
     }
 
-    /// Its protection domain.
+    /// Protection domain that it belongs to.
     #[must_use]
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
     }
 
-    /// Its handle.
+    /// Handle that calls name it by.
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.handle
@@ -129,7 +129,7 @@ impl Mr {
         self.address
     }
 
-    /// Length in bytes.
+    /// Length of the region in bytes.
     #[must_use]
     pub fn length(&self) -> usize {
         self.length
@@ -138,7 +138,8 @@ impl Mr {
     /// Ends the registration, then lets the memory go. When this returns nobody touches it.
     ///
     /// # Errors
-    /// What the backend says; the registration then stays.
+    /// What the backend refuses with, `EBADF` of a handle that it does not know; the registration
+    /// then stays.
     pub fn destroy(&self) -> Result<(), Error> {
         self.destroyed
             .once(|| self.pd.context().verbs().dereg_mr(&self.handle.into()))?;

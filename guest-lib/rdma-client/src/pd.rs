@@ -5,7 +5,7 @@ use farlane_abi::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A protection domain.
+/// A protection domain of a context.
 #[derive(Debug)]
 pub struct Pd {
     context: Arc<Context>,
@@ -14,10 +14,10 @@ pub struct Pd {
 }
 
 impl Pd {
-    /// Allocates one.
+    /// Allocates a protection domain.
     ///
     /// # Errors
-    /// What the backend says.
+    /// `ENOMEM` where the backend has no room for another, `ENODEV` where it is gone.
     pub fn allocate(context: &Arc<Context>) -> Result<Arc<Self>, Error> {
         let handle = context.verbs().alloc_pd(&())?.get();
         Ok(Arc::new(Self {
@@ -33,13 +33,13 @@ impl Pd {
         &self.context
     }
 
-    /// Its handle.
+    /// Handle that calls name it by.
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.handle
     }
 
-    /// Frees it.
+    /// Deallocates the protection domain.
     ///
     /// # Errors
     /// `EBUSY` while something is in it.

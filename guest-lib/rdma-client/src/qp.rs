@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex};
 /// Sizes of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpCaps {
-    /// Send requests.
+    /// Send requests outstanding at a time.
     pub send_wr: u32,
     /// Elements of a send request.
     pub send_sge: u32,
     /// Inline bytes of a send request.
     pub inline_bytes: u32,
-    /// Receive requests.
+    /// Receive requests outstanding at a time.
     pub recv_wr: u32,
     /// Elements of a receive request.
     pub recv_sge: u32,
@@ -36,7 +36,7 @@ pub struct QpInit<'a> {
     pub recv_cq: &'a Arc<Cq>,
     /// `enum ibv_qp_type`; [`QPT_RC`] is the one that backends know today.
     pub qp_type: u32,
-    /// Sizes wanted.
+    /// Sizes asked for; the queue pair has at least these.
     pub caps: QpCaps,
     /// Every send request is signalled.
     pub signal_all: bool,
@@ -56,7 +56,7 @@ impl<'a> QpInit<'a> {
     }
 }
 
-/// A queue pair.
+/// A queue pair of a protection domain.
 #[derive(Debug)]
 pub struct Qp {
     pd: Arc<Pd>,
@@ -81,7 +81,8 @@ impl Qp {
     /// Creates one. The number of requests may come out larger than asked for.
     ///
     /// # Errors
-    /// `EINVAL` for sizes beyond the interface's limits, else what kernel and backend say.
+    /// `EINVAL` for sizes beyond the interface's limits, `ENOMEM` where kernel or backend have no
+    /// memory for them, `ENODEV` where the device is gone.
     pub fn create(pd: &Arc<Pd>, init: &QpInit<'_>) -> Result<Self, Error> {
         let caps = init.caps;
         let layout = QpLayout::new(
@@ -131,7 +132,7 @@ impl Qp {
         })
     }
 
-    /// Its protection domain.
+    /// Protection domain that it belongs to.
     #[must_use]
     pub fn pd(&self) -> &Arc<Pd> {
         &self.pd
@@ -188,7 +189,8 @@ impl Qp {
     /// completions that nobody has taken are none any more.
     ///
     /// # Errors
-    /// What the backend says.
+    /// `EINVAL` for attributes or a transition that the state does not allow, `ENODEV` where the
+    /// device is gone.
     pub fn modify(&self, attributes: &QpAttr, mask: u32) -> Result<(), Error> {
         // No post comes between the backend's emptying of the queues and ours.
         let mut send = lock(&self.send);
@@ -216,7 +218,7 @@ impl Qp {
     /// Its attributes and state.
     ///
     /// # Errors
-    /// What the backend says.
+    /// `ENODEV` where the device is gone.
     pub fn query(&self) -> Result<QpAttr, Error> {
         self.context().verbs().query_qp(&self.handle.into())
     }
@@ -269,7 +271,7 @@ impl Qp {
     /// nobody has taken are none any more.
     ///
     /// # Errors
-    /// What the backend says.
+    /// `EBADF` of a handle that the backend does not know.
     pub fn destroy(&self) -> Result<(), Error> {
         self.destroyed.once(|| {
             let verbs = self.context().verbs();

@@ -111,7 +111,7 @@ impl SpinPolicy {
     }
 }
 
-/// How spinning ended.
+/// Outcome of a spin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spun {
     /// What was waited for has happened.

@@ -20,7 +20,7 @@ pub enum Payload<'a> {
     Inline(&'a [&'a [u8]]),
 }
 
-/// A send request.
+/// A request of the send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a> {
     /// The caller's number for it.
@@ -39,7 +39,7 @@ pub struct SendRequest<'a> {
     pub payload: Payload<'a>,
 }
 
-/// A receive request.
+/// A request of the receive queue.
 #[derive(Clone, Copy, Debug)]
 pub struct RecvRequest<'a> {
     /// The caller's number for it.
@@ -129,7 +129,7 @@ impl<'a> SendQueue<'a> {
         self.0.qp.layout().send_entries.saturating_sub(used)
     }
 
-    /// Writes a request.
+    /// Writes a request into the next entry.
     ///
     /// # Errors
     /// `ENOMEM` when the queue is full, `EINVAL` for an unknown opcode, too many elements or too
@@ -201,7 +201,7 @@ impl<'a> RecvQueue<'a> {
         Self(Batch::new(qp, producer, QP_OFF_RECV_PRODUCED))
     }
 
-    /// Writes a request.
+    /// Writes a request into the next entry.
     ///
     /// # Errors
     /// `ENOMEM` when the queue is full, `EINVAL` for too many elements.

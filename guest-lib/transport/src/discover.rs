@@ -23,7 +23,7 @@ pub struct DeviceInfo {
     /// Its name, `farlane0`, `farlane1`, ...: that of the device file; a socket has the number
     /// after the last one.
     pub name: String,
-    /// Where it is.
+    /// Device file or socket of the device.
     pub address: Address,
 }
 

@@ -9,34 +9,34 @@ pub enum TransportError {
     /// The device file or socket cannot be opened.
     #[error("Cannot open {}", path.display())]
     Open {
-        /// What was opened.
+        /// Path of the device file or socket.
         path: PathBuf,
-        /// Why not.
+        /// Error of `open` or `connect`.
         #[source]
         source: std::io::Error,
     },
     /// The other side speaks another version of the interface.
     #[error("{} speaks version {found} of the interface, this library {}", path.display(), farlane_abi::config::ABI_VERSION)]
     Version {
-        /// The device.
+        /// Path of the device file.
         path: PathBuf,
-        /// Its version.
+        /// ABI version that it speaks.
         found: u32,
     },
     /// The backend or the kernel driver refused.
     #[error("{what} was refused with {errno}")]
     Refused {
-        /// The operation.
+        /// The operation that failed.
         what: &'static str,
-        /// The answer.
+        /// Error number that was answered.
         errno: Errno,
     },
     /// A system call failed.
     #[error("{what} failed")]
     Os {
-        /// The operation.
+        /// The operation that failed.
         what: &'static str,
-        /// Why.
+        /// Error of the system call.
         #[source]
         source: std::io::Error,
     },

@@ -14,7 +14,7 @@ static WATCH: Once = Once::new();
 pub struct Origin(u32);
 
 impl Origin {
-    /// This process.
+    /// The process that calls this.
     #[must_use]
     pub fn here() -> Self {
         WATCH.call_once(|| {

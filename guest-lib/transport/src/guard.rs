@@ -234,7 +234,7 @@ impl<G: Deref<Target = Guarded>> InUse<G> {
         Some(Self { number, guarded })
     }
 
-    /// Its number.
+    /// Number of the descriptor.
     #[must_use]
     pub fn number(&self) -> RawFd {
         self.number

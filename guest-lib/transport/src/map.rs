@@ -28,7 +28,8 @@ impl Map {
     /// Maps `length` bytes at `offset` of `fd`, shared.
     ///
     /// # Errors
-    /// What `mmap` says.
+    /// `ENOMEM` where there are no addresses left, `EACCES`, `EINVAL` or `ENODEV` where the file
+    /// cannot be mapped like this.
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, length: usize) -> Result<Self, TransportError> {
         // SAFETY: the kernel chooses an address range that nothing else uses.
         let base = unsafe {
@@ -52,7 +53,7 @@ impl Map {
     /// Maps `length` bytes of private zeroed memory.
     ///
     /// # Errors
-    /// What `mmap` says.
+    /// `ENOMEM` where there is no memory left.
     pub fn anonymous(length: usize) -> Result<Self, TransportError> {
         // SAFETY: the kernel chooses an address range that nothing else uses.
         let base = unsafe {
@@ -79,7 +80,7 @@ impl Map {
         })
     }
 
-    /// The first byte.
+    /// Pointer to the first byte.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
@@ -143,7 +144,7 @@ impl Map {
         unsafe { from.cast::<T>().read_unaligned() }
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of the mapping.
     ///
     /// # Panics
     /// As [`at`](Self::at).
@@ -168,7 +169,7 @@ impl Map {
         unsafe { self.write_bytes(offset, value.as_bytes()) }
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the mapping.
     ///
     /// # Panics
     /// As [`at`](Self::at).

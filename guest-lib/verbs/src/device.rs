@@ -15,7 +15,7 @@ use std::sync::{Mutex, OnceLock};
 /// zero: libmlx5 and libefa compare the operations there with their own.
 const TAIL_WORDS: usize = 32;
 
-/// A device.
+/// A device as programs see it, with the state of this library behind it.
 #[repr(C)]
 pub struct Device {
     ibv: ibv_device,

@@ -13,13 +13,13 @@ pub fn set(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Fails with a number.
+/// Sets `errno` and returns the number.
 pub fn fail(errno: c_int) -> c_int {
     set(errno);
     errno
 }
 
-/// Fails with NULL.
+/// Sets `errno` and returns NULL.
 #[must_use]
 pub fn fail_null<T>(errno: c_int) -> *mut T {
     set(errno);

@@ -8,7 +8,7 @@ use std::cell::UnsafeCell;
 /// # Safety
 /// Only for structures of integers, raw pointers and optional function pointers.
 pub unsafe trait Plain: Sized {
-    /// All bytes zero.
+    /// A value of which all bytes are zero.
     #[must_use]
     fn zeroed() -> Self {
         // SAFETY: valid by the contract of the trait.
@@ -60,7 +60,7 @@ impl<C, R> Object<C, R> {
         unsafe { &(*shell.cast::<Self>()).inner }
     }
 
-    /// Ends an object.
+    /// Frees an object and its state.
     ///
     /// # Safety
     /// `shell` came from [`publish`](Self::publish) of this type, and nobody uses it any more.

@@ -22,7 +22,7 @@ const STEPS: i32 = 16;
 /// One measured transfer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
     /// How long it took, in nanoseconds.
     pub nanoseconds: f64,
@@ -31,7 +31,7 @@ pub struct Sample {
 /// A fitted model, and how good it is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
-    /// The model.
+    /// The fitted cost model.
     pub model: CostModel,
     /// Coefficient of determination of T_p2p, of the logarithms of the quartiles.
     pub r2_p2p: f64,
@@ -51,7 +51,7 @@ pub enum FitError {
         "{way}: {found} sizes with at least {FEWEST_TIMES} times each, {FEWEST_SIZES} are needed"
     )]
     FewSizes {
-        /// Which way.
+        /// Way whose samples do not fit: P2P or cache.
         way: &'static str,
         /// Sizes that can be used.
         found: usize,
@@ -59,35 +59,35 @@ pub enum FitError {
     /// Sizes too near one another to tell overhead from bandwidth.
     #[error("{way}: sizes from {smallest} to {largest} bytes, a factor of {LEAST_SPAN} is needed")]
     NarrowSizes {
-        /// Which way.
+        /// Way whose samples do not fit: P2P or cache.
         way: &'static str,
-        /// Bytes.
+        /// Smallest size in bytes.
         smallest: u64,
-        /// Bytes.
+        /// Largest size in bytes.
         largest: u64,
     },
     /// A time that is none.
     #[error("{way}: {nanoseconds} ns for {bytes} bytes is not a time")]
     Time {
-        /// Which way.
+        /// Way whose samples do not fit: P2P or cache.
         way: &'static str,
-        /// The sample's length.
+        /// Length of the sample in bytes.
         bytes: u64,
-        /// The sample's time.
+        /// Time of the sample in nanoseconds.
         nanoseconds: f64,
     },
     /// Large transfers are not slower than small ones.
     #[error("{way}: times do not grow with the size ({slope} ns a byte)")]
     NoBandwidth {
-        /// Which way.
+        /// Way whose samples do not fit: P2P or cache.
         way: &'static str,
-        /// Nanoseconds a byte.
+        /// Fitted slope in nanoseconds per byte.
         slope: f64,
     },
     /// The times do not lie on the line.
     #[error("{way}: R^2 of {r2:.3} is below {LEAST_R2}")]
     Scattered {
-        /// Which way.
+        /// Way whose samples do not fit: P2P or cache.
         way: &'static str,
         /// Coefficient of determination.
         r2: f64,
@@ -95,9 +95,9 @@ pub enum FitError {
     /// The times lie on another line.
     #[error("{way}: the fit misses the times by {:.0} % on average, more than {:.0} %", miss * 100.0, LARGEST_MISS * 100.0)]
     Misses {
-        /// Which way.
+        /// Way whose samples do not fit: P2P or cache.
         way: &'static str,
-        /// Mean share.
+        /// Mean relative error of the fit.
         miss: f64,
     },
     /// The numbers are no model.
@@ -117,7 +117,7 @@ impl Fit {
     /// The same with the bytes per second of reads that read-ahead keeps filling.
     ///
     /// # Errors
-    /// When that is no bandwidth.
+    /// When `bandwidth` is not positive and finite.
     pub fn with_readahead(self, bandwidth: f64) -> Result<Self, ModelError> {
         let model = CostModel::new(Parameters {
             readahead_bandwidth: Some(bandwidth),

@@ -6,7 +6,7 @@ use thiserror::Error;
 /// Consecutive bytes of a request that are all in the page cache, or all not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
     /// They are in the page cache.
     pub cached: bool,
@@ -69,17 +69,17 @@ pub enum ModelError {
     /// A bandwidth that is not a positive finite number.
     #[error("{name} of {value} bytes/s is not positive")]
     Bandwidth {
-        /// Which.
+        /// Name of the parameter.
         name: &'static str,
-        /// Bytes per second.
+        /// Value in bytes per second.
         value: f64,
     },
     /// A time that is negative or not finite.
     #[error("{name} of {value} ns is not a time")]
     Overhead {
-        /// Which.
+        /// Name of the parameter.
         name: &'static str,
-        /// Nanoseconds.
+        /// Value in nanoseconds.
         value: f64,
     },
     /// Below the cutoff the device would be faster than its bandwidth, and many short transfers
@@ -88,11 +88,11 @@ pub enum ModelError {
         "Cutoff of {cutoff_bytes} bytes in {p2p_overhead_ns} ns is faster than {p2p_bandwidth} bytes/s"
     )]
     Cutoff {
-        /// S_cutoff.
+        /// S_cutoff in bytes.
         cutoff_bytes: u64,
-        /// C_p2p.
+        /// C_p2p in nanoseconds.
         p2p_overhead_ns: f64,
-        /// BW_p2p.
+        /// BW_p2p in bytes per second.
         p2p_bandwidth: f64,
     },
 }
@@ -105,10 +105,10 @@ pub struct CostModel {
     parameters: Parameters,
     pub(crate) cutoff: f64,
     pub(crate) p2p_overhead: f64,
-    /// Nanoseconds a byte.
+    /// 1 / BW_p2p in nanoseconds per byte.
     pub(crate) p2p_byte: f64,
     pub(crate) cache_overhead: f64,
-    /// Nanoseconds a byte.
+    /// 1 / BW_pc in nanoseconds per byte.
     pub(crate) cache_byte: f64,
     /// See [`CostModel::direct_from`].
     direct_from: Option<u64>,
@@ -120,7 +120,7 @@ pub(crate) fn float(bytes: u64) -> f64 {
 }
 
 impl CostModel {
-    /// Checks the numbers.
+    /// Checks the parameters.
     pub fn new(parameters: Parameters) -> Result<Self, ModelError> {
         let p = parameters;
         let bandwidths = [
@@ -170,7 +170,7 @@ impl CostModel {
         self.direct_from
     }
 
-    /// The numbers.
+    /// Parameters of the model.
     pub fn parameters(&self) -> Parameters {
         self.parameters
     }

@@ -70,7 +70,7 @@ impl Random {
         Self(seed)
     }
 
-    /// Any number.
+    /// Next number of the sequence, of 64 bits.
     pub fn any(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -84,7 +84,7 @@ impl Random {
         self.any() % bound.max(1)
     }
 
-    /// Another order.
+    /// Shuffles in place.
     pub fn shuffle<T>(&mut self, things: &mut [T]) {
         for last in (1..things.len()).rev() {
             let other = self.below(to_u64(last) + 1);

@@ -10,7 +10,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Names the file.
+/// Environment variable that names the file.
 pub const VARIABLE: &str = "FARLANE_IO_CONFIG";
 /// The file of the machine.
 pub const SYSTEM: &str = "/var/lib/farlane/io.toml";
@@ -31,7 +31,7 @@ pub struct Calibration {
     pub r2_p2p: f64,
     /// The same of the copies from the page cache.
     pub r2_cache: f64,
-    /// What was fitted.
+    /// Fitted cost model.
     pub model: CostModel,
 }
 
@@ -50,25 +50,25 @@ pub enum StoreError {
     /// It cannot be read.
     #[error("Cannot read {path}")]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// I/O error of the read.
         source: std::io::Error,
     },
     /// It is not a store.
     #[error("{path} is not a list of calibrations")]
     Parse {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the TOML parser.
         source: Box<toml::de::Error>,
     },
     /// It cannot be written.
     #[error("Cannot write {path}")]
     Write {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// I/O error of the write.
         source: std::io::Error,
     },
     /// It has no TOML form.

@@ -12,9 +12,9 @@ const LONGEST: u64 = 1 << 20;
 /// Consecutive bytes of a call that went one way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// How.
+    /// Way of these bytes.
     pub way: Way,
-    /// How many.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
@@ -71,7 +71,7 @@ pub struct Decision {
     pub inode: u64,
     /// First byte in the file.
     pub offset: u64,
-    /// Bytes asked for.
+    /// Bytes that the call asked for.
     pub length: u64,
     /// Bytes that were moved, or an error number below 0.
     pub result: i64,
@@ -79,33 +79,33 @@ pub struct Decision {
     pub cached: Option<u64>,
     /// How they went, in order.
     pub pieces: Vec<Piece>,
-    /// The reason.
+    /// Reason of the decision.
     pub why: Why,
 }
 
 /// A trace that cannot be read.
 #[derive(Debug, Error)]
 pub enum TraceError {
-    /// The file fails.
+    /// The trace cannot be read.
     #[error("Line {line} cannot be read")]
     Read {
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// Why.
+        /// I/O error.
         source: std::io::Error,
     },
     /// A line is something else.
     #[error("Line {line} is not a decision")]
     Parse {
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// Why.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
     /// A line is too long.
     #[error("Line {line} is longer than {LONGEST} bytes")]
     Long {
-        /// Counted from 1.
+        /// Number of the line, from 1.
         line: usize,
     },
 }

@@ -34,7 +34,7 @@ pub trait Provider: Debug + Send + Sync {
     /// Copies bytes to device memory.
     ///
     /// # Errors
-    /// What the device says, as an error number.
+    /// `EFAULT` where the device does not reach the memory, or its driver fails.
     ///
     /// # Safety
     /// `address` holds `from.len()` bytes of registered memory.
@@ -48,7 +48,7 @@ pub trait Provider: Debug + Send + Sync {
     /// Copies bytes from device memory.
     ///
     /// # Errors
-    /// What the device says, as an error number.
+    /// `EFAULT` where the device does not reach the memory, or its driver fails.
     ///
     /// # Safety
     /// As [`copy_in`](Self::copy_in).

@@ -47,14 +47,14 @@ const AROUND: u64 = 2 << 20;
 /// The part of a region that tunnels reach.
 #[derive(Debug)]
 pub struct PinnedDevice {
-    /// First byte.
+    /// Address of the first byte.
     start: usize,
     /// Length in bytes.
     length: usize,
     tunnels: Vec<(Arc<Tunnel>, Pin)>,
 }
 
-/// What a transfer has moved.
+/// Bytes that a transfer has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransferReceipt {
     /// Bytes of the request that are where they belong.

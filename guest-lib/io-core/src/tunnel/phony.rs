@@ -20,14 +20,14 @@ const SMALL_PAGES: usize = 16;
 const SMALL: usize = 64;
 /// Pages of a large buffer: 4 MiB, as in spin-atc17.
 const LARGE_PAGES: usize = 1024;
-/// Large buffers.
+/// Number of large buffers.
 const LARGE: usize = 8;
 
 /// Slots that all of them need.
 pub(crate) const SLOTS: u32 = 9216;
 const _: () = assert!(SMALL * SMALL_PAGES + LARGE * LARGE_PAGES == SLOTS as usize);
 
-/// Pinned memory.
+/// Phony memory that is mapped and pinned.
 #[derive(Debug)]
 struct Memory {
     // Unpinned before it is unmapped.
@@ -186,7 +186,7 @@ pub(crate) struct PhonyBuffer<'a> {
 }
 
 impl PhonyBuffer<'_> {
-    /// The first byte.
+    /// Pointer to the first byte.
     pub(crate) fn base(&self) -> *mut c_void {
         self.base.cast()
     }

@@ -30,7 +30,7 @@ pub(crate) struct Slots {
     sequences: Vec<AtomicU64>,
 }
 
-/// A page's token.
+/// Token of a phony page: slot, sequence number, envelope.
 #[derive(Clone, Copy, Debug)]
 struct Token {
     slot: usize,
