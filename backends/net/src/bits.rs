@@ -156,3 +156,25 @@ pub const fn index(number: u32) -> usize {
     const { assert!(size_of::<u32>() <= size_of::<usize>()) };
     number as usize
 }
+
+/// A length that is bounded by memory, as a length of the process.
+#[must_use]
+#[allow(clippy::cast_possible_truncation)] // As asserted.
+pub const fn narrow(length: u64) -> usize {
+    const { assert!(size_of::<u64>() <= size_of::<usize>()) };
+    length as usize
+}
+
+/// The low 16 bits of a number.
+#[must_use]
+pub const fn low16(number: u64) -> u16 {
+    let [a, b, ..] = number.to_le_bytes();
+    u16::from_le_bytes([a, b])
+}
+
+/// The low 32 bits of a number.
+#[must_use]
+pub const fn low32(number: u64) -> u32 {
+    let [a, b, c, d, ..] = number.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}

@@ -11,7 +11,6 @@ use farlane_sys::sync::{lock, read, write};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
-/// A VM's driver.
 pub struct Guest {
     interface: Arc<Interface>,
     table: Option<Arc<FlowTable>>,
@@ -54,7 +53,6 @@ fn offloads_of(bits: u64) -> Offloads {
 
 impl Guest {
     /// A driver that has set nothing.
-    #[must_use]
     pub fn new(interface: Arc<Interface>, table: Option<Arc<FlowTable>>) -> Self {
         Self {
             control: Mutex::new(Control::new(0, interface.pairs(), interface.mac())),
@@ -154,20 +152,17 @@ impl Guest {
     }
 
     /// Which frames it wants; none: all.
-    #[must_use]
     pub fn filter(&self) -> Option<Arc<Filter>> {
         let filter = read(&self.filter);
         filter.clone()
     }
 
     /// What frames for it may ask of it.
-    #[must_use]
     pub fn takes(&self) -> Offloads {
         offloads_of(self.offloads.load(Ordering::Acquire))
     }
 
     /// Counts changes of [`filter`](Self::filter) and [`takes`](Self::takes).
-    #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -197,8 +192,6 @@ impl Guest {
         }
     }
 
-    /// Its address.
-    #[must_use]
     pub fn mac(&self) -> [u8; 6] {
         self.control().filter().mac()
     }
@@ -215,7 +208,6 @@ impl Guest {
     }
 
     /// Further bits of the configuration's status.
-    #[must_use]
     pub fn status(&self) -> u16 {
         if self.announces.load(Ordering::Acquire) {
             status::ANNOUNCE

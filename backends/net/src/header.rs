@@ -20,7 +20,6 @@ pub enum HeaderError {
     /// Flags or a kind that were not negotiated, or that there are not.
     #[error("A header with flags {flags:#x} and segmentation {gso:#x}")]
     NotNegotiated {
-        /// Its flags.
         flags: u8,
         /// Its kind of segmentation.
         gso: u8,
@@ -32,7 +31,6 @@ pub enum HeaderError {
         start: u16,
         /// Where in that the sum is put.
         offset: u16,
-        /// The frame's length.
         bytes: usize,
     },
     /// Segments of nothing, or headers beyond the frame.
@@ -40,9 +38,7 @@ pub enum HeaderError {
     Segmentation {
         /// Bytes of payload a segment.
         size: u16,
-        /// Bytes of headers.
         headers: u16,
-        /// The frame's length.
         bytes: usize,
     },
 }
@@ -50,9 +46,6 @@ pub enum HeaderError {
 /// Checks the header of a frame of `bytes` bytes (without the header) of a guest that may use
 /// `allowed` (virtio 1.2, 5.1.6.2). Returns it as it goes to a port: without what is not meant for
 /// one.
-///
-/// # Errors
-/// See [`HeaderError`].
 pub fn check_sent(
     header: FrameHeader,
     bytes: usize,
@@ -114,7 +107,6 @@ pub fn check_sent(
 
 /// The header of a received frame as a guest that takes `allowed` gets it, in `buffers` buffers
 /// (5.1.6.4).
-#[must_use]
 pub fn received(mut header: FrameHeader, allowed: Offloads, buffers: u16) -> FrameHeader {
     if !allowed.checksum {
         header.flags = 0;
@@ -128,12 +120,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ALL: Offloads = Offloads {
-        checksum: true,
-        tso4: true,
-        tso6: true,
-        ecn: true,
-    };
+    const ALL: Offloads = Offloads::ALL;
 
     #[test]
     fn what_was_not_negotiated_is_refused() {

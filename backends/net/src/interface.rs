@@ -110,30 +110,31 @@ impl Interface {
     #[must_use]
     pub fn flow_samples(&self) -> Option<Vec<Sample<'static>>> {
         let counts = self.table().as_ref().and_then(Weak::upgrade)?.counts();
-        let sample = |name, help, value| Sample { name, help, value };
-        Some(vec![
-            sample("flows", "Flows in the flow table.", counts.flows),
-            sample(
+        let samples = [
+            ("flows", "Flows in the flow table.", counts.flows),
+            (
                 "flows_established",
                 "Flows in the flow table that are established.",
                 counts.established,
             ),
-            sample(
+            (
                 "flow_moves",
                 "Flow moves to another queue pair that were begun.",
                 counts.moves,
             ),
-            sample(
+            (
                 "flows_forgotten",
                 "Flows that were evicted from the flow table, or expired.",
                 counts.forgotten,
             ),
-            sample(
+            (
                 "flows_refused",
                 "Flows that the flow table had no room for.",
                 counts.refused,
             ),
-        ])
+        ];
+        let sample = |(name, help, value)| Sample { name, help, value };
+        Some(samples.map(sample).into())
     }
 
     /// The features that it offers.
@@ -209,7 +210,8 @@ impl Interface {
     /// Microseconds since it was made.
     #[must_use]
     pub fn now_us(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX)
+        let elapsed = self.begun.elapsed();
+        elapsed.as_secs() * 1_000_000 + u64::from(elapsed.subsec_micros())
     }
 
     /// Looks whether there is a link.

@@ -1,32 +1,32 @@
 //! A network interface of a virtual machine over vhost-user, with a worker on every NUMA node.
 //!
-//! * [`daemon`]: the daemon; [`options`]: the command line.
+//! * [`daemon`]: the daemon; `options`: the command line.
 //! * [`port`]: where frames come from and go to on the host.
-//! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it; [`watch`]: links.
-//! * [`worker`]: the thread of a queue pair, which moves frames; [`header`]: what a guest's frames
-//!   ask for.
-//! * [`guest`]: what a VM's driver has set.
+//! * [`interface`]: an interface; [`session`]: as a VMM's front-end sees it; `watch`: its link.
+//! * `worker`: the thread of a queue pair, which moves frames; `header`: what a guest's frames ask
+//!   for.
+//! * `guest`: what a VM's driver has set.
 //! * [`flow`]: which received flow belongs to which queue.
 //! * [`control`]: the control queue.
 //! * [`offload`]: checksums and segmentation in software.
-//! * [`ebpf`]: small programs that the kernel runs for a port.
+//! * `ebpf`: small programs that the kernel runs for a port.
 //! * [`bits`]: wire layouts (virtio 1.2, 5.1).
 
 pub mod bits;
 pub mod control;
-pub mod counters;
+mod counters;
 pub mod daemon;
-pub mod ebpf;
+mod ebpf;
 pub mod flow;
-pub mod guest;
-pub mod header;
+mod guest;
+mod header;
 pub mod interface;
 pub mod offload;
-pub mod options;
+mod options;
 pub mod port;
 pub mod session;
-pub mod watch;
-pub mod worker;
+mod watch;
+mod worker;
 
 use farlane_daemon::locality;
 use farlane_daemon::metrics::write_labelled;

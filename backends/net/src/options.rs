@@ -73,9 +73,6 @@ pub struct Options {
 
 impl Options {
     /// All interfaces, of which no two have anything that must be their own.
-    ///
-    /// # Errors
-    /// See [`OptionsError`].
     pub fn all_nets(&self) -> Result<Vec<NetOptions>, OptionsError> {
         let mut nets = self.nets.clone();
         let tap = self
@@ -123,7 +120,6 @@ pub enum HostOption {
 
 impl HostOption {
     /// Its name there.
-    #[must_use]
     pub fn name(&self) -> &str {
         match self {
             Self::Tap(name) | Self::Xdp(name, _) => name,

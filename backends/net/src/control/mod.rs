@@ -1,10 +1,10 @@
 //! The control queue (virtio 1.2, 5.1.6.5).
 //!
 //! * [`request`]: bytes into typed commands.
-//! * [`filter`]: which frames the guest wants.
+//! * `filter`: which frames the guest wants.
 //! * [`Control`]: what the commands do.
 
-pub mod filter;
+pub(crate) mod filter;
 pub mod request;
 
 use crate::bits::feature;

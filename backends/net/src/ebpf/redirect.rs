@@ -69,9 +69,6 @@ impl Redirect {
     }
 
     /// Frames of this queue go to this socket from now on.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn set(&self, queue: u16, socket: BorrowedFd<'_>) -> io::Result<()> {
         self.sockets.set(
             &u32::from(queue).to_ne_bytes(),
@@ -80,9 +77,6 @@ impl Redirect {
     }
 
     /// To the host's network stack again.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn clear(&self, queue: u16) -> io::Result<()> {
         self.sockets
             .remove(&u32::from(queue).to_ne_bytes())

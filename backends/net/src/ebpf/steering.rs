@@ -8,7 +8,8 @@
 //! once.
 
 use super::assemble::{
-    Assembler, FRAME, Instruction, Operation, R0, R1, R2, R3, R4, R6, R7, R8, R9, Reg, When, Width,
+    Assembler, FRAME, Instruction, Label, Operation, R0, R1, R2, R3, R4, R6, R7, R8, R9, Reg, When,
+    Width,
 };
 use super::system::{BpfError, Map, MapKind, ProgramKind, load};
 use crate::flow::FlowKey;
@@ -90,9 +91,6 @@ impl TapSteering {
 
     /// Only the first so many queues are in use from now on: flows that are unknown, or steered to
     /// another one, go there.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn set_queues(&self, queues: u16) -> io::Result<()> {
         self.queues
             .set(&[0; 4], &u32::from(queues.max(1)).to_ne_bytes())
@@ -100,17 +98,11 @@ impl TapSteering {
 
     /// Has a tap use the program, through any of its queues. The tap keeps it, and the map, as long
     /// as it lives.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn attach(&self, tap: BorrowedFd<'_>) -> io::Result<()> {
         call_with_number(tap, TUNSETSTEERINGEBPF, self.program.as_raw_fd())
     }
 
     /// Frames of this flow come from this queue from now on, or from one by their hash (`None`).
-    ///
-    /// # Errors
-    /// What the system says: there are [`MAX_FLOWS`].
     pub fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<()> {
         match queue {
             Some(queue) => self.flows.set(&key(flow), &u32::from(queue).to_ne_bytes()),
@@ -119,18 +111,12 @@ impl TapSteering {
     }
 
     /// No flow is steered any more. Nobody steers one meanwhile.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn forget(&self) -> io::Result<()> {
         self.flows.clear()
     }
 }
 
 /// Has a tap choose its queues by itself again.
-///
-/// # Errors
-/// What the system says.
 pub fn detach(tap: BorrowedFd<'_>) -> io::Result<()> {
     call_with_number(tap, TUNSETSTEERINGEBPF, -1)
 }
@@ -166,7 +152,7 @@ fn read(
     more: i32,
     to: i16,
     bytes: i32,
-    otherwise: &'static str,
+    otherwise: impl Into<Label>,
 ) {
     program
         .with(Operation::Move, R1, R6)
@@ -276,66 +262,9 @@ fn ipv4(p: &mut Assembler) {
         .jump("ports");
 }
 
-/// Labels for each of the extension headers that are followed, of which there are as many as
+/// Extension headers that are followed: as many as
 /// [`flow::parse`](mod@crate::flow::parse) follows.
-const EXTENSIONS: [[&str; 5]; 8] = [
-    [
-        "header 0",
-        "extension 0",
-        "shifted 0",
-        "fragment 0",
-        "next 0",
-    ],
-    [
-        "header 1",
-        "extension 1",
-        "shifted 1",
-        "fragment 1",
-        "next 1",
-    ],
-    [
-        "header 2",
-        "extension 2",
-        "shifted 2",
-        "fragment 2",
-        "next 2",
-    ],
-    [
-        "header 3",
-        "extension 3",
-        "shifted 3",
-        "fragment 3",
-        "next 3",
-    ],
-    [
-        "header 4",
-        "extension 4",
-        "shifted 4",
-        "fragment 4",
-        "next 4",
-    ],
-    [
-        "header 5",
-        "extension 5",
-        "shifted 5",
-        "fragment 5",
-        "next 5",
-    ],
-    [
-        "header 6",
-        "extension 6",
-        "shifted 6",
-        "fragment 6",
-        "next 6",
-    ],
-    [
-        "header 7",
-        "extension 7",
-        "shifted 7",
-        "fragment 7",
-        "next 7",
-    ],
-];
+const EXTENSION_HEADERS: u8 = 8;
 
 /// The same of IPv6, behind its extension headers.
 fn ipv6(p: &mut Assembler) {
@@ -351,7 +280,9 @@ fn ipv6(p: &mut Assembler) {
     p.load(Width::Byte, R8, FRAME, SCRATCH + 6)
         .store(Width::Byte, FRAME, PROTOCOL, R8)
         .by(Operation::Add, R7, 40);
-    for [header, extension, shifted, fragment, next] in EXTENSIONS {
+    for number in 0..EXTENSION_HEADERS {
+        let [header, extension, shifted, fragment, next] =
+            ["header", "extension", "shifted", "fragment", "next"].map(|name| (name, number));
         // R8: what this header is.
         p.label(header);
         for kind in [0, 43, 60, 135, 139, 140] {

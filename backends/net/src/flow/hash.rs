@@ -3,6 +3,7 @@
 
 use super::key::FlowKey;
 use super::parse::protocol;
+use crate::bits::low32;
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hasher as _, RandomState};
 
 /// A hash with a random key, so that nobody can make flows collide.
@@ -160,7 +161,7 @@ pub fn toeplitz(key: &[u8; TOEPLITZ_KEY_BYTES], input: &[u8]) -> u32 {
         }
         window |= u64::from(key.get(index + 8).copied().unwrap_or(0));
     }
-    u32::try_from(hash & u64::from(u32::MAX)).unwrap_or(0)
+    low32(hash)
 }
 
 #[cfg(test)]

@@ -2,21 +2,21 @@
 //!
 //! * [`parse`](mod@parse): headers of frames.
 //! * [`table`]: the flow table, what the workers ask.
-//! * [`route`]: where a frame goes next.
-//! * [`follow`]: where a flow's process runs, told from what the guest sends.
-//! * [`order`]: how a flow's frames stay in order while it moves.
-//! * [`shard`]: a bounded store of flows.
+//! * [`Route`]: where a frame goes next.
+//! * `follow`: where a flow's process runs, told from what the guest sends.
+//! * `order`: how a flow's frames stay in order while it moves.
+//! * `shard`: a bounded store of flows.
 //! * `hints`: steering hints, which a port is asked to follow.
 //! * [`hash`]: keyed hashes, and Toeplitz.
 
-pub mod follow;
+mod follow;
 pub mod hash;
 mod hints;
 mod key;
-pub mod order;
+pub(crate) mod order;
 pub mod parse;
-pub mod route;
-pub mod shard;
+mod route;
+pub(crate) mod shard;
 pub mod table;
 
 pub use key::FlowKey;

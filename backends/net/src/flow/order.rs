@@ -21,7 +21,6 @@
 
 use super::route::{Route, Ticket};
 
-/// No worker yet.
 const NOBODY: u16 = u16::MAX;
 
 /// How long and how many frames may be held while a flow moves.
@@ -76,12 +75,10 @@ pub struct FlowOrder {
 /// The worker that has a frame, and when.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
-    /// Its number.
     pub worker: u16,
     /// Where the frame is in its own queue, if it is put there next. Of a frame that may have to
     /// wait for buffers it is not known before.
     pub next: Option<Span>,
-    /// Time in microseconds.
     pub now: u64,
 }
 
@@ -98,7 +95,6 @@ pub struct Span {
 impl FlowOrder {
     /// A flow that is to have this home. Frames that came before it was known went into the queue
     /// of whoever read them, and are waited for as its own are.
-    #[must_use]
     pub fn known(target: u16) -> Self {
         Self {
             sequencer: NOBODY,
@@ -117,7 +113,6 @@ impl FlowOrder {
     }
 
     /// A flow that is to have this home, of which nothing has come that could be under way.
-    #[must_use]
     pub fn placed(target: u16) -> Self {
         Self {
             home: target,
@@ -127,19 +122,16 @@ impl FlowOrder {
     }
 
     /// The queue that gets the frames now, once one has come.
-    #[must_use]
     pub fn home(&self) -> Option<u16> {
         (self.home != NOBODY).then_some(self.home)
     }
 
     /// The queue that is to get them.
-    #[must_use]
     pub fn target(&self) -> u16 {
         self.target
     }
 
     /// The worker that decides the order, once a frame has come.
-    #[must_use]
     pub fn sequencer(&self) -> Option<u16> {
         (self.sequencer != NOBODY).then_some(self.sequencer)
     }
@@ -162,14 +154,12 @@ impl FlowOrder {
     }
 
     /// Whether the flow is on its way to another queue.
-    #[must_use]
     pub fn is_moving(&self) -> bool {
         self.home != NOBODY && self.home != self.target
     }
 
     /// Whether nothing of the flow is in anybody's hands and its last frame is consumed: it may be
     /// forgotten.
-    #[must_use]
     pub fn is_idle(&self, consumed: impl Fn(u16) -> u64) -> bool {
         self.sequencer == NOBODY
             || (self.via == 0
@@ -296,7 +286,6 @@ impl FlowOrder {
         self.go(at, flow)
     }
 
-    /// To the home.
     fn go(&mut self, at: Moment, flow: Ticket) -> Route {
         self.drained_at = None;
         self.last = flow.end;

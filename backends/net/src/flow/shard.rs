@@ -10,8 +10,8 @@
 //! that opens many connections evicts its own.
 
 use super::key::FlowKey;
+use crate::bits::index;
 
-/// No entry.
 const NONE: u32 = u32::MAX;
 
 /// Oldest entries that are looked at to make room.
@@ -41,7 +41,6 @@ struct Entry<T> {
     value: T,
     hash: u32,
     generation: u32,
-    /// In the index.
     chain: u32,
     older: u32,
     newer: u32,
@@ -83,8 +82,7 @@ pub struct Shard<T> {
 
 /// A flow that is put into the store.
 #[derive(Clone, Copy, Debug)]
-pub struct Named {
-    /// Its key.
+pub struct NewFlow {
     pub key: FlowKey,
     /// Hash of the key.
     pub hash: u32,
@@ -95,7 +93,6 @@ pub struct Named {
 /// What became of a promotion.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Promotion {
-    /// It is protected.
     Done,
     /// In the place of this one.
     Instead(Slot),
@@ -105,7 +102,6 @@ pub enum Promotion {
 
 impl<T> Shard<T> {
     /// A store for so many flows, at least two.
-    #[must_use]
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.clamp(2, 1 << 30);
         Self {
@@ -122,25 +118,16 @@ impl<T> Shard<T> {
     }
 
     /// Flows in the store.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.probation.len + self.protected.len
     }
 
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Those that are protected.
-    #[must_use]
     pub fn protected(&self) -> usize {
         self.protected.len
     }
 
     /// The entry of a flow.
-    #[must_use]
     pub fn find(&self, key: &FlowKey, hash: u32) -> Option<Slot> {
         let mut chain = self.chain(hash);
         chain
@@ -153,7 +140,7 @@ impl<T> Shard<T> {
 
     /// The entries that a flow with this hash can be among, as they are looked at.
     fn chain(&self, hash: u32) -> impl Iterator<Item = (u32, &Entry<T>)> {
-        let mut at = self.heads.get(self.bucket(hash)).copied().unwrap_or(NONE);
+        let mut at = self.heads[self.bucket(hash)];
         std::iter::from_fn(move || {
             let (index, entry) = (at, self.entry(at)?);
             at = entry.chain;
@@ -184,7 +171,6 @@ impl<T> Shard<T> {
     }
 
     /// Whether it is protected.
-    #[must_use]
     pub fn is_protected(&self, slot: Slot) -> bool {
         self.of(slot).is_some_and(|entry| entry.protected)
     }
@@ -193,13 +179,13 @@ impl<T> Shard<T> {
     /// forgotten; `gone`: one was. `None`: no room now.
     pub fn insert(
         &mut self,
-        named: Named,
+        named: NewFlow,
         value: T,
         now_us: u64,
         spare: impl Fn(&T, u64) -> bool,
         gone: impl FnMut(&FlowKey, &T),
     ) -> Option<Slot> {
-        let Named { key, hash, source } = named;
+        let NewFlow { key, hash, source } = named;
         let index = self.room(spare, gone)?;
         let bucket = self.bucket(hash);
         let head = self.heads.get_mut(bucket)?;
@@ -227,7 +213,6 @@ impl<T> Shard<T> {
         Some(Slot { index, generation })
     }
 
-    /// Protects an entry.
     pub fn promote(&mut self, slot: Slot) -> Promotion {
         let Some(source) = self
             .of(slot)
@@ -279,9 +264,8 @@ impl<T> Shard<T> {
         }
     }
 
-    /// Forgets all.
     pub fn clear(&mut self, mut gone: impl FnMut(&FlowKey, &T)) {
-        for index in 0..u32::try_from(self.entries.len()).unwrap_or(NONE) {
+        for index in (0..).take(self.entries.len()) {
             if let Some(entry) = self.entry(index).filter(|entry| entry.used) {
                 gone(&entry.key, &entry.value);
                 self.remove(index);
@@ -435,11 +419,11 @@ impl<T> Shard<T> {
     }
 
     fn count(&self, source: u8) -> u16 {
-        self.sources.get(usize::from(source)).copied().unwrap_or(0)
+        self.sources[usize::from(source)]
     }
 
     fn bucket(&self, hash: u32) -> usize {
-        usize::try_from(hash).unwrap_or(0) & (self.heads.len() - 1)
+        index(hash) & (self.heads.len() - 1)
     }
 
     fn slot(&self, index: u32) -> Option<Slot> {

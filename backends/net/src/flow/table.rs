@@ -14,8 +14,9 @@ use super::order::{FlowOrder, HoldLimits, Moment, Span};
 use super::parse::{Parsed, Signal};
 use super::route::{Route, Ticket};
 use super::shard::Shard;
+use crate::bits::{low16, low32};
 use farlane_sys::sync::{lock, read, write};
-use known::{Flow, Part};
+use known::{Flow, TablePart};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, RwLock};
 
@@ -34,7 +35,7 @@ type Step = fn(&mut FlowOrder, Moment, Ticket, &HoldLimits, &dyn Fn(u16) -> u64)
 /// The table, shared by all workers.
 pub struct FlowTable {
     settings: Settings,
-    shards: Box<[Mutex<Part>]>,
+    shards: Box<[Mutex<TablePart>]>,
     hash: KeyedHash,
     active: AtomicU16,
     consumed: Box<[AtomicU64]>,
@@ -63,7 +64,9 @@ impl FlowTable {
     pub fn with_hash(settings: Settings, hash: KeyedHash) -> Self {
         let each = settings.capacity.div_ceil(SHARDS);
         Self {
-            shards: (0..SHARDS).map(|_| Mutex::new(Part::new(each))).collect(),
+            shards: (0..SHARDS)
+                .map(|_| Mutex::new(TablePart::new(each)))
+                .collect(),
             hash,
             active: AtomicU16::new(settings.queues.max(1)),
             consumed: (0..settings.queues.max(1))
@@ -270,8 +273,8 @@ impl FlowTable {
         let Some((key, flow)) = shard.get(ticket.slot, at.now) else {
             return untracked(at.worker, 0, active);
         };
-        if self.scaled.load(Ordering::Acquire) {
-            flow.order.aim(self.scaled_queue(key).unwrap_or(0) % active);
+        if let Some(queue) = self.scaled_queue(key) {
+            flow.order.aim(queue % active);
         } else if flow.order.target() >= active {
             flow.order.aim(flow.order.target() % active);
         }
@@ -311,7 +314,7 @@ impl FlowTable {
         }
         match self.settings.placement {
             Placement::Arrival if worker < active => worker,
-            _ => u16::try_from((hash >> 32) % u64::from(active)).unwrap_or(0),
+            _ => low16((hash >> 32) % u64::from(active)),
         }
     }
 
@@ -324,7 +327,7 @@ impl FlowTable {
             .map(|scaling| scaling.queue(key))
     }
 
-    fn shard(&self, number: u16) -> MutexGuard<'_, Part> {
+    fn shard(&self, number: u16) -> MutexGuard<'_, TablePart> {
         lock(&self.shards[usize::from(number) % SHARDS])
     }
 }
@@ -340,8 +343,7 @@ fn untracked(worker: u16, to: u16, active: u16) -> Route {
 
 /// The shard of a hash, and the part of it that is used there.
 fn split(hash: u64) -> (u16, u32) {
-    let [a, b, c, d, e, ..] = hash.to_le_bytes();
-    (u16::from(e) % 64, u32::from_le_bytes([a, b, c, d]))
+    (low16(hash >> 32) % 64, low32(hash))
 }
 
 #[cfg(test)]

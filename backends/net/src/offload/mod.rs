@@ -6,7 +6,7 @@
 //! the frame itself says, and it is checked to be a whole, unfragmented packet of that kind. A
 //! frame is private memory.
 
-use crate::bits::{FrameHeader, gso, header_flag};
+use crate::bits::{FrameHeader, gso, header_flag, low16, low32};
 use crate::flow::parse::{self, protocol};
 use thiserror::Error;
 
@@ -61,12 +61,12 @@ pub fn sum(bytes: &[u8], initial: u32) -> u32 {
     while total >> 16 != 0 {
         total = (total & 0xffff) + (total >> 16);
     }
-    u32::try_from(total).unwrap_or(0)
+    low32(total)
 }
 
 /// The checksum of a folded sum.
 fn complement(sum: u32) -> u16 {
-    !u16::try_from(sum & 0xffff).unwrap_or(0)
+    !low16(sum.into())
 }
 
 /// Completes the checksum of a frame (virtio 1.2, 5.1.6.2.2): the sum from `start` to the end, over

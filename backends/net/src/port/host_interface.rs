@@ -25,7 +25,6 @@ impl HostInterface {
         self.socket.as_fd()
     }
 
-    /// Asks for something.
     pub fn ask(&self, request: libc::Ioctl) -> io::Result<InterfaceRequest> {
         let mut answer = InterfaceRequest::new(&self.name)?;
         answer.call(self.socket(), request)?;
@@ -45,7 +44,6 @@ impl HostInterface {
         request.call(self.socket(), libc::SIOCSIFMTU)
     }
 
-    /// The hardware address.
     pub fn address(&self) -> io::Result<[u8; 6]> {
         // A `sockaddr`: the address lies behind its family.
         let [_, _, a, b, c, d, e, f, ..] = self.ask(libc::SIOCGIFHWADDR)?.value;

@@ -2,7 +2,7 @@
 
 pub(crate) mod host_interface;
 pub mod tap;
-pub mod xdp;
+pub(crate) mod xdp;
 
 use crate::bits::FrameHeader;
 use crate::flow::FlowKey;
@@ -21,6 +21,16 @@ pub struct Offloads {
     pub tso6: bool,
     /// Also with ECN.
     pub ecn: bool,
+}
+
+impl Offloads {
+    /// All of them.
+    pub const ALL: Self = Self {
+        checksum: true,
+        tso4: true,
+        tso6: true,
+        ecn: true,
+    };
 }
 
 /// A port with one or more queues.

@@ -80,6 +80,7 @@ fn is_name(name: &str) -> bool {
 pub struct Tap {
     interface: HostInterface,
     queues: Vec<Arc<OwnedFd>>,
+    count: u16,
     mtu: u16,
     hardware: [u8; 6],
     in_use: Vec<Arc<AtomicBool>>,
@@ -131,6 +132,7 @@ impl Tap {
             interface,
             in_use: opened.iter().map(|_| Arc::default()).collect(),
             queues: opened,
+            count: queues,
             steering: None,
             limit: LogLimit::new(),
         };
@@ -219,16 +221,11 @@ impl Port for Tap {
     }
 
     fn queues(&self) -> u16 {
-        u16::try_from(self.queues.len()).unwrap_or(MAX_QUEUES)
+        self.count
     }
 
     fn offloads(&self) -> Offloads {
-        Offloads {
-            checksum: true,
-            tso4: true,
-            tso6: true,
-            ecn: true,
-        }
+        Offloads::ALL
     }
 
     fn mtu(&self) -> u16 {
@@ -386,7 +383,12 @@ unsafe impl Send for Vectors {}
 
 impl Vectors {
     /// A header, guest memory and memory of the backend. Returns how many there are.
-    fn set(&mut self, header: *mut u8, guest: GuestRuns<'_>, own: (*mut u8, usize)) -> libc::c_int {
+    fn set(
+        &mut self,
+        header: *mut u8,
+        guest: GuestRuns<'_>,
+        own: (*mut u8, usize),
+    ) -> io::Result<libc::c_int> {
         let vector = |(base, bytes): (*mut u8, usize)| libc::iovec {
             iov_base: base.cast(),
             iov_len: bytes,
@@ -395,8 +397,8 @@ impl Vectors {
         self.0.push(vector((header, HEADER_BYTES)));
         self.0.extend(guest.vectors());
         self.0.extend((own.1 > 0).then(|| vector(own)));
-        // More than the kernel takes is an error of the call.
-        libc::c_int::try_from(self.0.len()).unwrap_or(libc::c_int::MAX)
+        let count = libc::c_int::try_from(self.0.len());
+        count.map_err(|_| io::ErrorKind::InvalidInput.into())
     }
 }
 
@@ -415,7 +417,7 @@ impl PortQueue for TapQueue {
         }
         let own = (into.own.as_mut_ptr(), into.own.len());
         let header = into.header.as_mut_bytes().as_mut_ptr();
-        let count = self.vectors.set(header, into.guest, own);
+        let count = self.vectors.set(header, into.guest, own)?;
         // SAFETY: header and memory of ours are borrowed for writing, and the guest's memory stays
         // mapped as long as its runs are borrowed; where it is not writable the kernel refuses.
         let got = unsafe { libc::readv(self.fd.as_raw_fd(), self.vectors.0.as_ptr(), count) };
@@ -428,7 +430,7 @@ impl PortQueue for TapQueue {
     fn send(&mut self, header: &FrameHeader, guest: GuestRuns<'_>, own: &[u8]) -> io::Result<bool> {
         let header = header.as_bytes().as_ptr().cast_mut();
         let own = (own.as_ptr().cast_mut(), own.len());
-        let count = self.vectors.set(header, guest, own);
+        let count = self.vectors.set(header, guest, own)?;
         // SAFETY: as in `receive`; the kernel only reads.
         let sent = unsafe { libc::writev(self.fd.as_raw_fd(), self.vectors.0.as_ptr(), count) };
         if sent >= 0 {

@@ -1,8 +1,8 @@
 //! Buffers of a receive queue: found in guest memory a little ahead, filled and used in order.
 
-use super::Broken;
-use super::end::End;
-use crate::bits::{HEADER_BYTES, wide};
+use super::QueueError;
+use super::virtqueue::Virtqueue;
+use crate::bits::{HEADER_BYTES, low32, narrow, wide};
 use crate::header::MAX_FRAME;
 use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::segment::Segment;
@@ -88,6 +88,8 @@ struct Buffer {
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     found: VecDeque<Buffer>,
+    /// How many: not more than the queue has entries.
+    count: u16,
     /// Their memory, one after the other.
     memory: Option<GuestSlices<Rc<View>>>,
     /// The nodes of that, in order.
@@ -106,6 +108,7 @@ impl Buffers {
             self.spare = memory.into_list();
         }
         self.found.clear();
+        self.count = 0;
         self.nodes.clear();
         self.bytes = 0;
         self.is_full = false;
@@ -126,23 +129,23 @@ impl Buffers {
     }
 
     pub fn len(&self) -> u16 {
-        u16::try_from(self.found.len()).unwrap_or(u16::MAX)
+        self.count
     }
 
     /// Finds further ones until they have so many bytes, or only one where a frame may have only
     /// one.
     pub fn find(
         &mut self,
-        end: &mut End,
+        queue: &mut Virtqueue,
         bytes: usize,
         several: bool,
         places: &Places,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), QueueError> {
         let suffice = |bytes_found, is_empty: bool| bytes_found >= bytes || !(several || is_empty);
         if suffice(self.bytes, self.found.is_empty()) {
             return Ok(());
         }
-        let rings = end.rings()?;
+        let rings = queue.rings()?;
         let memory = self.memory.get_or_insert_with(|| {
             GuestSlices::new(
                 Rc::clone(rings.view()),
@@ -153,22 +156,21 @@ impl Buffers {
         while !suffice(self.bytes, self.found.is_empty()) {
             let runs = memory.vectors().len();
             self.is_full = runs >= MAX_RUNS;
-            let ahead = u16::try_from(self.found.len()).unwrap_or(u16::MAX);
             if self.is_full {
                 return Ok(());
             }
-            let Some(head) = end.progress.peek(&rings, ahead)? else {
+            let Some(head) = queue.progress.peek(&rings, self.count)? else {
                 return Ok(());
             };
             self.chain.follow(&rings, head)?;
             let mut room = 0;
             for segment in useful(&self.chain.writable) {
                 memory.push(segment.address, segment.bytes)?;
-                room += usize::try_from(segment.bytes).unwrap_or(MAX_BUFFER);
+                room += narrow(segment.bytes);
             }
             let added = memory.vectors().len() - runs;
             if room == 0 || added > MAX_RUNS {
-                return Err(Broken::Buffer { runs: added, room });
+                return Err(QueueError::Buffer { runs: added, room });
             }
             if runs + added > MAX_RUNS {
                 memory.truncate(runs);
@@ -179,6 +181,7 @@ impl Buffers {
                 places.cut(segment, |node, bytes| self.nodes.push_back((node, bytes)));
             }
             self.bytes += room;
+            self.count += 1;
             self.found.push_back(Buffer { head, bytes: room });
         }
         Ok(())
@@ -210,11 +213,11 @@ impl Buffers {
     /// Uses the first ones for a frame of so many bytes; tells of what lies on which node.
     pub fn use_up(
         &mut self,
-        end: &mut End,
+        queue: &mut Virtqueue,
         bytes: usize,
         mut each: impl FnMut(Node, u64),
-    ) -> Result<u16, Broken> {
-        let rings = end.rings()?;
+    ) -> Result<u16, QueueError> {
+        let rings = queue.rings()?;
         let mut left = bytes;
         let (mut count, mut all) = (0, 0);
         while left > 0 {
@@ -223,14 +226,14 @@ impl Buffers {
             };
             let used = left.min(buffer.bytes);
             self.pass(wide(buffer.bytes), wide(used), &mut each);
-            let written = u32::try_from(used).unwrap_or(u32::MAX);
-            end.progress.put(&rings, buffer.head, written);
-            end.progress.skip(1);
+            queue.progress.put(&rings, buffer.head, low32(wide(used)));
+            queue.progress.skip(1);
             count += 1;
             left -= used;
             all += buffer.bytes;
         }
         self.bytes -= all;
+        self.count -= count;
         self.is_full = false;
         if let Some(memory) = &mut self.memory {
             memory.skip(all);

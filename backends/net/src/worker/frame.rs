@@ -11,7 +11,6 @@ pub(super) const MAX_BYTES: usize = 4 << 20;
 /// A frame in memory of the backend: on its way to another worker, or waiting.
 #[derive(Debug)]
 pub struct Frame {
-    /// Its virtio header.
     pub header: FrameHeader,
     /// The frame without that.
     pub bytes: Box<[u8]>,

@@ -4,7 +4,7 @@
 //! All of it comes through one mailbox ([`farlane_worker::mailbox`]), which wakes a worker that
 //! sleeps.
 
-use super::Terms;
+use super::Framing;
 use super::frame::{Frame, MAX_BYTES, MAX_FRAMES};
 use super::pair::Side;
 use farlane_sys::sync::lock;
@@ -22,7 +22,7 @@ const COMMANDS: usize = 16;
 #[derive(Debug)]
 pub enum Command {
     /// Serve a queue.
-    Begin(Side, Box<Setup>, Terms),
+    Begin(Side, Box<Setup>, Framing),
     /// Stop to, and say where the next one begins.
     End(Side, mpsc::Sender<u16>),
     /// The worker is not needed any more.

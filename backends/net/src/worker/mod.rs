@@ -8,7 +8,6 @@
 mod buffers;
 mod context;
 mod control;
-mod end;
 mod frame;
 mod held;
 mod homing;
@@ -17,12 +16,12 @@ mod pair;
 mod receive;
 mod sequence;
 mod transmit;
+mod virtqueue;
 
 use crate::counters::count;
 use crate::interface::Interface;
 use crate::port::{Offloads, PortQueue};
 use context::{Context, Tally};
-use end::End;
 use farlane_daemon::limb::Limb;
 use farlane_daemon::warn_limited;
 use farlane_sys::chain;
@@ -44,10 +43,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 use transmit::Transmit;
+use virtqueue::Virtqueue;
 
 pub use control::ControlWorker;
 pub use frame::Frame;
-pub use mail::{Command, Mailbox};
+pub use mail::Command;
 pub use pair::{Pair, Side, Worker};
 
 /// Most frames that are moved one way in one turn.
@@ -78,7 +78,7 @@ const SLICE: Duration = Duration::from_micros(100);
 
 /// What a driver has accepted, as far as frames show it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Terms {
+pub struct Framing {
     /// Bytes of the header before a frame: 12, or 10 for a legacy device without mergeable buffers.
     pub header_bytes: usize,
     /// A received frame may take several buffers.
@@ -89,7 +89,7 @@ pub struct Terms {
 
 /// Why a queue cannot go on.
 #[derive(Debug, Error)]
-enum Broken {
+enum QueueError {
     #[error(transparent)]
     Ring(#[from] RingError),
     #[error(transparent)]
@@ -103,7 +103,7 @@ enum Broken {
 }
 
 /// The worker of a queue pair.
-struct Engine {
+struct PairWorker {
     context: Context,
     inbox: Inbox,
     /// Frames of others that were taken out of the inbox in this turn.
@@ -118,7 +118,7 @@ struct Engine {
     last_tick_us: u64,
 }
 
-impl Engine {
+impl PairWorker {
     fn new(context: Context, inbox: Inbox, limb: Limb, port: Box<dyn PortQueue>) -> Self {
         let several_nodes = context.interface.limbs.all().len() > 1;
         Self {
@@ -170,19 +170,19 @@ impl Engine {
                 }
             };
             match command {
-                Command::Begin(Side::Receive, setup, terms) => {
+                Command::Begin(Side::Receive, setup, framing) => {
                     let place = (Arc::clone(&setup.space), setup.layout, setup.event_index);
-                    let mut end = End::new(*setup);
-                    let result = end.begin();
-                    self.context.pair.place(place, end.progress.next_used);
-                    self.receive = Some(Receive::new(end, terms));
+                    let mut queue = Virtqueue::new(*setup);
+                    let result = queue.begin();
+                    self.context.pair.place(place, queue.progress.next_used);
+                    self.receive = Some(Receive::new(queue, framing));
                     self.context.pair.set_served(true);
                     self.after(Side::Receive, result);
                 }
-                Command::Begin(Side::Transmit, setup, terms) => {
-                    let mut end = End::new(*setup);
-                    let result = end.begin();
-                    self.transmit = Some(Transmit::new(end, terms));
+                Command::Begin(Side::Transmit, setup, framing) => {
+                    let mut queue = Virtqueue::new(*setup);
+                    let result = queue.begin();
+                    self.transmit = Some(Transmit::new(queue, framing));
                     self.after(Side::Transmit, result);
                 }
                 Command::End(side, reply) => {
@@ -200,14 +200,14 @@ impl Engine {
     }
 
     /// Moves frames to the guest. Returns whether there were any.
-    fn receive_frames(&mut self) -> Result<bool, Broken> {
+    fn receive_frames(&mut self) -> Result<bool, QueueError> {
         let (context, mut tally) = (&self.context, Tally::default());
         let mut result = Ok(false);
         if let Some(receive) = &mut self.receive {
-            if !receive.end.broken {
+            if !receive.queue.broken {
                 result = receive.turn(context, &mut *self.port, &mut self.forwarded, &mut tally);
             }
-            if receive.end.broken || result.is_err() {
+            if receive.queue.broken || result.is_err() {
                 let waiting = receive.drain();
                 waiting.for_each(|frame| context.lose(&mut tally, &frame));
             }
@@ -221,7 +221,7 @@ impl Engine {
     }
 
     /// Moves frames from the guest. Returns whether there were any.
-    fn transmit_frames(&mut self) -> Result<bool, Broken> {
+    fn transmit_frames(&mut self) -> Result<bool, QueueError> {
         let transmit = self.transmit.as_mut();
         transmit.map_or(Ok(false), |t| t.turn(&self.context, &mut *self.port))
     }
@@ -241,8 +241,8 @@ impl Engine {
                 }
                 tally.count(&context.interface.counters);
                 context.read_consumed(context.pair.index);
-                show(&context.interface, &mut receive.end);
-                receive.end.progress.next_available
+                show(&context.interface, &mut receive.queue);
+                receive.queue.progress.next_available
             }
             Side::Transmit => {
                 // What the driver has sent before it stopped the queue goes out, as far as the port
@@ -253,30 +253,30 @@ impl Engine {
                     }
                 }
                 self.transmit.take().map_or(0, |mut transmit| {
-                    show(&self.context.interface, &mut transmit.end);
-                    transmit.end.progress.next_available
+                    show(&self.context.interface, &mut transmit.queue);
+                    transmit.queue.progress.next_available
                 })
             }
         }
     }
 
-    fn after(&mut self, side: Side, result: Result<(), Broken>) {
+    fn after(&mut self, side: Side, result: Result<(), QueueError>) {
         let Err(why) = result else {
             return;
         };
-        let end = match side {
+        let queue = match side {
             Side::Receive => self.receive.as_mut().map(|receive| {
                 receive.forget();
-                &mut receive.end
+                &mut receive.queue
             }),
-            Side::Transmit => self.transmit.as_mut().map(|transmit| &mut transmit.end),
+            Side::Transmit => self.transmit.as_mut().map(|transmit| &mut transmit.queue),
         };
-        if let Some(end) = end
-            && end.breaks()
+        if let Some(queue) = queue
+            && queue.breaks()
         {
             let interface = &self.context.interface;
             count(&interface.counters.broken_queues, 1);
-            let (name, index) = (&interface.name, end.index());
+            let (name, index) = (&interface.name, queue.index());
             warn_limited!(
                 interface.limit,
                 "Interface {name}, queue {index}: {}",
@@ -301,20 +301,20 @@ impl Engine {
         let interface = &self.context.interface;
         if let Some(transmit) = &mut self.transmit {
             if transmit.is_to_show() {
-                show(interface, &mut transmit.end);
+                show(interface, &mut transmit.queue);
             }
-            if worked && transmit.end.turned() {
-                transmit.end.forget();
+            if worked && transmit.queue.turned() {
+                transmit.queue.forget();
             }
         }
         if let Some(receive) = &mut self.receive {
-            show(interface, &mut receive.end);
+            show(interface, &mut receive.queue);
             if worked {
                 self.context.read_consumed(self.context.pair.index);
             }
-            if receive.end.broken || worked && receive.end.turned() {
+            if receive.queue.broken || worked && receive.queue.turned() {
                 receive.forget();
-                receive.end.forget();
+                receive.queue.forget();
             }
         }
         worked
@@ -377,29 +377,29 @@ impl Engine {
     }
 
     /// Waits for a driver, for the port, or for another thread.
-    fn sleep(&mut self) -> Result<(), (Side, Broken)> {
+    fn sleep(&mut self) -> Result<(), (Side, QueueError)> {
         let receives = |e: RingError| (Side::Receive, e.into());
         let transmits = |e: RingError| (Side::Transmit, e.into());
         let mut wanted = PollFlags::empty();
         let mut never_tells = false;
         if let Some(transmit) = &mut self.transmit {
-            show(&self.context.interface, &mut transmit.end);
+            show(&self.context.interface, &mut transmit.queue);
             transmit.shown();
         }
-        if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.end.broken) {
+        if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.queue.broken) {
             if transmit.blocked {
                 wanted |= PollFlags::OUT;
-            } else if transmit.end.arm(0).map_err(transmits)? {
+            } else if transmit.queue.arm(0).map_err(transmits)? {
                 return Ok(());
             }
-            never_tells |= transmit.end.kick().is_none();
+            never_tells |= transmit.queue.kick().is_none();
         }
-        if let Some(receive) = self.receive.as_mut().filter(|r| !r.end.broken) {
+        if let Some(receive) = self.receive.as_mut().filter(|r| !r.queue.broken) {
             if receive.is_starved() {
-                if receive.end.arm(receive.seen()).map_err(receives)? {
+                if receive.queue.arm(receive.seen()).map_err(receives)? {
                     return Ok(());
                 }
-                never_tells |= receive.end.kick().is_none();
+                never_tells |= receive.queue.kick().is_none();
             } else if self.port.receives() {
                 wanted |= PollFlags::IN;
             }
@@ -420,20 +420,20 @@ impl Engine {
         };
         if self.inbox.announce() {
             if let Some(transmit) = &mut self.transmit {
-                transmit.end.forget();
+                transmit.queue.forget();
             }
             if let Some(receive) = &mut self.receive {
                 receive.forget();
-                receive.end.forget();
+                receive.queue.forget();
             }
             self.wait(wanted, look);
         }
         self.inbox.awake();
-        if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.end.broken) {
-            transmit.end.disarm().map_err(transmits)?;
+        if let Some(transmit) = self.transmit.as_mut().filter(|t| !t.queue.broken) {
+            transmit.queue.disarm().map_err(transmits)?;
         }
-        if let Some(receive) = self.receive.as_mut().filter(|r| !r.end.broken) {
-            receive.end.disarm().map_err(receives)?;
+        if let Some(receive) = self.receive.as_mut().filter(|r| !r.queue.broken) {
+            receive.queue.disarm().map_err(receives)?;
         }
         Ok(())
     }
@@ -442,12 +442,12 @@ impl Engine {
         let port = self.port.fd();
         let mut fds = Vec::with_capacity(4);
         fds.push(PollFd::from_borrowed_fd(self.inbox.fd(), PollFlags::IN));
-        let ends = [
-            self.transmit.as_ref().map(|t| &t.end),
-            self.receive.as_ref().map(|r| &r.end),
+        let queues = [
+            self.transmit.as_ref().map(|t| &t.queue),
+            self.receive.as_ref().map(|r| &r.queue),
         ];
-        for end in ends.into_iter().flatten() {
-            if let Some(kick) = end.kick() {
+        for queue in queues.into_iter().flatten() {
+            if let Some(kick) = queue.kick() {
                 fds.push(PollFd::from_borrowed_fd(kick, PollFlags::IN));
             }
         }
@@ -456,8 +456,8 @@ impl Engine {
             fds.push(PollFd::from_borrowed_fd(port, wanted));
         }
         let _ = poll(&mut fds, look);
-        for end in ends.into_iter().flatten() {
-            if end.take_kick() {
+        for queue in queues.into_iter().flatten() {
+            if queue.take_kick() {
                 count(&self.context.interface.counters.kicks, 1);
             }
         }
@@ -465,20 +465,20 @@ impl Engine {
 }
 
 /// Shows the driver what was used.
-fn show(interface: &Interface, end: &mut End) {
-    if end.broken {
+fn show(interface: &Interface, queue: &mut Virtqueue) {
+    if queue.broken {
         return;
     }
-    match end.show() {
+    match queue.show() {
         Ok(true) => count(&interface.counters.interrupts, 1),
         Ok(false) => (),
         Err(e) => {
-            end.breaks();
+            queue.breaks();
             warn_limited!(
                 interface.limit,
                 "Interface {}, queue {}: {}",
                 interface.name,
-                end.index(),
+                queue.index(),
                 chain(&e)
             );
         }
@@ -493,7 +493,7 @@ fn note(moved: &mut Vec<(Node, u64)>, node: Node, bytes: u64) {
     }
 }
 
-impl From<ReadOnly> for Broken {
+impl From<ReadOnly> for QueueError {
     fn from(_: ReadOnly) -> Self {
         Self::ReadOnly
     }

@@ -3,7 +3,8 @@
 use super::buffers::Places;
 use super::context::Context;
 use super::mail::{Command, Mailbox};
-use super::{Engine, Terms};
+use super::{Framing, PairWorker};
+use crate::bits::low16;
 use crate::flow::FlowTable;
 use crate::guest::Guest;
 use crate::interface::Interface;
@@ -28,10 +29,8 @@ pub enum Side {
     Transmit,
 }
 
-/// A queue pair.
 #[derive(Debug)]
 pub struct Pair {
-    /// Its number.
     pub index: u16,
     /// Commands for the worker, and frames that others have for its receive queue.
     pub mail: Arc<Mailbox>,
@@ -59,8 +58,7 @@ struct Gauge {
 /// the used buffer of which it wants to be told; zero while it wants to be told of none (as Linux
 /// has it), and behind `used` by no more than there are entries where it means something.
 fn taken(used: u64, offset: u16, size: u16, available: u16, event: Option<u16>) -> u64 {
-    let [low, high, ..] = used.to_le_bytes();
-    let index = u16::from_le_bytes([low, high]).wrapping_add(offset);
+    let index = low16(used).wrapping_add(offset);
     let free = available.wrapping_sub(index).min(size);
     let mut behind = size - free;
     if let Some(event) = event.filter(|event| *event != 0) {
@@ -71,9 +69,6 @@ fn taken(used: u64, offset: u16, size: u16, available: u16, event: Option<u16>) 
 
 impl Pair {
     /// One that nobody serves.
-    ///
-    /// # Errors
-    /// Too many open files.
     pub fn new(index: u16) -> io::Result<Self> {
         Ok(Self {
             index,
@@ -111,12 +106,11 @@ impl Pair {
     /// The receive queue is here, and `used` is its running number.
     pub(super) fn place(&self, place: (Arc<AddressSpace>, Layout, bool), used: u16) {
         let (space, layout, event_index) = place;
-        let [low, high, ..] = self.position().to_le_bytes();
         let gauge = Gauge {
             space,
             layout,
             event_index,
-            offset: used.wrapping_sub(u16::from_le_bytes([low, high])),
+            offset: used.wrapping_sub(low16(self.position())),
         };
         *lock(&self.gauge) = Some(gauge);
     }
@@ -167,7 +161,7 @@ impl Worker {
         );
         let node = limb.clone();
         let thread = limb.spawn(format!("pair {}", pair.index), move || {
-            Engine::new(context, inbox, node, port).run();
+            PairWorker::new(context, inbox, node, port).run();
         })?;
         Ok(Self {
             pair: Arc::clone(pair),
@@ -188,13 +182,12 @@ impl Worker {
     }
 
     /// Has it serve a queue.
-    pub fn begin(&self, side: Side, setup: Setup, terms: Terms) {
-        self.tell(Command::Begin(side, Box::new(setup), terms));
+    pub fn begin(&self, side: Side, setup: Setup, framing: Framing) {
+        self.tell(Command::Begin(side, Box::new(setup), framing));
     }
 
     /// Has it stop to; returns the running number of the first buffer that was not taken. It
     /// touches neither the queue nor its memory then.
-    #[must_use]
     pub fn end(&self, side: Side) -> u16 {
         let (reply, answer) = channel();
         self.tell(Command::End(side, reply));
@@ -204,7 +197,6 @@ impl Worker {
         })
     }
 
-    /// Ends it.
     pub fn leave(self) {
         self.tell(Command::Leave);
         let _ = self.thread.join();
@@ -231,10 +223,7 @@ mod tests {
             // Buffers that it has taken and not given back.
             let kept = kept.min(size - waiting);
             let used = taken_before + u64::from(waiting);
-            let number = |position: u64| {
-                let [low, high, ..] = position.to_le_bytes();
-                u16::from_le_bytes([low, high]).wrapping_add(offset)
-            };
+            let number = |position| low16(position).wrapping_add(offset);
             let available = number(used).wrapping_add(size - waiting - kept);
             let event = number(taken_before);
             let said = taken(used, offset, size, available, tells.then_some(event));

@@ -8,11 +8,11 @@
 
 use super::buffers::Buffers;
 use super::context::{Context, Tally};
-use super::end::End;
 use super::frame::{Backlog, Frame};
 use super::held::Held;
 use super::sequence::Sequence;
-use super::{AT_ONCE, Broken, Terms, note, port_failed};
+use super::virtqueue::Virtqueue;
+use super::{AT_ONCE, Framing, QueueError, note, port_failed};
 use crate::bits::{FrameHeader, HEADER_BYTES, wide};
 use crate::flow::{PARSE_BYTES, Route, Span, parse};
 use crate::header::{MAX_FRAME, received};
@@ -27,8 +27,8 @@ const LEAST_EXPECTED: usize = 2048;
 
 /// A receive queue in use.
 pub(super) struct Receive {
-    pub end: End,
-    terms: Terms,
+    pub queue: Virtqueue,
+    framing: Framing,
     buffers: Buffers,
     /// Frames that wait for buffers.
     waiting: Backlog,
@@ -53,7 +53,6 @@ struct Arrival<'a> {
     header: FrameHeader,
     /// How many of its first bytes lie in the buffers that are known.
     in_buffers: usize,
-    /// The others.
     rest: &'a [u8],
 }
 
@@ -81,10 +80,10 @@ enum Intake {
 }
 
 impl Receive {
-    pub fn new(end: End, terms: Terms) -> Self {
+    pub fn new(queue: Virtqueue, framing: Framing) -> Self {
         Self {
-            end,
-            terms,
+            queue,
+            framing,
             buffers: Buffers::default(),
             waiting: Backlog::default(),
             sequence: Sequence::default(),
@@ -131,7 +130,7 @@ impl Receive {
         port: &mut dyn PortQueue,
         forwarded: &mut VecDeque<Frame>,
         tally: &mut Tally,
-    ) -> Result<bool, Broken> {
+    ) -> Result<bool, QueueError> {
         let mut worked = false;
         self.starved = false;
         while let Some(frame) = self.waiting.pop() {
@@ -182,7 +181,12 @@ impl Receive {
     }
 
     /// Has a frame go its route.
-    fn follow(&mut self, context: &Context, tally: &mut Tally, frame: Frame) -> Result<(), Broken> {
+    fn follow(
+        &mut self,
+        context: &Context,
+        tally: &mut Tally,
+        frame: Frame,
+    ) -> Result<(), QueueError> {
         match frame.route {
             Route::Deliver => return self.place_or_wait(context, tally, frame),
             Route::Forward { to, .. } if to == context.pair.index => {
@@ -206,7 +210,7 @@ impl Receive {
         context: &Context,
         tally: &mut Tally,
         frame: Frame,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), QueueError> {
         if self.waiting.is_empty() {
             return self.place_frame(context, tally, frame).map(drop);
         }
@@ -223,7 +227,7 @@ impl Receive {
         context: &Context,
         tally: &mut Tally,
         frame: Frame,
-    ) -> Result<bool, Broken> {
+    ) -> Result<bool, QueueError> {
         let arrival = Arrival {
             header: frame.header,
             in_buffers: 0,
@@ -260,15 +264,15 @@ impl Receive {
         context: &Context,
         tally: &mut Tally,
         arrival: &Arrival<'_>,
-    ) -> Result<Delivery, Broken> {
-        let header_bytes = self.terms.header_bytes;
+    ) -> Result<Delivery, QueueError> {
+        let header_bytes = self.framing.header_bytes;
         let frame = arrival.bytes();
         let total = header_bytes + frame;
-        let several = self.terms.mergeable;
+        let several = self.framing.mergeable;
         self.buffers
-            .find(&mut self.end, total, several, &context.places)?;
+            .find(&mut self.queue, total, several, &context.places)?;
         if self.buffers.bytes() < total {
-            let rings = self.end.rings()?;
+            let rings = self.queue.rings()?;
             let has_all = self.buffers.len() >= rings.size() || self.buffers.is_full();
             if has_all || (!several && !self.buffers.is_empty()) {
                 tally.too_large += 1;
@@ -285,7 +289,7 @@ impl Receive {
         rest.copy_from(arrival.rest)?;
         let locality = &context.interface.locality.receive;
         let moved = &mut self.moved;
-        let used = self.buffers.use_up(&mut self.end, total, |node, bytes| {
+        let used = self.buffers.use_up(&mut self.queue, total, |node, bytes| {
             locality.add(node, context.node, 0, bytes);
             note(moved, node, bytes);
         })?;
@@ -301,12 +305,12 @@ impl Receive {
         context: &Context,
         port: &mut dyn PortQueue,
         tally: &mut Tally,
-    ) -> Result<Intake, Broken> {
-        let header_bytes = self.terms.header_bytes;
-        let several = self.terms.mergeable;
+    ) -> Result<Intake, QueueError> {
+        let header_bytes = self.framing.header_bytes;
+        let several = self.framing.mergeable;
         let wanted = header_bytes + self.expected;
         self.buffers
-            .find(&mut self.end, wanted, several, &context.places)?;
+            .find(&mut self.queue, wanted, several, &context.places)?;
         if self.buffers.is_empty() {
             // As a NIC's own queue does, the port's keeps frames, and drops what is too much.
             return Ok(Intake::NoBuffers);
@@ -360,7 +364,7 @@ impl Receive {
         context: &Context,
         tally: &mut Tally,
         arrival: &Arrival<'_>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), QueueError> {
         let Some(route) = self.route(context, arrival)? else {
             tally.filtered += 1;
             return Ok(());
@@ -377,7 +381,11 @@ impl Receive {
     }
 
     /// Where a frame from the port goes; `None`: the guest's filter does not want it.
-    fn route(&mut self, context: &Context, arrival: &Arrival<'_>) -> Result<Option<Route>, Broken> {
+    fn route(
+        &mut self,
+        context: &Context,
+        arrival: &Arrival<'_>,
+    ) -> Result<Option<Route>, QueueError> {
         if context.table.is_none() && context.filter.is_none() {
             return Ok(Some(Route::Deliver));
         }
@@ -392,10 +400,10 @@ impl Receive {
         };
         let parsed = parse(prefix);
         // It may be larger than expected: the driver is not done with it before its last buffer.
-        let total = self.terms.header_bytes + arrival.bytes();
-        let several = self.terms.mergeable;
+        let total = self.framing.header_bytes + arrival.bytes();
+        let several = self.framing.mergeable;
         self.buffers
-            .find(&mut self.end, total, several, &context.places)?;
+            .find(&mut self.queue, total, several, &context.places)?;
         let begin = context.pair.position();
         let end = begin + u64::from(self.buffers.count_for(total).max(1));
         let next = Span { begin, end };
@@ -410,7 +418,7 @@ impl Receive {
             return rest.get(..PARSE_BYTES).unwrap_or(rest);
         }
         let (front, back) = copy.split_at_mut(arrival.in_buffers.min(PARSE_BYTES));
-        self.buffers.at(self.terms.header_bytes).copy_to(front);
+        self.buffers.at(self.framing.header_bytes).copy_to(front);
         for (to, from) in back.iter_mut().zip(rest) {
             *to = *from;
         }
@@ -421,7 +429,7 @@ impl Receive {
     fn own(&self, arrival: &Arrival<'_>, route: Route) -> Frame {
         let mut bytes = vec![0; arrival.bytes()];
         let (front, back) = bytes.split_at_mut(arrival.in_buffers);
-        self.buffers.at(self.terms.header_bytes).copy_to(front);
+        self.buffers.at(self.framing.header_bytes).copy_to(front);
         back.copy_from_slice(arrival.rest);
         Frame {
             header: arrival.header,

@@ -2,8 +2,8 @@
 
 use super::buffers::{MAX_BUFFER, MAX_RUNS};
 use super::context::Context;
-use super::end::End;
-use super::{AT_ONCE, Broken, Terms, note, port_failed};
+use super::virtqueue::Virtqueue;
+use super::{AT_ONCE, Framing, QueueError, note, port_failed};
 use crate::bits::{FrameHeader, wide};
 use crate::counters::count;
 use crate::flow::{PARSE_BYTES, parse};
@@ -27,8 +27,8 @@ const SHOWN_AFTER: Duration = Duration::from_micros(100);
 
 /// A transmit queue in use.
 pub(super) struct Transmit {
-    pub end: End,
-    terms: Terms,
+    pub queue: Virtqueue,
+    framing: Framing,
     /// The port has no room.
     pub blocked: bool,
     /// Where bytes lie that were moved since somebody looked.
@@ -42,7 +42,7 @@ pub(super) struct Transmit {
 }
 
 /// What became of a frame.
-enum Sent {
+enum SendOutcome {
     Yes(u64),
     /// The port has no room now.
     Later,
@@ -53,10 +53,10 @@ enum Sent {
 }
 
 impl Transmit {
-    pub fn new(end: End, terms: Terms) -> Self {
+    pub fn new(queue: Virtqueue, framing: Framing) -> Self {
         Self {
-            end,
-            terms,
+            queue,
+            framing,
             blocked: false,
             moved: Vec::new(),
             chain: Chain::default(),
@@ -73,13 +73,13 @@ impl Transmit {
 
     /// Whether used buffers are to be shown to the driver now.
     pub fn is_to_show(&mut self) -> bool {
-        let waiting = self.end.progress.unpublished();
+        let waiting = self.queue.progress.unpublished();
         let since = match self.hidden {
             _ if waiting == 0 => None,
             Some(since) => Some(since),
             None => Some(Instant::now()),
         };
-        let many = SHOWN_TOGETHER.min(self.end.size() / 4);
+        let many = SHOWN_TOGETHER.min(self.queue.size() / 4);
         let now = waiting > 0
             && (self.blocked
                 || waiting >= many
@@ -89,35 +89,39 @@ impl Transmit {
     }
 
     /// Moves frames from the guest. Returns whether there were any.
-    pub fn turn(&mut self, context: &Context, port: &mut dyn PortQueue) -> Result<bool, Broken> {
+    pub fn turn(
+        &mut self,
+        context: &Context,
+        port: &mut dyn PortQueue,
+    ) -> Result<bool, QueueError> {
         self.blocked = false;
-        if self.end.broken {
+        if self.queue.broken {
             return Ok(false);
         }
-        let rings = self.end.rings()?;
+        let rings = self.queue.rings()?;
         let counters = &context.interface.counters;
         let (mut frames, mut total) = (0, 0);
         let mut worked = false;
         for _ in 0..AT_ONCE {
-            let Some(head) = self.end.progress.peek(&rings, 0)? else {
+            let Some(head) = self.queue.progress.peek(&rings, 0)? else {
                 break;
             };
             self.chain.follow(&rings, head)?;
             match self.send(context, port, rings.view())? {
-                Sent::Yes(bytes) => {
+                SendOutcome::Yes(bytes) => {
                     frames += 1;
                     total += bytes;
                 }
-                Sent::Later => {
+                SendOutcome::Later => {
                     self.blocked = true;
                     break;
                 }
-                Sent::Refused => count(&counters.tx_dropped, 1),
-                Sent::Invalid => count(&counters.tx_invalid, 1),
+                SendOutcome::Refused => count(&counters.tx_dropped, 1),
+                SendOutcome::Invalid => count(&counters.tx_invalid, 1),
             }
             worked = true;
-            self.end.progress.skip(1);
-            self.end.progress.put(&rings, head, 0);
+            self.queue.progress.skip(1);
+            self.queue.progress.put(&rings, head, 0);
         }
         if worked && let Err(e) = port.flush() {
             port_failed(&context.interface, "send", &e);
@@ -135,10 +139,10 @@ impl Transmit {
         context: &Context,
         port: &mut dyn PortQueue,
         view: &View,
-    ) -> Result<Sent, Broken> {
+    ) -> Result<SendOutcome, QueueError> {
         let bytes = usize::try_from(segment::total(&self.chain.readable));
         let Some(bytes) = bytes.ok().filter(|bytes| *bytes <= MAX_BUFFER) else {
-            return Ok(Sent::Invalid);
+            return Ok(SendOutcome::Invalid);
         };
         let mut memory = GuestSlices::new(view, take(&mut self.list), false);
         for segment in &self.chain.readable {
@@ -155,19 +159,19 @@ impl Transmit {
         port: &mut dyn PortQueue,
         memory: &GuestSlices<&View>,
         bytes: usize,
-    ) -> Sent {
-        let (interface, header_bytes) = (&context.interface, self.terms.header_bytes);
+    ) -> SendOutcome {
+        let (interface, header_bytes) = (&context.interface, self.framing.header_bytes);
         let Some(bytes) = bytes.checked_sub(header_bytes) else {
-            return Sent::Invalid;
+            return SendOutcome::Invalid;
         };
         let mut header = FrameHeader::new_zeroed();
         let to = header.as_mut_bytes().get_mut(..header_bytes);
         memory.copy_to(to.unwrap_or_default());
-        let header = match check_sent(header, bytes, self.terms.sends) {
+        let header = match check_sent(header, bytes, self.framing.sends) {
             Ok(header) => header,
             Err(e) => {
                 log::debug!("Interface {}: {e}", interface.name);
-                return Sent::Invalid;
+                return SendOutcome::Invalid;
             }
         };
         let guest = memory.at(header_bytes);
@@ -180,14 +184,14 @@ impl Transmit {
         };
         match result {
             Ok(true) => (),
-            Ok(false) => return Sent::Later,
+            Ok(false) => return SendOutcome::Later,
             Err(e) => {
                 warn_limited!(
                     interface.limit,
                     "Interface {}: the port refuses a frame of the guest: {e}",
                     interface.name
                 );
-                return Sent::Refused;
+                return SendOutcome::Refused;
             }
         }
         for segment in &self.chain.readable {
@@ -204,6 +208,6 @@ impl Transmit {
             let parsed = parse(prefix.get(..length).unwrap_or_default());
             table.transmitted(context.pair.index, &parsed, context.now_us);
         }
-        Sent::Yes(wide(bytes))
+        SendOutcome::Yes(wide(bytes))
     }
 }

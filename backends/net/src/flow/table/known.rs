@@ -1,11 +1,12 @@
 //! Which flows the table knows: who comes in, who stays, and who is forgotten.
 
 use super::{FlowTable, NONE, SHARDS, lock};
+use crate::bits::wide;
 use crate::flow::follow::ProcessVotes;
 use crate::flow::key::FlowKey;
 use crate::flow::order::FlowOrder;
 use crate::flow::parse::Signal;
-use crate::flow::shard::{Named, Promotion, Shard, Slot};
+use crate::flow::shard::{NewFlow, Promotion, Shard, Slot};
 use std::sync::atomic::Ordering;
 
 /// Entries that a [`tick`](FlowTable::tick) looks at.
@@ -106,7 +107,7 @@ impl Flow {
 /// How full the table is, and what it has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounts {
-    /// Flows known now.
+    /// Flows in the table.
     pub flows: u64,
     /// Those of them that are established.
     pub established: u64,
@@ -119,14 +120,14 @@ pub struct FlowCounts {
 }
 
 /// A part of the table.
-pub(super) struct Part {
+pub(super) struct TablePart {
     pub(super) flows: Shard<Flow>,
     /// When a frame of a flow that is not known last arrived, in microseconds, by some bits of the
     /// flow's hash; zero: never.
     unknown_seen: Box<[u64; UNKNOWN_GROUPS]>,
 }
 
-impl Part {
+impl TablePart {
     /// An empty one with room for so many flows.
     pub(super) fn new(flows: usize) -> Self {
         Self {
@@ -162,7 +163,6 @@ impl FlowTable {
     }
 
     /// What the table has done, and how full it is.
-    #[must_use]
     pub fn counts(&self) -> FlowCounts {
         let mut counts = FlowCounts {
             moves: self.moves.load(Ordering::Relaxed),
@@ -172,8 +172,8 @@ impl FlowTable {
         };
         for shard in &self.shards {
             let shard = lock(shard);
-            counts.flows += u64::try_from(shard.flows.len()).unwrap_or(u64::MAX);
-            counts.established += u64::try_from(shard.flows.protected()).unwrap_or(u64::MAX);
+            counts.flows += wide(shard.flows.len());
+            counts.established += wide(shard.flows.protected());
         }
         counts
     }
@@ -181,7 +181,7 @@ impl FlowTable {
     /// Makes a flow known, that is to have this home.
     pub(super) fn insert(
         &self,
-        part: &mut Part,
+        part: &mut TablePart,
         key: FlowKey,
         within: u32,
         target: u16,
@@ -195,7 +195,7 @@ impl FlowTable {
             FlowOrder::known(target)
         };
         let slot = part.flows.insert(
-            Named {
+            NewFlow {
                 key,
                 hash: within,
                 source,

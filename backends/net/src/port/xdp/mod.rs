@@ -30,7 +30,7 @@ use crate::flow::FlowKey;
 use farlane_sys::sync::lock;
 use farlane_zero_copy::slices::GuestRuns;
 use farlane_zero_copy::topology::{Class, Node, Sysfs};
-use socket::{Copying, XdpSocket};
+use socket::{CopyMode, XdpSocket};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
@@ -39,9 +39,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tags::Ethtool;
 use thiserror::Error;
-
-/// Most queues of a NIC that are used.
-pub const MAX_QUEUES: u16 = 256;
 
 /// How the NIC's frames are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,20 +76,14 @@ pub enum XdpError {
     /// The system says no.
     #[error("Interface {name}: cannot {what}")]
     System {
-        /// Its name.
         name: String,
-        /// What was tried.
         what: String,
-        /// Why not.
         #[source]
         source: io::Error,
     },
-    /// No program.
     #[error("Interface {name}")]
     Program {
-        /// Its name.
         name: String,
-        /// Why not.
         #[source]
         source: BpfError,
     },
@@ -101,7 +92,6 @@ pub enum XdpError {
         "Interface {name}: its driver takes VLAN tags out of received frames ({features}) and does not leave them in when it is told to"
     )]
     Tags {
-        /// Its name.
         name: String,
         /// What stays on, as `ethtool -k` and `-K` call it.
         features: String,
@@ -111,17 +101,9 @@ pub enum XdpError {
     },
     /// Frames do not fit into a chunk.
     #[error("Interface {name}: an MTU of {mtu} is more than {most}")]
-    Mtu {
-        /// Its name.
-        name: String,
-        /// Its MTU.
-        mtu: u16,
-        /// The most.
-        most: u16,
-    },
+    Mtu { name: String, mtu: u16, most: u16 },
 }
 
-/// Largest MTU.
 pub const MAX_MTU: u16 = 3498;
 
 const _: () = assert!(MAX_MTU as usize + 22 <= socket::MAX_FRAME);
@@ -150,7 +132,6 @@ fn take<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 }
 
 /// The node of the NIC that an interface is, where the firmware says.
-#[must_use]
 pub fn node_of(sysfs: &Sysfs, interface: &str) -> Option<Node> {
     let functions = sysfs.functions().into_iter();
     let mut nics = functions.filter(|function| function.class == Class::Network);
@@ -163,13 +144,14 @@ pub fn node_of(sysfs: &Sysfs, interface: &str) -> Option<Node> {
 pub struct Xdp {
     /// Its socket keeps it promiscuous.
     interface: HostInterface,
+    queues: u16,
     mtu: u16,
     hardware: [u8; 6],
-    shared: Arc<Shared>,
+    shared: Arc<XdpQueues>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct XdpQueues {
     redirect: Redirect,
     /// Sockets of queues that nobody has open.
     sockets: Vec<Mutex<Option<Box<XdpSocket>>>>,
@@ -178,9 +160,6 @@ struct Shared {
 impl Xdp {
     /// Takes the first so many queues of an interface, with memory of `node`, where it is to be of
     /// a certain one.
-    ///
-    /// # Errors
-    /// See [`XdpError`].
     pub fn open(name: &str, queues: u16, mode: Mode, node: Option<Node>) -> Result<Self, XdpError> {
         let failed = |what: &str| {
             let what = what.to_owned();
@@ -207,11 +186,11 @@ impl Xdp {
         let index = index.cast_unsigned();
         tags::leave(&Ethtool(&interface), name)?;
         let (attachment, copying) = match mode {
-            Mode::Any => (Attachment::Any, Copying::Any),
-            Mode::Native => (Attachment::Native, Copying::Any),
-            Mode::Generic => (Attachment::Generic, Copying::Copy),
-            Mode::Copy => (Attachment::Native, Copying::Copy),
-            Mode::ZeroCopy => (Attachment::Native, Copying::Zero),
+            Mode::Any => (Attachment::Any, CopyMode::Any),
+            Mode::Native => (Attachment::Native, CopyMode::Any),
+            Mode::Generic => (Attachment::Generic, CopyMode::Copy),
+            Mode::Copy => (Attachment::Native, CopyMode::Copy),
+            Mode::ZeroCopy => (Attachment::Native, CopyMode::Zero),
         };
         let redirect =
             Redirect::new(index, queues, attachment).map_err(|source| XdpError::Program {
@@ -227,9 +206,10 @@ impl Xdp {
             .collect::<Result<_, XdpError>>()?;
         Ok(Self {
             interface,
+            queues,
             mtu,
             hardware,
-            shared: Arc::new(Shared { redirect, sockets }),
+            shared: Arc::new(XdpQueues { redirect, sockets }),
         })
     }
 }
@@ -240,16 +220,11 @@ impl Port for Xdp {
     }
 
     fn queues(&self) -> u16 {
-        u16::try_from(self.shared.sockets.len()).unwrap_or(u16::MAX)
+        self.queues
     }
 
     fn offloads(&self) -> Offloads {
-        Offloads {
-            checksum: true,
-            tso4: true,
-            tso6: true,
-            ecn: true,
-        }
+        Offloads::ALL
     }
 
     fn mtu(&self) -> u16 {
@@ -278,7 +253,7 @@ impl Port for Xdp {
             .ok_or(io::ErrorKind::NotFound)?;
         let mut socket = lock(place).take().ok_or(io::ErrorKind::ResourceBusy)?;
         socket.discard();
-        let opened = Opened {
+        let opened = XdpQueue {
             queue,
             socket: ManuallyDrop::new(socket),
             shared: Arc::clone(&self.shared),
@@ -293,14 +268,14 @@ impl Port for Xdp {
 }
 
 /// A queue that is in use.
-struct Opened {
+struct XdpQueue {
     queue: u16,
     /// Goes back when this is dropped.
     socket: ManuallyDrop<Box<XdpSocket>>,
-    shared: Arc<Shared>,
+    shared: Arc<XdpQueues>,
 }
 
-impl PortQueue for Opened {
+impl PortQueue for XdpQueue {
     fn fd(&self) -> BorrowedFd<'_> {
         self.socket.fd()
     }
@@ -323,7 +298,7 @@ impl PortQueue for Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for XdpQueue {
     fn drop(&mut self) {
         if let Err(error) = self.shared.redirect.clear(self.queue) {
             log::warn!(

@@ -20,7 +20,6 @@ const CHUNK_SIZE: u32 = 4096;
 const CHUNK_BYTES: u64 = wide(CHUNK);
 /// Bytes of a chunk that the kernel keeps for programs (`XDP_PACKET_HEADROOM`).
 const HEADROOM: usize = 256;
-/// Longest frame.
 pub const MAX_FRAME: usize = CHUNK - HEADROOM - 64;
 /// `AF_XDP`, as an address has it.
 const FAMILY: libc::sa_family_t = 44;
@@ -48,7 +47,7 @@ struct Descriptor {
 
 /// How frames reach the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copying {
+pub enum CopyMode {
     /// As the driver can.
     Any,
     /// The kernel copies them.
@@ -57,7 +56,6 @@ pub enum Copying {
     Zero,
 }
 
-/// The socket.
 #[derive(Debug)]
 pub struct XdpSocket {
     // The rings and the socket go before the memory that they name.
@@ -123,12 +121,9 @@ fn offsets(socket: BorrowedFd<'_>) -> io::Result<libc::xdp_mmap_offsets> {
 impl XdpSocket {
     /// Binds a socket to a queue of the interface of this number. Its memory comes from `node`,
     /// else from the calling thread's.
-    ///
-    /// # Errors
-    /// What the system says: there is no such queue, it is in use, the driver cannot.
     pub fn bind(
         (interface, queue): (u32, u16),
-        copying: Copying,
+        copying: CopyMode,
         mtu: u16,
         node: Option<Node>,
     ) -> io::Result<Self> {
@@ -189,11 +184,11 @@ impl XdpSocket {
         Ok(made)
     }
 
-    fn bind_to(&self, interface: u32, queue: u16, copying: Copying) -> io::Result<()> {
+    fn bind_to(&self, interface: u32, queue: u16, copying: CopyMode) -> io::Result<()> {
         let how = match copying {
-            Copying::Any => 0,
-            Copying::Copy => libc::XDP_COPY,
-            Copying::Zero => libc::XDP_ZEROCOPY,
+            CopyMode::Any => 0,
+            CopyMode::Copy => libc::XDP_COPY,
+            CopyMode::Zero => libc::XDP_ZEROCOPY,
         };
         let address = libc::sockaddr_xdp {
             sxdp_family: FAMILY,
@@ -213,7 +208,6 @@ impl XdpSocket {
     }
 
     /// Readable when frames wait, writable when there is room.
-    #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -303,9 +297,6 @@ impl XdpSocket {
     }
 
     /// Has the kernel send what waits.
-    ///
-    /// # Errors
-    /// What the system says.
     pub fn flush(&mut self) -> io::Result<()> {
         self.tx.publish();
         for _ in 0..CALLS {

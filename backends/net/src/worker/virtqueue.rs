@@ -1,6 +1,6 @@
 //! A ring that a worker serves: where it is, how far it is, and whom to tell.
 
-use super::Broken;
+use super::QueueError;
 use farlane_sys::eventfd;
 use farlane_vhost_user::call::Call;
 use farlane_vhost_user::session::Setup;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 const TURNS_WITH_VIEW: u32 = 64;
 
 /// A ring in use.
-pub(super) struct End {
+pub(super) struct Virtqueue {
     index: u16,
     space: Arc<AddressSpace>,
     layout: Layout,
@@ -28,7 +28,7 @@ pub(super) struct End {
     pub broken: bool,
 }
 
-impl End {
+impl Virtqueue {
     pub fn new(setup: Setup) -> Self {
         Self {
             index: setup.index,
@@ -45,7 +45,7 @@ impl End {
     }
 
     /// Finds out how far the ring is.
-    pub fn begin(&mut self) -> Result<(), Broken> {
+    pub fn begin(&mut self) -> Result<(), QueueError> {
         let rings = self.rings()?;
         let (event_index, base) = (self.progress.event_index, self.progress.next_available);
         self.progress = Progress::resume(event_index, base, &rings);
@@ -57,7 +57,6 @@ impl End {
         self.index
     }
 
-    /// Entries.
     pub fn size(&self) -> u16 {
         self.layout.size
     }
