@@ -4,6 +4,7 @@ use farlane_abi::arena::{
     ASYNC_ENTRIES, AsyncEvent, OFF_ASYNC_CONSUMED, OFF_ASYNC_PRODUCED, OFF_ASYNC_RING,
 };
 use farlane_abi::control::EVENT_ASYNC;
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use farlane_zero_copy::SharedMemory;
 use std::sync::atomic::Ordering;
@@ -50,7 +51,7 @@ impl AsyncRing {
             object: object.into(),
             ..Default::default()
         };
-        let index = usize::try_from(*produced % ASYNC_ENTRIES).unwrap_or(0);
+        let index = to_usize(u64::from(*produced % ASYNC_ENTRIES));
         let at = OFF_ASYNC_RING + index * size_of::<AsyncEvent>();
         if self.memory.write(at, &event).is_ok() {
             *produced = produced.wrapping_add(1);

@@ -12,6 +12,7 @@ use farlane_abi::Errno;
 use farlane_abi::arena::{BACKEND_SLEEPING, HEADER_SEGMENT_BYTES, OFF_BACKEND_STATE, OFF_DEAD};
 use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, MAX_SEGMENT_BYTES};
 use farlane_abi::rdma::EVENT_DEVICE_FATAL;
+use farlane_abi::width::to_u64;
 use farlane_sys::log_limit::LogLimit;
 use farlane_sys::sync::lock;
 use farlane_sys::warn_limited;
@@ -25,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// A region that the process's kernel has vouched for.
 enum Attached {
-    /// Rings and queues.
+    /// Segment of rings and queues, shared with the process.
     Segment {
         shared: Arc<SharedMemory>,
         /// Kept where its node is known, to look again.
@@ -181,9 +182,8 @@ impl Context {
         }
         // Stitched, each of its extents is a mapping. What is kept besides may have a mapping and a
         // file of its own.
-        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let own = memory.node().map_or(0, |_| count(memory.own_files()));
-        let mappings = count(memory.extents()).saturating_add(own);
+        let own = memory.node().map_or(0, |_| to_u64(memory.own_files()));
+        let mappings = to_u64(memory.extents()).saturating_add(own);
         let take = |of, amount| self.account.take(of, amount).ok_or(Errno::ENOMEM);
         let shares = [
             take(Resource::Mappings, mappings)?,

@@ -8,6 +8,7 @@
 //! 1998). Nobody has to know how many tenants there will be, and what nobody else wants is not kept
 //! back for good.
 
+use farlane_abi::width::to_u64;
 use farlane_sys::sync::lock;
 use farlane_zero_copy::fault;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,12 +22,12 @@ const DEFAULT_DESCRIPTORS: u64 = 1 << 20;
 /// Memory regions of all tenants: some 300 bytes each.
 const MEMORY_REGIONS: u64 = 1 << 20;
 
-/// What is shared.
+/// A resource that tenants share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Mappings of the backend's process.
     Mappings,
-    /// Queue pairs.
+    /// Queue pairs of the engine.
     QueuePairs,
     /// Memory regions, which are memory of the backend.
     MemoryRegions,
@@ -88,7 +89,7 @@ impl Ledger {
     pub fn of_this_process(queue_pairs: u64) -> Arc<Self> {
         let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
         let limit = limit.ok().and_then(|text| text.trim().parse().ok());
-        let guarded = u64::try_from(fault::PLACES).unwrap_or(u64::MAX);
+        let guarded = to_u64(fault::PLACES);
         let mappings = limit.unwrap_or(DEFAULT_MAP_COUNT).min(guarded) / 4 * 3;
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let descriptors = files.current.unwrap_or(DEFAULT_DESCRIPTORS) / 4 * 3;
@@ -154,7 +155,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Nothing yet.
+    /// A share of nothing, which can grow.
     #[must_use]
     pub fn of_nothing(account: &Arc<Account>, of: Resource) -> Self {
         Self {

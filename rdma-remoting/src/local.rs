@@ -28,7 +28,7 @@ impl<T> Default for LocalQueue<T> {
 }
 
 impl<T> LocalQueue<T> {
-    /// Posts a request.
+    /// Appends a work queue element.
     pub fn post(&self, request: T) {
         lock(&self.0).push_back(request);
     }
@@ -84,7 +84,7 @@ pub struct LocalCompletionQueue {
 }
 
 impl LocalCompletionQueue {
-    /// An empty queue.
+    /// An empty completion queue.
     #[must_use]
     pub fn new(entries: u32) -> Arc<Self> {
         Arc::new(Self {

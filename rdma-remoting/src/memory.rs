@@ -6,6 +6,7 @@ use farlane_abi::rdma::{
     ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
     ACCESS_REMOTE_WRITE,
 };
+use farlane_abi::width::to_u64;
 use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{Region, RegionError};
 use std::sync::{Arc, RwLock};
@@ -81,7 +82,7 @@ pub enum KeyError {
     /// The rights do not include it.
     #[error("Key {key:#x} does not allow {wanted:?}")]
     Rights {
-        /// The key.
+        /// The memory key.
         key: u32,
         /// What was asked for.
         wanted: Use,
@@ -89,20 +90,24 @@ pub enum KeyError {
     /// Bytes outside of the memory region.
     #[error("{length:#x} bytes at {address:#x} are outside of key {key:#x}")]
     Bounds {
-        /// The key.
+        /// The memory key.
         key: u32,
-        /// First byte.
+        /// Address of the first byte.
         address: u64,
         /// Bytes.
         length: u64,
     },
 }
 
+/// Handle of a protection domain, in its context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PdHandle(pub u32);
+
 /// A memory region.
 #[derive(Debug)]
 pub struct MemoryRegion {
     /// Protection domain it belongs to.
-    pub pd: u32,
+    pub pd: PdHandle,
     /// Address of its first byte in work requests.
     pub iova: u64,
     /// Offset of its first byte in `region`.
@@ -158,7 +163,7 @@ impl MemoryTable {
     #[must_use]
     pub fn len(&self) -> u64 {
         let table = read(&self.table);
-        u64::try_from(table.len()).unwrap_or(u64::MAX)
+        to_u64(table.len())
     }
 
     /// Whether there is none.
@@ -194,7 +199,7 @@ impl MemoryTable {
     /// See [`KeyError`].
     pub fn open(
         &self,
-        pd: u32,
+        pd: PdHandle,
         key: u32,
         address: u64,
         length: u64,
@@ -234,7 +239,7 @@ impl MemoryTable {
     ///
     /// # Errors
     /// See [`KeyError`].
-    pub fn open_element(&self, pd: u32, e: &Element, wanted: Use) -> Result<Part, KeyError> {
+    pub fn open_element(&self, pd: PdHandle, e: &Element, wanted: Use) -> Result<Part, KeyError> {
         self.open(pd, e.lkey, e.address, e.length.into(), wanted)
     }
 }
@@ -267,7 +272,7 @@ mod tests {
         let table = MemoryTable::new(8);
         let key = table
             .insert(MemoryRegion {
-                pd: 3,
+                pd: PdHandle(3),
                 iova: 0x1000_0000,
                 offset: 100,
                 length: 4096,
@@ -282,7 +287,7 @@ mod tests {
     #[test]
     fn a_key_opens_only_its_own_domain_and_rights() {
         let (table, key) = table(ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ);
-        let open = |pd, key, wanted| table.open(pd, key, 0x1000_0000, 1, wanted);
+        let open = |pd, key, wanted| table.open(PdHandle(pd), key, 0x1000_0000, 1, wanted);
         assert!(open(3, key, Use::LocalRead).is_ok());
         assert!(open(3, key, Use::LocalWrite).is_ok());
         assert!(open(3, key, Use::RemoteRead).is_ok());
@@ -319,7 +324,7 @@ mod tests {
             (first - 1, 2, false),
         ] {
             // The memory behind it is larger, so that nothing but the region's own bounds refuses.
-            let opened = table.open(3, key, address, length, Use::LocalRead);
+            let opened = table.open(PdHandle(3), key, address, length, Use::LocalRead);
             assert_eq!(opened.is_ok(), inside, "{length} bytes at {address:#x}");
         }
     }
@@ -341,7 +346,7 @@ mod tests {
             let (table, key) = table(ACCESS_LOCAL_WRITE);
             let inside = address >= 0x1000_0000
                 && u128::from(address) + u128::from(length) <= 0x1000_0000 + 4096;
-            match table.open(3, key, address, length, Use::LocalWrite) {
+            match table.open(PdHandle(3), key, address, length, Use::LocalWrite) {
                 Ok(part) => {
                     prop_assert!(inside);
                     prop_assert_eq!(part.offset, address - 0x1000_0000 + 100);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// A NUMA node that has workers.
 #[derive(Clone)]
 pub struct WorkerNode {
-    /// Which.
+    /// The NUMA node.
     pub node: Node,
     /// Binds the calling thread to it.
     pub enter: Arc<dyn Fn() + Send + Sync>,

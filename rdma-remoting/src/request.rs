@@ -4,6 +4,7 @@ use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, OP_RDMA_READ, OP_RDMA_WRITE, OP_RDMA_WRITE_IMM, OP_SEND,
     OP_SEND_IMM, RecvEntry, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendEntry, Sge,
 };
+use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::FromBytes;
 use thiserror::Error;
 
@@ -225,7 +226,7 @@ impl SendWqe {
         if head.flags & SEND_INLINE == 0 {
             return self.elements.parse(head.num_sge.get().into(), payload);
         }
-        let length = usize::try_from(head.inline_bytes.get()).unwrap_or(usize::MAX);
+        let length = to_usize(head.inline_bytes.get().into());
         if self.opcode == Opcode::Read {
             return Err(WqeError::Inline(length));
         }
@@ -271,7 +272,7 @@ impl RecvWqe {
         let (head, payload) =
             RecvEntry::read_from_prefix(entry).map_err(|_| WqeError::Short(entry.len()))?;
         self.wr_id = head.wr_id.get();
-        let count = usize::try_from(head.num_sge.get()).unwrap_or(usize::MAX);
+        let count = to_usize(head.num_sge.get().into());
         self.elements.parse(count, payload)
     }
 }

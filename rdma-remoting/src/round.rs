@@ -28,7 +28,7 @@ const BUSY: Duration = Duration::from_millis(10);
 pub(crate) enum Pace {
     /// As many as there is time for: others wait.
     Bounded,
-    /// All.
+    /// All have a turn, however long it takes.
     Whole,
 }
 

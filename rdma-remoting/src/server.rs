@@ -13,7 +13,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use thiserror::Error;
 
-/// Most worker threads.
+/// Limit of worker threads.
 const MAX_WORKERS: usize = 64;
 
 /// How a server is set up.
@@ -38,7 +38,7 @@ pub enum ServerError {
     /// There can be no such port.
     #[error(transparent)]
     Port(#[from] PortError),
-    /// The system failed.
+    /// A thread or a descriptor could not be made.
     #[error("Cannot start a worker")]
     Io(#[from] io::Error),
 }
@@ -143,7 +143,7 @@ impl Server {
     /// Has an eventfd wake the workers, as long as the result lives. It is never read.
     ///
     /// # Errors
-    /// What `epoll_ctl` says.
+    /// The eventfd cannot be watched: `ENOSPC`, `ENOMEM`, or it is watched already (`EEXIST`).
     pub fn add_doorbell(&self, fd: OwnedFd) -> io::Result<Doorbell> {
         for worker in &self.adapter.workers {
             worker.watch(fd.as_fd())?;

@@ -49,7 +49,7 @@ impl Default for Spin {
 }
 
 impl Spin {
-    /// There was work.
+    /// A poll has found work.
     pub fn worked(&mut self) {
         self.since = None;
         self.looked = None;
@@ -93,7 +93,7 @@ impl Spin {
         self.trust = (self.trust * 2).min(LAST_TRUST);
     }
 
-    /// Slept.
+    /// The thread was woken from sleep.
     pub fn woke(&mut self) {
         self.worked();
         self.contended = self.contended.saturating_sub(1);

@@ -5,6 +5,7 @@ use farlane_abi::queue::{
     MAX_INLINE_BYTES, MAX_SGE, QP_OFF_ENTRIES, QP_OFF_RECV_CONSUMED, QP_OFF_RECV_PRODUCED,
     QP_OFF_SEND_CONSUMED, QP_OFF_SEND_PRODUCED, QpLayout, RecvEntry, SendEntry, Sge,
 };
+use farlane_abi::width::to_usize;
 use farlane_zero_copy::{OutOfBounds, SharedMemory};
 use std::sync::atomic::Ordering;
 use thiserror::Error;
@@ -18,11 +19,11 @@ pub enum QueueError {
     /// The producer word is nonsense; nothing in the queue can be trusted any more.
     #[error("Producer index {produced} of a queue of {entries} with consumer index {consumed}")]
     Index {
-        /// What the process wrote.
+        /// Producer index that the process wrote.
         produced: u32,
-        /// What is consumed.
+        /// Consumer index.
         consumed: u32,
-        /// Entries there are.
+        /// Entries of the queue.
         entries: u32,
     },
     /// The queue is not where it should be. The layout is checked when the queue is made.
@@ -99,7 +100,7 @@ impl Consumer {
         Ok(produced)
     }
 
-    /// Copies the next entry, of `head` bytes and what `rest` makes of them, to `buffer`.
+    /// Copies the next entry to the beginning of `buffer`.
     fn take<'b, const N: usize>(
         &mut self,
         buffer: &'b mut [u8; N],
@@ -107,7 +108,7 @@ impl Consumer {
         if self.produced()? == self.taken {
             return Ok(None);
         }
-        let index = usize::try_from(self.taken & (self.entries - 1)).unwrap_or(0);
+        let index = to_usize(u64::from(self.taken & (self.entries - 1)));
         let entry = &mut buffer[..self.stride.min(N)];
         self.memory
             .read_bytes(self.entries_at + index * self.stride, entry)?;
@@ -155,7 +156,7 @@ pub fn shared_queues(
     memory: &SharedMemory,
     layout: &QpLayout,
 ) -> Result<(SharedSendQueue, SharedRecvQueue), OutOfBounds> {
-    let need = usize::try_from(layout.segment_bytes()).unwrap_or(usize::MAX);
+    let need = to_usize(layout.segment_bytes());
     if memory.len() < need {
         return Err(OutOfBounds {
             offset: 0,

@@ -43,7 +43,7 @@ struct Shared {
     counters: Arc<Live>,
 }
 
-/// A worker thread.
+/// A worker thread, and how it is directed.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     /// Its node, where it has one.
@@ -91,7 +91,7 @@ impl Worker {
         self.node
     }
 
-    /// Contexts it serves.
+    /// Number of contexts that it serves.
     pub fn load(&self) -> usize {
         self.shared.list().len()
     }
@@ -289,7 +289,7 @@ impl Shared {
 /// Sleep is announced, and the sweep goes on.
 #[derive(Debug, Default)]
 struct Rest {
-    /// It has begun.
+    /// The sweep has begun.
     looked: bool,
     /// When to come back though nothing new arrives.
     deadline: Option<Instant>,

@@ -6,7 +6,7 @@ use farlane_abi::rdma::{self, *};
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::LocalCompletionQueue;
-use farlane_rdma_remoting::memory::MemoryTable;
+use farlane_rdma_remoting::memory::{MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{RecvWqe, SendWqe};
 use farlane_rdma_remoting::work_queue::{QueueError, RecvSource, SendSource};
 use farlane_sys::log_limit::LogLimit;
@@ -66,7 +66,7 @@ fn give_up(engine: &SoftEngine, tenant: &Arc<LogLimit>, state: u8) {
     let qp = engine
         .create_qp(QpSpec {
             kind: QPT_RC,
-            pd: 1,
+            pd: PdHandle(1),
             address: PortAddress {
                 gid: [1; 16],
                 lid: 1,

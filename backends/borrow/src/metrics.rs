@@ -31,64 +31,75 @@ pub fn metrics_text(devices: &[DeviceMetrics]) -> String {
     text
 }
 
+fn sample(name: &'static str, value: u64, help: &'static str) -> Sample<'static> {
+    Sample { name, help, value }
+}
+
 impl DeviceMetrics {
     fn samples(&self) -> Vec<Sample<'static>> {
-        let messages = self.messages.values();
-        let borrowed = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let parts = [self.messages(), self.leases(), self.peers()];
+        parts.into_iter().flatten().collect()
+    }
+
+    fn messages(&self) -> Vec<Sample<'static>> {
+        let values = self.messages.values();
+        vec![
+            sample("reads", values.reads, "Register reads trapped by the VMM."),
+            sample(
+                "writes",
+                values.writes,
+                "Register writes trapped by the VMM.",
+            ),
+            sample("other_messages", values.other, "Other messages of the VMM."),
+            sample("refused", values.refused, "Messages rejected as invalid."),
+            sample(
+                "dma_reads",
+                values.dma_reads,
+                "VFIO_USER_DMA_READ messages sent.",
+            ),
+            sample(
+                "dma_writes",
+                values.dma_writes,
+                "VFIO_USER_DMA_WRITE messages sent.",
+            ),
+            sample(
+                "connections",
+                values.connections,
+                "VMMs that have connected.",
+            ),
+        ]
+    }
+
+    fn leases(&self) -> Vec<Sample<'static>> {
+        let counters = &self.borrowed;
+        let value = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        vec![
+            sample(
+                "forwarded",
+                value(&counters.forwarded),
+                "Register accesses forwarded to the lender.",
+            ),
+            sample("leases", value(&counters.leases), "Leases taken."),
+            sample(
+                "lost",
+                value(&counters.lost),
+                "Leases that ended while the VMM still had the device.",
+            ),
+            sample(
+                "held",
+                value(&counters.held),
+                "Whether the device is held now: 0 or 1.",
+            ),
+        ]
+    }
+
+    fn peers(&self) -> Vec<Sample<'static>> {
         let paths = (self.paths)();
         let by = |path| {
             let found = paths.iter().find(|(other, _)| *other == path);
             found.map_or(0, |&(_, count)| count)
         };
-        let sample = |name, value, help| Sample { name, help, value };
         vec![
-            sample(
-                "reads",
-                messages.reads,
-                "Register reads trapped by the VMM.",
-            ),
-            sample(
-                "writes",
-                messages.writes,
-                "Register writes trapped by the VMM.",
-            ),
-            sample(
-                "other_messages",
-                messages.other,
-                "Other messages of the VMM.",
-            ),
-            sample("refused", messages.refused, "Messages rejected as invalid."),
-            sample(
-                "dma_reads",
-                messages.dma_reads,
-                "VFIO_USER_DMA_READ messages sent.",
-            ),
-            sample(
-                "dma_writes",
-                messages.dma_writes,
-                "VFIO_USER_DMA_WRITE messages sent.",
-            ),
-            sample(
-                "connections",
-                messages.connections,
-                "VMMs that have connected.",
-            ),
-            sample(
-                "forwarded",
-                borrowed(&self.borrowed.forwarded),
-                "Register accesses forwarded to the lender.",
-            ),
-            sample("leases", borrowed(&self.borrowed.leases), "Leases taken."),
-            sample(
-                "lost",
-                borrowed(&self.borrowed.lost),
-                "Leases that ended though the VMM still had the device.",
-            ),
-            sample(
-                "held",
-                borrowed(&self.borrowed.held),
-                "Whether the device is held now: 0 or 1.",
-            ),
             sample(
                 "peers_same_lender",
                 by(PeerPath::SameLender),

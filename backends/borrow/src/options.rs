@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of the borrower.
 
 use farlane_daemon::keys::{KeysError, SocketOption, all_different, value};
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
@@ -18,48 +18,46 @@ const DEFAULT_LENDER: &str = "unix:/run/farlane/lend.sock";
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "farlane-borrow", version)]
 pub struct Options {
-    /// A vfio-user socket to make, where one virtual machine monitor finds the device; for
-    /// further devices, repeat it and --device
+    /// vfio-user socket to create, at which one VMM connects to the device; for further devices,
+    /// repeat it and --device
     #[arg(long, value_name = "PATH")]
     pub socket_path: Vec<PathBuf>,
 
-    /// A listening vfio-user socket that this program inherits, instead of --socket-path
+    /// Inherited descriptor of a listening vfio-user socket, instead of --socket-path
     #[arg(long, value_name = "N", conflicts_with = "socket_path")]
     pub fd: Vec<RawFd>,
 
-    /// The lender's name of the device behind the socket in the same place
+    /// The lender's name of the device that is served at the socket in the same position
     #[arg(long = "device", value_name = "NAME")]
     pub devices: Vec<String>,
 
-    /// Where the lender listens: unix:PATH, tls:HOST:PORT, or tcp:127.0.0.1:PORT
+    /// Address of the lender: unix:PATH, tls:HOST:PORT, or tcp:127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_LENDER)]
     pub lender: Address,
 
-    /// What this host calls itself: with TLS, a name of its certificate [default: the host name]
+    /// Name of this host; with TLS, a name in its certificate [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
-    /// A memory window of the lender, and the file of this host that is seen through it: the
-    /// memory of the virtual machine
+    /// Memory window of the lender, and the file of this host that it maps: the memory of the VM
     #[arg(long = "window", value_name = "NAME=FILE")]
     pub windows: Vec<WindowOption>,
 
-    /// A UNIX socket to make, on which the memory of the devices is published to other backends of
-    /// the same virtual machine; all devices of this program are that machine's then
+    /// UNIX socket to create, on which the devices' memory is published to other backends of the
+    /// same VM; all devices of this daemon then belong to that VM
     #[arg(long, value_name = "PATH")]
     pub publish: Option<PathBuf>,
 
-    /// A socket on which another backend of the same virtual machine publishes memory of its
-    /// devices, which the devices of this program then reach; repeated for more
+    /// Socket on which another backend of the same VM publishes memory of its devices, which the
+    /// devices of this daemon then reach; can be repeated
     #[arg(long, value_name = "PATH")]
     pub device_memory: Vec<PathBuf>,
 
-    /// A memory window of the lender that shows a BAR of a device of another lender; repeated for
-    /// more
+    /// Memory window of the lender that maps a BAR of a device of another lender; can be repeated
     #[arg(long = "peer-window", value_name = "NAME=LENDER/DEVICE/BAR")]
     pub peer_windows: Vec<PeerWindowOption>,
 
-    /// How the virtual machine sees the interrupts of a device with MSI-X
+    /// How the VM sees the interrupts of a device with MSI-X
     #[arg(long, value_enum, value_name = "KIND", default_value_t = Interrupts::Msi)]
     pub interrupts: Interrupts,
 
@@ -94,21 +92,21 @@ impl From<Interrupts> for InterruptView {
 /// Why the command line cannot be followed.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum OptionsError {
-    /// Nothing to do.
+    /// Neither a socket nor a device.
     #[error("Nothing to borrow: give --socket-path and --device")]
     Nothing,
     /// A socket without a device, or the reverse.
     #[error("{sockets} sockets and {devices} devices do not go together")]
     Pairs {
-        /// Sockets.
+        /// Number of sockets.
         sockets: usize,
-        /// Devices.
+        /// Number of devices.
         devices: usize,
     },
     /// One socket for two devices.
     #[error(transparent)]
     Twice(#[from] KeysError),
-    /// No name.
+    /// A name with other characters, or of another length.
     #[error("{0:?} is not a name: 1 to 64 letters, digits, '-', '_', '.' and ':'")]
     Name(String),
 }
@@ -144,7 +142,7 @@ impl Options {
 pub struct WindowOption {
     /// The lender's name of it.
     pub name: String,
-    /// The file.
+    /// The file that it maps.
     pub file: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! `list` and `revoke`.
+//! The commands `list` and `revoke`, which ask a running lender.
 
 use crate::options::{Command, LenderOptions};
 use anyhow::Context as _;

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of the lender.
 
 use crate::config::{Backing, DeviceConfig, GpuOptions, NvmeOptions, SourceConfig};
 use farlane_daemon::keys::{Keys, KeysError, value};
@@ -14,26 +14,26 @@ const DEFAULT_LENDER: &str = "unix:/run/farlane/lend.sock";
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "farlane-lend", version, args_conflicts_with_subcommands = true)]
 pub struct Options {
-    /// Something else than lending
+    /// Ask a running lender instead of lending
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// A file that says what is lent, and to whom
+    /// Configuration file: which devices are lent, and to whom
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Where borrowers connect: unix:PATH, tls:HOST:PORT, or tcp:127.0.0.1:PORT
+    /// Address at which borrowers connect: unix:PATH, tls:HOST:PORT, or tcp:127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Vec<Address>,
 
-    /// A device for everybody who can connect: nvme,file=PATH or nvme,null=SIZE (a software NVMe
+    /// A device that any borrower may take: nvme,file=PATH or nvme,null=SIZE (a software NVMe
     /// controller; each file or null is a namespace; serial=S, doorbells=trapped|shared, readonly,
     /// cache=direct|buffered, block=512|4096, queues=N), gpu,memory=SIZE (a software GPU) or
     /// vfio,function=0000:01:00.0 (a function of this host)
     #[arg(long = "device", value_name = "NAME=SOURCE[,KEY=VALUE]...")]
     pub devices: Vec<DeviceConfig>,
 
-    /// What this host calls itself
+    /// Name of this lender [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
@@ -42,19 +42,19 @@ pub struct Options {
     pub daemon: DaemonOptions,
 }
 
-/// What else can be done.
+/// Requests to a running lender.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Command {
-    /// Show what a lender offers, who holds it, and how the devices reach memory
+    /// Show a lender's devices, their holders, and how they reach memory
     List {
         #[command(flatten)]
         #[allow(missing_docs)]
         lender: LenderOptions,
-        /// As JSON
+        /// Print JSON instead of a table
         #[arg(long)]
         json: bool,
     },
-    /// Take a device from its holder, who is asked first
+    /// Take a device from its holder, after a request to return it
     Revoke {
         /// Name of the device
         device: String,
@@ -64,14 +64,14 @@ pub enum Command {
     },
 }
 
-/// How a lender is reached.
+/// How a lender is reached, and as whom.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LenderOptions {
-    /// Where the lender listens
+    /// Address of the lender
     #[arg(long, value_name = "ADDRESS", default_value = DEFAULT_LENDER)]
     pub lender: Address,
 
-    /// What this host calls itself: with TLS, a name of its certificate
+    /// Name of this host; with TLS, a name in its certificate [default: the host name]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 

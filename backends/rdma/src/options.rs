@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of the RDMA backend.
 
 pub use farlane_daemon::keys::SocketOption;
 use farlane_daemon::keys::{Keys, KeysError, all_different, bytes, value};
@@ -17,21 +17,21 @@ const MAX_WINDOW: u64 = 64 << 30;
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "farlane-rdma", version)]
 pub struct Options {
-    /// A VM: where its VMM finds the device (a vhost-user socket to make, or an inherited
-    /// listening one), the device's address, and the length of its window for host-allocated
-    /// buffers (a power of two, 0 for none)
+    /// A VM: the vhost-user socket at which its VMM connects (to create, or inherited and
+    /// listening), the device's GID as an IP address, and the size of the window for
+    /// host-allocated buffers (a power of two, 0 for none)
     #[arg(long = "vm", value_name = "socket=PATH|fd=N,gid=ADDRESS[,window=256M]")]
     pub vms: Vec<VmOptions>,
 
-    /// A socket to make for processes of this user on this host
+    /// UNIX socket to create for processes of this user on this host
     #[arg(long, value_name = "PATH")]
     pub host_socket: Option<PathBuf>,
 
-    /// The address of those processes' device
+    /// GID of the device of those processes, as an IP address
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host_gid: Gid,
 
-    /// Threads that carry out requests; on a machine with several NUMA nodes, on each of them
+    /// Worker threads; on a machine with several NUMA nodes, on each of them
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub workers: usize,
 
@@ -105,7 +105,7 @@ impl std::fmt::Display for Gid {
     }
 }
 
-/// A VM.
+/// A VM: where its VMM connects, and its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmOptions {
     /// Where its VMM finds the device.

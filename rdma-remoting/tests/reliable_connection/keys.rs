@@ -4,7 +4,7 @@ use crate::rig::*;
 use farlane_abi::queue::*;
 use farlane_abi::rdma::*;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
-use farlane_rdma_remoting::memory::{Access, MemoryRegion};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, PdHandle};
 use farlane_rdma_remoting::request::{Element, Opcode, SendWqe};
 use farlane_zero_copy::Region;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -202,7 +202,7 @@ fn a_request_that_waits_keeps_no_memory_that_was_taken_back() {
         Region::from_memfd(file, BYTES, true).unwrap()
     };
     let memory = |region| MemoryRegion {
-        pd: 1,
+        pd: PdHandle(1),
         iova: IOVA,
         offset: 0,
         length: BYTES,

@@ -57,7 +57,7 @@ fn a_send_fills_the_receive_request_and_says_so() {
     assert_eq!(c.flags.get(), WC_FLAG_IMM);
     assert_eq!(
         (c.qp_num.get(), c.src_qp.get()),
-        (p.b.qp.number(), p.a.qp.number())
+        (p.b.qp.number().get(), p.a.qp.number().get())
     );
     assert!(p.b.contents(0, 10) == bytes[..10] && p.b.contents(100, 290) == bytes[10..300]);
     assert_eq!(p.a.next(), Some((8, WC_STATUS_SUCCESS)));

@@ -5,7 +5,7 @@ use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
-use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{Element, Opcode, RecvWqe, SendWqe};
 use farlane_zero_copy::{Pool, Region, copy_from_slice, copy_to_slice};
 use std::sync::{Arc, Mutex};
@@ -80,7 +80,7 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
     let table = Arc::new(MemoryTable::new(16));
     let key = table
         .insert(MemoryRegion {
-            pd: 1,
+            pd: PdHandle(1),
             iova: IOVA,
             offset: 0,
             length: BYTES,
@@ -94,7 +94,7 @@ pub fn end_with(engine: &SoftEngine, gid: u8, setup: &Setup, cq: Arc<LocalComple
     let qp = engine
         .create_qp(QpSpec {
             kind: QPT_RC,
-            pd: 1,
+            pd: PdHandle(1),
             address: PortAddress {
                 gid: [gid; 16],
                 lid: lid(gid),

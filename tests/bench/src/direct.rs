@@ -7,7 +7,7 @@ use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine, EngineQp, PortAddress, QpSpec};
 use farlane_rdma_remoting::local::{LocalCompletionQueue, LocalQueue};
-use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{Element, Opcode, SendWqe};
 use farlane_zero_copy::{Pool, Region};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl End {
         farlane_zero_copy::copy_from_slice(&region, 0, &vec![0x5a; BUFFER])?;
         let key = memory
             .insert(MemoryRegion {
-                pd: 1,
+                pd: PdHandle(1),
                 iova: 0,
                 offset: 0,
                 length: BUFFER as u64,
@@ -53,7 +53,7 @@ impl End {
         let (sends, cq) = (LocalQueue::default(), LocalCompletionQueue::new(4 * DEPTH));
         let qp = engine.create_qp(QpSpec {
             kind: rdma::QPT_RC,
-            pd: 1,
+            pd: PdHandle(1),
             address: PortAddress {
                 gid: [gid; 16],
                 lid: lid(gid),

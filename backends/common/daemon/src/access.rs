@@ -15,12 +15,11 @@ const MAX_ENTRY_BYTES: usize = 1 << 20;
 /// default only its own user connects.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Access {
-    /// Give the sockets that this makes to a group, by name or number: its members can connect
+    /// Group that owns the created sockets, by name or number: its members can connect
     #[arg(long, value_name = "GROUP", value_parser = group)]
     pub socket_group: Option<u32>,
 
-    /// Permissions of the sockets that this makes, in octal; 0600 where it is not given, 0660 with
-    /// --socket-group
+    /// Permissions of the created sockets, in octal [default: 0600; 0660 with --socket-group]
     #[arg(long, value_name = "MODE", value_parser = mode)]
     pub socket_mode: Option<u32>,
 }

@@ -19,33 +19,33 @@ pub enum ListenError {
     /// A file that is not a socket lies there.
     #[error("{} exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
-    /// The system said no.
+    /// A system call failed.
     #[error("Cannot {what} {}", path.display())]
     Path {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
-        /// Why not.
+        /// The error of the system call.
         #[source]
         source: Errno,
     },
     /// A descriptor that was handed over is not what it should be.
     #[error("Descriptor {fd} is not {wanted}")]
     Descriptor {
-        /// Its number.
+        /// Number of the descriptor.
         fd: RawFd,
         /// What it should be.
         wanted: &'static str,
     },
 }
 
-/// Kind of a socket.
+/// Type of a UNIX socket (`unix(7)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `SOCK_STREAM`.
+    /// `SOCK_STREAM`: a stream of bytes.
     Stream,
-    /// `SOCK_SEQPACKET`.
+    /// `SOCK_SEQPACKET`: a connection of packets.
     SeqPacket,
 }
 

@@ -19,20 +19,20 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A reader that takes longer than this is left alone.
+/// Time that a reader has to take the whole document.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Bytes that are written at once: the kernel waits for room again for each part of them.
 const AT_ONCE: usize = 4096;
 
-/// One number to tell.
+/// One metric and its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample<'a> {
     /// Its name, after the prefix.
     pub name: &'a str,
-    /// What it counts, in a sentence.
+    /// Help text: what it counts, in a sentence.
     pub help: &'a str,
-    /// The value.
+    /// Value at the time of rendering.
     pub value: u64,
 }
 
@@ -114,7 +114,7 @@ pub fn write_labelled<'a>(
     }
 }
 
-/// What every daemon tells of itself.
+/// Metrics of every daemon.
 fn write_own(out: &mut String) {
     let lost_pages = Sample {
         name: "lost_pages",

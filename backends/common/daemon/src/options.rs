@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 /// Arguments of every backend; flattened into its own.
 #[derive(Clone, Debug, clap::Args)]
 pub struct DaemonOptions {
-    /// Print what this backend is, as JSON, and exit
+    /// Print this backend's type and features, as JSON, and exit
     #[arg(long)]
     pub print_capabilities: bool,
 
-    /// Answer each connection to this UNIX socket with the counters, as Prometheus text
+    /// UNIX socket to create that answers each connection with the metrics, as Prometheus text
     #[arg(long, value_name = "PATH")]
     pub metrics: Option<PathBuf>,
 
@@ -26,7 +26,7 @@ pub struct DaemonOptions {
     #[arg(long, value_enum, value_name = "ACTION", default_value_t = SeccompMode::Kill)]
     pub seccomp: SeccompMode,
 
-    /// Log up to this level (error, warn, info, debug, trace) where RUST_LOG is not set
+    /// Log level where RUST_LOG is not set: error, warn, info, debug or trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log_level: log::LevelFilter,
 }
@@ -49,33 +49,33 @@ impl DaemonOptions {
     }
 }
 
-/// What is where on this machine; flattened into a backend's own arguments.
+/// NUMA topology and placement of guest memory; flattened into a backend's own arguments.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct LocalityOptions {
-    /// Read the machine's NUMA nodes below this folder, laid out as sysfs is
+    /// Directory from which the NUMA topology is read, laid out as sysfs
     #[arg(long, value_name = "FOLDER", default_value = "/sys")]
     pub sysfs: PathBuf,
 
-    /// The node of a part of the VM's memory (guest-physical), where its VMM binds it to none;
-    /// sizes may end in K, M, G or T; can be given several times
+    /// NUMA node of a range of guest-physical memory that the VMM binds to none; sizes may end in
+    /// K, M, G or T; can be repeated
     #[arg(long, value_name = "node=N,start=ADDRESS,length=BYTES")]
     pub memory_node: Vec<MemoryNode>,
 }
 
 impl LocalityOptions {
-    /// What the system says of the machine.
+    /// The sysfs tree that describes the machine.
     #[must_use]
     pub fn sysfs(&self) -> Sysfs {
         Sysfs::new(&self.sysfs)
     }
 
-    /// The machine.
+    /// The machine's NUMA topology.
     #[must_use]
     pub fn topology(&self) -> Topology {
         Topology::of(self.sysfs())
     }
 
-    /// What is known of the VM's memory.
+    /// Nodes of memory that were given with `--memory-node`.
     #[must_use]
     pub fn given(&self) -> Vec<Given> {
         self.memory_node.iter().map(|memory| memory.0).collect()
@@ -103,18 +103,18 @@ impl std::str::FromStr for MemoryNode {
     }
 }
 
-/// Who this end of a connection between hosts is; flattened into a backend's own arguments.
+/// TLS identity of this end of a connection between hosts; flattened into a backend's own arguments.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TlsOptions {
-    /// This host's certificate, and those between it and an authority (PEM)
+    /// Certificate chain of this host (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_key", requires = "tls_ca")]
     pub tls_cert: Option<PathBuf>,
 
-    /// Its private key (PEM)
+    /// Private key of that certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
 
-    /// The authorities that the other end's certificate must be signed by (PEM)
+    /// Certificate authorities that the peer's certificate is verified against (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_ca: Option<PathBuf>,
 }
@@ -131,7 +131,7 @@ impl TlsOptions {
     }
 }
 
-/// What this host calls itself where nobody says otherwise.
+/// The host name: what this host calls itself by default.
 #[must_use]
 pub fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -148,13 +148,13 @@ pub struct Capabilities {
     /// Type of the backend, as in its `vhost-user/50-*.json`, where QEMU's schema has one.
     #[serde(rename = "type")]
     pub kind: &'static str,
-    /// Optional features.
+    /// Optional features of QEMU's schema.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     pub features: &'static [&'static str],
 }
 
 impl Capabilities {
-    /// Prints them.
+    /// Prints them as one line of JSON.
     ///
     /// # Errors
     /// When standard output cannot be written.

@@ -17,7 +17,7 @@ pub type Drain = Box<dyn FnOnce() + Send>;
 
 /// A backend daemon, which [`run`] takes through its life in the order of these functions.
 pub trait Daemon: Sized {
-    /// Its command line.
+    /// Its command line, with the options of every daemon.
     type Options: clap::Parser;
 
     /// What `--print-capabilities` answers.

@@ -21,11 +21,11 @@ use thiserror::Error;
 /// Action on a disallowed system call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum SeccompMode {
-    /// No filter
+    /// No system call filter
     None,
-    /// It is allowed, and logged by the kernel
+    /// Allow it, and have the kernel log it
     Log,
-    /// The backend is killed
+    /// Kill the backend
     #[default]
     Kill,
 }
@@ -165,11 +165,11 @@ const OTHER_INTERFACE: u32 = 0x4000_0000;
 /// a number of 32 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct With {
-    /// The call.
+    /// Number of the system call.
     pub call: libc::c_long,
-    /// The argument, from 0 on.
+    /// Index of the argument, from 0.
     pub argument: u8,
-    /// What it may be.
+    /// Values that are allowed.
     pub values: &'static [u64],
 }
 
@@ -185,7 +185,7 @@ impl With {
         }
     }
 
-    /// Families of `socket`.
+    /// Address families of `socket`.
     #[must_use]
     pub const fn families(values: &'static [u64]) -> Self {
         Self {

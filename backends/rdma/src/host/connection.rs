@@ -24,9 +24,9 @@ const MOST_OF_STRANGERS: usize = 1024;
 /// What becomes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// It goes on.
+    /// The next request is awaited.
     Go,
-    /// It is over.
+    /// The connection is closed.
     Close,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct Seat {
     pub share: Share,
 }
 
-/// A connection.
+/// A connection of one process, and its context.
 pub(crate) struct Connection {
     socket: OwnedFd,
     process: Arc<Process>,
@@ -53,9 +53,9 @@ struct Open {
     context: Arc<Context>,
     events: Arc<ProcessEvents>,
     _doorbell: Doorbell,
-    /// Regions attached.
+    /// Number of attached regions.
     regions: u32,
-    /// Buffers mapped.
+    /// Number of mapped buffers.
     mappings: u32,
 }
 
@@ -87,57 +87,21 @@ impl Connection {
         [self.socket.as_fd(), self.process.pidfd()]
     }
 
-    /// Answers one request.
+    /// Receives one request, and answers it.
     pub fn serve(&mut self, shared: &Shared) -> Next {
         let (bytes, descriptors) = match receive(self.socket.as_fd()) {
             Incoming::Nothing => return Next::Go,
             Incoming::End => return Next::Close,
             Incoming::Packet { bytes, descriptors } => (bytes, descriptors),
         };
-        let at_once = |fd: &OwnedFd| eventfd::closes_at_once(fd.as_fd());
         let (result, next) = match &self.seat {
             Err(errno) => {
                 self.left = descriptors;
                 (Err(*errno), Next::Close)
             }
             Ok(seat) => {
-                let (id, count) = (seat.id, descriptors.len());
-                let mut usable = Some(descriptors);
-                if let Some(strange) = usable.take_if(|all| !all.iter().all(at_once)) {
-                    let sender = Sender::Process(self.process.pid());
-                    shared.closing.close(sender, strange, ());
-                }
-                let request = parse_host(&bytes).and_then(|request| {
-                    let matching = count == request.descriptors();
-                    if matching {
-                        Ok(request)
-                    } else {
-                        Err(Errno::EPROTO)
-                    }
-                });
-                let next = match request {
-                    Ok(HostRequest::Close) => Next::Close,
-                    // What cannot even be read is not spoken with.
-                    Err(Errno::EPROTO) => Next::Close,
-                    _ => Next::Go,
-                };
-                let result = request.and_then(|r| match usable {
-                    Some(descriptors) => self.execute(shared, id, r, descriptors),
-                    // Neither memory nor an eventfd.
-                    None => Err(Errno::EINVAL),
-                });
-                if let Err(errno) = result {
-                    warn_limited!(
-                        shared.limit,
-                        "Host process {}: {}: {errno}",
-                        self.process.pid(),
-                        request.map_or_else(
-                            |_| "a malformed request".to_owned(),
-                            |r| format!("{r:?}")
-                        )
-                    );
-                }
-                (result, next)
+                let id = seat.id;
+                self.obey(shared, id, &bytes, descriptors)
             }
         };
         shared
@@ -157,6 +121,44 @@ impl Connection {
             Ok(()) => next,
             Err(_) => Next::Close,
         }
+    }
+
+    /// Carries out the request of a process that was let in.
+    fn obey(
+        &mut self,
+        shared: &Shared,
+        id: u32,
+        bytes: &[u8],
+        descriptors: Vec<OwnedFd>,
+    ) -> (Result<Answer, Errno>, Next) {
+        let at_once = |fd: &OwnedFd| eventfd::closes_at_once(fd.as_fd());
+        let count = descriptors.len();
+        let mut usable = Some(descriptors);
+        if let Some(strange) = usable.take_if(|all| !all.iter().all(at_once)) {
+            let sender = Sender::Process(self.process.pid());
+            shared.closing.close(sender, strange, ());
+        }
+        let request = parse_host(bytes).and_then(|request| {
+            let matching = count == request.descriptors();
+            matching.then_some(request).ok_or(Errno::EPROTO)
+        });
+        let next = match request {
+            // What cannot even be read is not spoken with.
+            Ok(HostRequest::Close) | Err(Errno::EPROTO) => Next::Close,
+            _ => Next::Go,
+        };
+        let result = request.and_then(|request| match usable {
+            Some(descriptors) => self.execute(shared, id, request, descriptors),
+            // Neither memory nor an eventfd.
+            None => Err(Errno::EINVAL),
+        });
+        if let Err(errno) = result {
+            let malformed = |_| "a malformed request".to_owned();
+            let what = request.map_or_else(malformed, |request| format!("{request:?}"));
+            let pid = self.process.pid();
+            warn_limited!(shared.limit, "Host process {pid}: {what}: {errno}");
+        }
+        (result, next)
     }
 
     /// Ends the context. Returns its id, which is free, where it had one.

@@ -124,7 +124,7 @@ impl HostSocket {
     /// Serves the contexts of `port` on a listening `SOCK_SEQPACKET` socket.
     ///
     /// # Errors
-    /// What epoll says.
+    /// Epoll cannot be set up: too many open files, most likely.
     pub fn new(
         listener: OwnedFd,
         port: Arc<Port>,
@@ -156,10 +156,10 @@ impl HostSocket {
         Ok(socket)
     }
 
-    /// Serves for ever.
+    /// Serves processes until epoll fails.
     ///
     /// # Errors
-    /// What epoll says, and then there is nothing left to do.
+    /// `epoll_wait` has failed: nobody can be served any more.
     pub fn run(mut self) -> io::Result<()> {
         let mut events = Vec::with_capacity(BATCH);
         loop {

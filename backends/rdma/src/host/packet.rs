@@ -15,10 +15,10 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// others wait.
 const MAX_DESCRIPTORS: usize = 253;
 
-/// What has come.
+/// A received packet, or why there is none.
 #[derive(Debug)]
 pub(crate) enum Incoming {
-    /// Nothing, for now.
+    /// No packet has arrived yet.
     Nothing,
     /// The peer has hung up, or the connection is broken.
     End,
@@ -26,7 +26,7 @@ pub(crate) enum Incoming {
     Packet {
         /// Its bytes; more than a request's where it is longer than one.
         bytes: Vec<u8>,
-        /// Its descriptors.
+        /// Descriptors that were sent with it.
         descriptors: Vec<OwnedFd>,
     },
 }

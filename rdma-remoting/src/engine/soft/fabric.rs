@@ -1,7 +1,7 @@
 //! Which queue pair has which number.
 
 use super::qp::SoftQp;
-use crate::engine::Waker;
+use crate::engine::{QpNumber, Waker};
 use farlane_sys::sync::{read, write};
 use farlane_worker::wake;
 use std::collections::HashMap;
@@ -9,13 +9,12 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock, RwLock};
 
-const NUMBER_MASK: u32 = 0x00ff_ffff;
 /// Numbers below are special in InfiniBand (QP0, QP1) or look like mistakes.
 const FIRST_NUMBER: u32 = 16;
 
 #[derive(Debug, Default)]
 struct Numbers {
-    qps: HashMap<u32, Arc<SoftQp>>,
+    qps: HashMap<QpNumber, Arc<SoftQp>>,
     draws: Draws,
 }
 
@@ -30,10 +29,10 @@ struct Draws {
 }
 
 impl Draws {
-    fn next(&mut self) -> u32 {
+    fn next(&mut self) -> QpNumber {
         self.drawn += 1;
         let [a, b, c, ..] = self.keys.hash_one(self.drawn).to_ne_bytes();
-        u32::from_ne_bytes([a, b, c, 0])
+        QpNumber::of(u32::from_ne_bytes([a, b, c, 0]))
     }
 }
 
@@ -81,15 +80,15 @@ impl Fabric {
     }
 
     /// Adds the queue pair that `make` makes of its number. `None` when there are `limit`.
-    pub fn add(&self, limit: u32, make: impl FnOnce(u32) -> SoftQp) -> Option<Arc<SoftQp>> {
+    pub fn add(&self, limit: u32, make: impl FnOnce(QpNumber) -> SoftQp) -> Option<Arc<SoftQp>> {
         let mut numbers = write(&self.numbers);
         if numbers.qps.len() >= usize::try_from(limit).ok()? {
             return None;
         }
         // Few are in use: the first one is nearly always free.
         let number = loop {
-            let number = numbers.draws.next() & NUMBER_MASK;
-            if number >= FIRST_NUMBER && !numbers.qps.contains_key(&number) {
+            let number = numbers.draws.next();
+            if number.get() >= FIRST_NUMBER && !numbers.qps.contains_key(&number) {
                 break number;
             }
         };
@@ -108,13 +107,13 @@ impl Fabric {
     }
 
     /// The queue pair of a number.
-    pub fn find(&self, number: u32) -> Option<Arc<SoftQp>> {
+    pub fn find(&self, number: QpNumber) -> Option<Arc<SoftQp>> {
         let numbers = read(&self.numbers);
         numbers.qps.get(&number).cloned()
     }
 
     /// Takes a queue pair out.
-    pub fn remove(&self, number: u32) {
+    pub fn remove(&self, number: QpNumber) {
         let mut numbers = write(&self.numbers);
         numbers.qps.remove(&number);
     }

@@ -6,8 +6,8 @@ use super::requester::Requester;
 use super::responder::Responder;
 use crate::completion_queue::CompletionSink;
 use crate::counters::{self, Live};
-use crate::engine::{EngineQp, PortAddress, Progress, QpSpec, Turn};
-use crate::memory::MemoryTable;
+use crate::engine::{EngineQp, PortAddress, Progress, QpNumber, QpSpec, Turn};
+use crate::memory::{MemoryTable, PdHandle};
 use farlane_abi::Errno;
 use farlane_abi::rdma::QpAttr;
 use farlane_sys::log_limit::LogLimit;
@@ -25,7 +25,7 @@ static LIVES: AtomicU64 = AtomicU64::new(0);
 pub struct Life(u64);
 
 impl Life {
-    /// Another one.
+    /// A life that no half has had.
     pub fn begin() -> Self {
         Self(LIVES.fetch_add(1, Ordering::Relaxed))
     }
@@ -34,15 +34,15 @@ impl Life {
 /// Requests of each kind that are flushed in one turn.
 const FLUSHES_PER_TURN: u32 = 256;
 
-/// A reliable connection.
+/// A queue pair of a reliable connection (RC).
 ///
 /// Locks, in order: `attr`, `requester`, `responder` (a requester takes its peer's, never a second
 /// one), then what the completion queues lock. The state is an atomic of its own because an error
 /// on either side moves it without the other's lock.
 pub struct SoftQp {
-    pub number: u32,
+    pub number: QpNumber,
     pub address: PortAddress,
-    pub pd: u32,
+    pub pd: PdHandle,
     pub memory: Arc<MemoryTable>,
     pub fabric: Arc<Fabric>,
     pub signal_all: bool,
@@ -70,7 +70,7 @@ impl std::fmt::Debug for SoftQp {
 }
 
 impl SoftQp {
-    pub fn new(number: u32, spec: QpSpec, fabric: Arc<Fabric>) -> Self {
+    pub fn new(number: QpNumber, spec: QpSpec, fabric: Arc<Fabric>) -> Self {
         counters::add(&spec.counters.queue_pairs, 1);
         Self {
             number,
@@ -163,7 +163,7 @@ impl SoftQp {
 }
 
 impl EngineQp for SoftQp {
-    fn number(&self) -> u32 {
+    fn number(&self) -> QpNumber {
         self.number
     }
 

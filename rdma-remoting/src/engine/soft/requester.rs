@@ -5,7 +5,7 @@ use super::qp::{Life, SoftQp};
 use super::responder::{Nak, Responder};
 use super::transfer::{Message, Refusal, Transfer};
 use crate::counters;
-use crate::engine::{Progress, Turn};
+use crate::engine::{Progress, QpNumber, Turn};
 use crate::memory::{Part, Use};
 use crate::request::{Opcode, SendWqe};
 use crate::work_queue::{QueueError, SendSource};
@@ -74,7 +74,7 @@ pub struct Requester {
     drained: bool,
     /// Its queue makes no sense any more, or its completion queue has overrun.
     dead: bool,
-    /// Carries out nothing.
+    /// Paused: no request is carried out.
     paused: bool,
     attr: QpAttr,
 }
@@ -213,12 +213,12 @@ impl Requester {
             Ok(true) => {}
             Ok(false) => return None,
             Err(QueueError::Request(e)) => {
-                log::debug!("QP {:#x}: bad send request: {e}", qp.number);
+                log::debug!("{}: bad send request: {e}", qp.number);
                 self.fail(qp, WC_STATUS_LOC_QP_OP_ERR);
                 return Some(false);
             }
             Err(e) => {
-                warn_limited!(qp.limit, "QP {:#x}: send queue given up: {e}", qp.number);
+                warn_limited!(qp.limit, "{}: send queue given up: {e}", qp.number);
                 self.die(qp);
                 return Some(false);
             }
@@ -240,9 +240,9 @@ impl Requester {
     fn begin(&mut self, qp: &SoftQp) -> Result<(), u8> {
         self.parts.clear();
         let length = self.request.length();
-        if length > u64::from(MAX_MESSAGE_BYTES) {
-            return Err(WC_STATUS_LOC_LEN_ERR);
-        }
+        let length = u32::try_from(length).ok();
+        let length = length.filter(|length| *length <= MAX_MESSAGE_BYTES);
+        let length = length.ok_or(WC_STATUS_LOC_LEN_ERR)?;
         let wanted = if self.request.opcode == Opcode::Read {
             if self.attr.max_rd_atomic == 0 {
                 return Err(WC_STATUS_LOC_QP_OP_ERR);
@@ -259,7 +259,7 @@ impl Requester {
                 .memory
                 .open_element(qp.pd, element, wanted)
                 .map_err(|e| {
-                    log::debug!("QP {:#x}: send request refused: {e}", qp.number);
+                    log::debug!("{}: send request refused: {e}", qp.number);
                     WC_STATUS_LOC_PROT_ERR
                 })?;
             self.parts.push(part);
@@ -275,7 +275,7 @@ impl Requester {
 
     fn find_peer(&self, qp: &SoftQp) -> Option<Arc<SoftQp>> {
         qp.fabric
-            .find(self.attr.dest_qp_num.get())
+            .find(QpNumber::of(self.attr.dest_qp_num.get()))
             .filter(|peer| peer.is_named_by(&self.attr))
     }
 
@@ -348,7 +348,7 @@ impl Requester {
     }
 
     /// Completes the peer's receive request, where the request at hand has consumed one.
-    fn complete_receive(&self, qp: &SoftQp, peer: &SoftQp, responder: &mut Responder, length: u64) {
+    fn complete_receive(&self, qp: &SoftQp, peer: &SoftQp, responder: &mut Responder, length: u32) {
         let (request, opcode) = (&self.request, self.request.opcode);
         if opcode.consumes_receive() {
             let immediate = opcode.has_immediate().then_some(request.immediate);
@@ -427,7 +427,7 @@ impl Requester {
         } else {
             &qp.counters.bytes_out
         };
-        counters::add(counter, length);
+        counters::add(counter, length.into());
         counters::add(&qp.counters.requests, 1);
         if self.request.signalled || qp.signal_all {
             self.push(
@@ -436,7 +436,7 @@ impl Requester {
                     wr_id: self.request.wr_id.into(),
                     status: WC_STATUS_SUCCESS,
                     opcode: wc_opcode(opcode),
-                    byte_len: u32::try_from(length).unwrap_or(u32::MAX).into(),
+                    byte_len: length.into(),
                     qp_num: qp.number.into(),
                     src_qp: self.attr.dest_qp_num,
                     ..Default::default()
@@ -447,7 +447,7 @@ impl Requester {
 
     /// Ends the request at hand with an error, and with it the connection.
     fn fail(&mut self, qp: &SoftQp, status: u8) {
-        log::debug!("QP {:#x}: a request fails with status {status}", qp.number);
+        log::debug!("{}: a request fails with status {status}", qp.number);
         qp.enter_error();
         counters::add(&qp.counters.failures, 1);
         self.end(qp, status);
@@ -471,7 +471,7 @@ impl Requester {
 
     fn push(&mut self, qp: &SoftQp, completion: &Completion) {
         if let Err(e) = qp.send_cq.push(completion, false) {
-            log::debug!("QP {:#x}: {e}", qp.number);
+            log::debug!("{}: {e}", qp.number);
             self.die(qp);
         }
     }
@@ -495,7 +495,7 @@ impl Requester {
                     Ok(true) | Err(QueueError::Request(_)) => {}
                     Ok(false) => break,
                     Err(e) => {
-                        warn_limited!(qp.limit, "QP {:#x}: send queue given up: {e}", qp.number);
+                        warn_limited!(qp.limit, "{}: send queue given up: {e}", qp.number);
                         self.die(qp);
                         break;
                     }

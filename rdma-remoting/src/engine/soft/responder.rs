@@ -2,6 +2,7 @@
 
 use super::attributes::State;
 use super::qp::{Life, SoftQp};
+use crate::engine::QpNumber;
 use crate::memory::{Access, Part, Use};
 use crate::request::RecvWqe;
 use crate::work_queue::{QueueError, RecvSource};
@@ -37,7 +38,7 @@ pub struct Responder {
     /// Who has sent the first message of the peer, where one has come: the connection is with that
     /// one.
     heard: Option<Life>,
-    /// Answers nobody.
+    /// Paused: no message of the peer is answered.
     paused: bool,
     attr: QpAttr,
 }
@@ -79,7 +80,7 @@ impl Responder {
     /// Whether it is connected to that peer in this life of the peer's requester, and answers it.
     pub fn is_connected_to(&self, peer: &SoftQp, life: Life) -> bool {
         !self.paused
-            && self.attr.dest_qp_num.get() == peer.number
+            && QpNumber::of(self.attr.dest_qp_num.get()) == peer.number
             && peer.is_named_by(&self.attr)
             && self.heard.is_none_or(|heard| heard == life)
     }
@@ -133,14 +134,14 @@ impl Responder {
         qp.memory
             .open(qp.pd, rkey, address, length, wanted)
             .map_err(|e| {
-                log::debug!("QP {:#x}: peer's request refused: {e}", qp.number);
+                log::debug!("{}: peer's request refused: {e}", qp.number);
                 self.refuse(qp, WC_STATUS_REM_ACCESS_ERR, EVENT_QP_ACCESS_ERR)
             })
     }
 
     /// Breaks the connection from this side and says why to both.
     pub fn refuse(&self, qp: &SoftQp, status: u8, event: u32) -> Nak {
-        log::debug!("QP {:#x}: its peer gets status {status}", qp.number);
+        log::debug!("{}: its peer gets status {status}", qp.number);
         if qp.enter_error() {
             (qp.events)(event);
         }
@@ -166,13 +167,13 @@ impl Responder {
                 Err(Nak::NotReady(self.attr.min_rnr_timer))
             }
             Err(QueueError::Request(e)) => {
-                log::debug!("QP {:#x}: bad receive request: {e}", qp.number);
+                log::debug!("{}: bad receive request: {e}", qp.number);
                 self.current = Some(request);
                 self.fail_receive(qp, WC_STATUS_LOC_QP_OP_ERR);
                 Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
             }
             Err(e) => {
-                warn_limited!(qp.limit, "QP {:#x}: receive queue given up: {e}", qp.number);
+                warn_limited!(qp.limit, "{}: receive queue given up: {e}", qp.number);
                 self.dead = true;
                 Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL))
             }
@@ -205,7 +206,7 @@ impl Responder {
                     self.parts.push(part);
                 }
                 Err(e) => {
-                    log::debug!("QP {:#x}: receive request refused: {e}", qp.number);
+                    log::debug!("{}: receive request refused: {e}", qp.number);
                     self.fail_receive(qp, WC_STATUS_LOC_PROT_ERR);
                     return Err(self.refuse(qp, WC_STATUS_REM_OP_ERR, EVENT_QP_FATAL));
                 }
@@ -242,8 +243,8 @@ impl Responder {
     pub fn complete_receive(
         &mut self,
         qp: &SoftQp,
-        from: u32,
-        length: u64,
+        from: QpNumber,
+        length: u32,
         immediate: Option<u32>,
         rdma: bool,
         solicited: bool,
@@ -260,8 +261,8 @@ impl Responder {
                 WC_OPCODE_RECV
             },
             flags: if immediate.is_some() { WC_FLAG_IMM } else { 0 }.into(),
-            byte_len: u32::try_from(length).unwrap_or(u32::MAX).into(),
-            imm: immediate.unwrap_or(0).into(),
+            byte_len: length.into(),
+            imm: immediate.unwrap_or_default().into(),
             qp_num: qp.number.into(),
             src_qp: from.into(),
             ..Default::default()
@@ -292,7 +293,7 @@ impl Responder {
                         break;
                     }
                     Err(e) => {
-                        warn_limited!(qp.limit, "QP {:#x}: receive queue given up: {e}", qp.number);
+                        warn_limited!(qp.limit, "{}: receive queue given up: {e}", qp.number);
                         self.dead = true;
                         break;
                     }

@@ -10,9 +10,9 @@ use farlane_abi::rdma::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL};
 
 /// Why a step got no further.
 pub enum Refusal {
-    /// The responder's answer.
+    /// The responder has answered with a NAK.
     Nak(Nak),
-    /// The requester's own fault.
+    /// The requester's own memory: the status that its request completes with.
     Local(u8),
 }
 
@@ -24,19 +24,20 @@ impl From<Nak> for Refusal {
 
 /// How far a message has come.
 pub struct Transfer {
+    /// Bytes moved.
     done: u64,
-    /// Its bytes.
-    pub length: u64,
+    /// Bytes of the message.
+    pub length: u32,
 }
 
 impl Transfer {
-    pub fn new(length: u64) -> Self {
+    pub fn new(length: u32) -> Self {
         Self { done: 0, length }
     }
 
     /// The bytes that it moves within a budget.
     fn share(&self, budget: &mut u64) -> u64 {
-        let n = (self.length - self.done).min(*budget);
+        let n = (u64::from(self.length) - self.done).min(*budget);
         *budget -= n;
         n
     }
@@ -44,14 +45,14 @@ impl Transfer {
     /// Takes note of moved bytes. Returns whether all have arrived.
     fn advance(&mut self, bytes: u64) -> bool {
         self.done += bytes;
-        self.done == self.length
+        self.done == u64::from(self.length)
     }
 }
 
 /// A request and its two ends.
 pub struct Message<'a> {
     pub request: &'a SendWqe,
-    /// The requester's memory.
+    /// Memory of the requester that the request names.
     pub parts: &'a [Part],
     pub peer: &'a SoftQp,
     pub responder: &'a mut Responder,
@@ -74,7 +75,8 @@ impl<'a> Message<'a> {
     fn send(&mut self, transfer: &mut Transfer, budget: &mut u64) -> Result<bool, Refusal> {
         if transfer.done == 0 {
             self.responder.ready_receive(self.peer)?;
-            self.responder.open_receive(self.peer, transfer.length)?;
+            self.responder
+                .open_receive(self.peer, transfer.length.into())?;
         }
         let n = transfer.share(budget);
         match move_message(self.responder.parts(), self.source(), transfer.done, n) {
@@ -113,7 +115,7 @@ impl<'a> Message<'a> {
             self.peer,
             self.request.rkey,
             self.request.remote_address,
-            transfer.length,
+            transfer.length.into(),
             wanted,
         )?;
         let remote = std::slice::from_ref(&remote);

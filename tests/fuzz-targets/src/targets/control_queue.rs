@@ -372,7 +372,7 @@ impl<'a> Scene<'a> {
                     let at = |input: &mut Input<'_>| u64::from(input.u16()) << 4;
                     let addresses = [at(input), at(input), at(input)];
                     if let Some(ring) = self.ring(addresses, false) {
-                        self.control.start(ring, input.u8() % 2 == 0);
+                        self.control.start(ring, input.u8().is_multiple_of(2));
                     }
                 }
                 self.serve();

@@ -18,7 +18,7 @@ use farlane_rdma_remoting::completion_queue::SharedCompletionQueue;
 use farlane_rdma_remoting::counters::Live;
 use farlane_rdma_remoting::engine::soft::SoftEngine;
 use farlane_rdma_remoting::engine::{Engine as _, EngineQp, PortAddress, QpSpec};
-use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable};
+use farlane_rdma_remoting::memory::{Access, MemoryRegion, MemoryTable, PdHandle};
 use farlane_rdma_remoting::request::{RecvWqe, SendWqe};
 use farlane_rdma_remoting::work_queue::shared_queues;
 use farlane_zero_copy::{AddressSpace, Region, SharedMemory};
@@ -110,7 +110,7 @@ impl<'a> End<'a> {
             let region =
                 Region::from_guest(&machine.space, &[(start, length)], writable).expect("memory");
             let memory = MemoryRegion {
-                pd,
+                pd: PdHandle(pd),
                 iova: IOVA,
                 offset: 0,
                 length,
@@ -131,7 +131,7 @@ impl<'a> End<'a> {
         let cq = Arc::new(cq.expect("a segment that is long enough"));
         let qp = engine.create_qp(QpSpec {
             kind: QPT_RC,
-            pd: 1,
+            pd: PdHandle(1),
             address: PortAddress {
                 gid: [index; 16],
                 lid: LID,
@@ -392,7 +392,7 @@ impl Scene<'_> {
             8 => self.now += Duration::from_nanos(input.magnitude() % (1 << 40)),
             9 => self.rest(),
             10 => {
-                let to = [peer.qp.number(), end.qp.number(), peer.qp.number() ^ 1, 0];
+                let to = [peer.qp.number().get(), end.qp.number().get(), peer.qp.number().get() ^ 1, 0];
                 end.connect(*input.pick(&to), input);
             }
             11 => end.modify(
@@ -470,8 +470,8 @@ pub fn run(data: &[u8]) {
         let [a, b] = &scene.ends;
         let flags = input.u8();
         if flags & 1 == 0 {
-            a.connect(b.qp.number(), &mut Input::new(&[0, 0x2f]));
-            b.connect(a.qp.number(), &mut Input::new(&[0, 0x2f]));
+            a.connect(b.qp.number().get(), &mut Input::new(&[0, 0x2f]));
+            b.connect(a.qp.number().get(), &mut Input::new(&[0, 0x2f]));
         }
         while !input.is_empty() {
             scene.step(&mut input);
