@@ -4,6 +4,7 @@ use crate::nodes::Nodes;
 use farlane_abi::Errno;
 use farlane_guest_device::contexts::{Contexts, Place};
 use farlane_guest_device::events::ContextEvents;
+use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_rdma_remoting::{EventSink, Port, Server};
 use farlane_zero_copy::{Pool, Region};
 use std::any::Any;
@@ -74,36 +75,50 @@ impl Contexts for PortContexts {
 
     fn open(
         &self,
-        context: u32,
+        context: ContextId,
         events: Arc<ContextEvents>,
         window: Option<Arc<Pool>>,
     ) -> Result<(), Errno> {
         self.port
-            .open(context, Arc::new(Sink(events)), window)
+            .open(context.get(), Arc::new(Sink(events)), window)
             .map(drop)
     }
 
-    fn close(&self, context: u32) -> Result<(), Errno> {
-        self.port.close(context)
+    fn close(&self, context: ContextId) -> Result<(), Errno> {
+        self.port.close(context.get())
     }
 
-    fn check(&self, context: u32) -> Result<(), Errno> {
-        self.port.context(context).map(drop)
+    fn check(&self, context: ContextId) -> Result<(), Errno> {
+        self.port.context(context.get()).map(drop)
     }
 
-    fn attach_segment(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+    fn attach_segment(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        memory: Region,
+    ) -> Result<(), Errno> {
         self.locate(&memory);
-        self.port.context(context)?.attach_segment(region, memory)?;
-        self.port.settle(context)
+        self.port
+            .context(context.get())?
+            .attach_segment(region.get(), memory)?;
+        self.port.settle(context.get())
     }
 
-    fn attach_pin(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+    fn attach_pin(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        memory: Region,
+    ) -> Result<(), Errno> {
         self.locate(&memory);
-        self.port.context(context)?.attach_pin(region, memory)
+        self.port
+            .context(context.get())?
+            .attach_pin(region.get(), memory)
     }
 
-    fn detach(&self, context: u32, region: u32) -> Result<(), Errno> {
-        self.port.context(context)?.detach(region)
+    fn detach(&self, context: ContextId, region: RegionId) -> Result<(), Errno> {
+        self.port.context(context.get())?.detach(region.get())
     }
 
     fn close_all(&self) {
@@ -118,16 +133,16 @@ impl Contexts for PortContexts {
         self.port.resume();
     }
 
-    fn window_map(&self, context: u32, place: Place) -> Result<(), Errno> {
+    fn window_map(&self, context: ContextId, place: Place) -> Result<(), Errno> {
         self.port
-            .context(context)?
+            .context(context.get())?
             .window_map(place.buffer, place.offset, place.length)
             .map(drop)
     }
 
-    fn window_unmap(&self, context: u32, place: Place) -> Result<(), Errno> {
+    fn window_unmap(&self, context: ContextId, place: Place) -> Result<(), Errno> {
         self.port
-            .context(context)?
+            .context(context.get())?
             .window_unmap(place.buffer, place.offset, place.length)
     }
 

@@ -1,6 +1,7 @@
 //! What a backend makes of its guests' processes and their memory.
 
 use crate::events::ContextEvents;
+use crate::ids::{ContextId, RegionId};
 use crate::request::Extents;
 use farlane_abi::Errno;
 use farlane_zero_copy::{Pool, Region};
@@ -36,10 +37,10 @@ pub trait Contexts: Send + Sync {
     /// `window`.
     ///
     /// # Errors
-    /// `EINVAL` for an id beyond the limit, `EEXIST` for one in use.
+    /// `EEXIST` for an id in use.
     fn open(
         &self,
-        context: u32,
+        context: ContextId,
         events: Arc<ContextEvents>,
         window: Option<Arc<Pool>>,
     ) -> Result<(), Errno>;
@@ -51,25 +52,35 @@ pub trait Contexts: Send + Sync {
     /// `ENOENT` where none is open, `EAGAIN` where something still touches its memory: the driver
     /// asks again. Its other requests wait as long as this takes, and after a few seconds it finds
     /// the device dead.
-    fn close(&self, context: u32) -> Result<(), Errno>;
+    fn close(&self, context: ContextId) -> Result<(), Errno>;
 
     /// Whether a context is open.
     ///
     /// # Errors
     /// `ENOENT` where it is not.
-    fn check(&self, context: u32) -> Result<(), Errno>;
+    fn check(&self, context: ContextId) -> Result<(), Errno>;
 
     /// Makes memory known that process and backend share. A context's first one is its header.
     ///
     /// # Errors
     /// `EEXIST` for an id in use, `EINVAL` for memory that does not do.
-    fn attach_segment(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno>;
+    fn attach_segment(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        memory: Region,
+    ) -> Result<(), Errno>;
 
     /// Makes memory of the program known.
     ///
     /// # Errors
     /// `EEXIST` for an id in use.
-    fn attach_pin(&self, context: u32, region: u32, memory: Region) -> Result<(), Errno> {
+    fn attach_pin(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        memory: Region,
+    ) -> Result<(), Errno> {
         let _ = (context, region, memory);
         Err(Errno::EOPNOTSUPP)
     }
@@ -78,7 +89,12 @@ pub trait Contexts: Send + Sync {
     ///
     /// # Errors
     /// `EEXIST` for an id in use, `EBUSY` for pages that are another phony buffer's.
-    fn attach_phony(&self, context: u32, region: u32, pages: Extents) -> Result<(), Errno> {
+    fn attach_phony(
+        &self,
+        context: ContextId,
+        region: RegionId,
+        pages: Extents,
+    ) -> Result<(), Errno> {
         let _ = (context, region, pages);
         Err(Errno::EOPNOTSUPP)
     }
@@ -90,8 +106,8 @@ pub trait Contexts: Send + Sync {
     /// `EEXIST` for an id in use.
     fn attach_device(
         &self,
-        context: u32,
-        region: u32,
+        context: ContextId,
+        region: RegionId,
         runs: Extents,
         writable: bool,
     ) -> Result<(), Errno> {
@@ -104,7 +120,7 @@ pub trait Contexts: Send + Sync {
     /// # Errors
     /// `ENOENT` for an unknown region, `EBUSY` for a segment in use, `EAGAIN` as in
     /// [`close`](Self::close).
-    fn detach(&self, context: u32, region: u32) -> Result<(), Errno>;
+    fn detach(&self, context: ContextId, region: RegionId) -> Result<(), Errno>;
 
     /// Closes all contexts: the VM is gone, or has reset the device.
     fn close_all(&self);
@@ -119,7 +135,7 @@ pub trait Contexts: Send + Sync {
     ///
     /// # Errors
     /// `EACCES` where the context has no such buffer.
-    fn window_map(&self, context: u32, place: Place) -> Result<(), Errno> {
+    fn window_map(&self, context: ContextId, place: Place) -> Result<(), Errno> {
         let _ = (context, place);
         Err(Errno::EOPNOTSUPP)
     }
@@ -128,7 +144,7 @@ pub trait Contexts: Send + Sync {
     ///
     /// # Errors
     /// `ENOENT` where nothing is mapped there.
-    fn window_unmap(&self, context: u32, place: Place) -> Result<(), Errno> {
+    fn window_unmap(&self, context: ContextId, place: Place) -> Result<(), Errno> {
         let _ = (context, place);
         Err(Errno::EOPNOTSUPP)
     }

@@ -2,8 +2,11 @@
 
 use crate::contexts::Contexts;
 use crate::events::{ContextEvents, EventQueue};
+use crate::ids::{ContextId, RegionId};
 use crate::regions::{Complete, Regions, budget};
-use crate::request::{ControlRequest, Extents, Kind, MAX_REQUEST_BYTES, Place, are_pages, parse};
+use crate::request::{
+    ContextRequest, ControlRequest, Extents, Kind, MAX_REQUEST_BYTES, Place, are_pages, parse,
+};
 use crate::ring::{Chain, Ring};
 use farlane_abi::Errno;
 use farlane_abi::control::Reply;
@@ -95,7 +98,7 @@ struct State {
     stops: u64,
     /// Changed when all contexts end.
     ends: u64,
-    contexts: HashMap<u32, ContextState>,
+    contexts: HashMap<ContextId, ContextState>,
     regions: Regions,
     window: Option<Arc<Pool>>,
     window_mapped: bool,
@@ -245,15 +248,16 @@ impl Control {
             return false;
         };
         let status = match self.read(&chain) {
-            Ok((context, ControlRequest::WindowMap(place))) => {
+            Ok(ControlRequest::Ping) => Ok(()),
+            Ok(ControlRequest::Context(context, ContextRequest::WindowMap(place))) => {
                 let status;
                 (state, status) = match self.map_window(state, vmm, context, place) {
                     Some(mapped) => mapped,
                     None => return false,
                 };
-                self.note(context, &ControlRequest::WindowMap(place), status)
+                self.note(context, &ContextRequest::WindowMap(place), status)
             }
-            Ok((context, request)) => {
+            Ok(ControlRequest::Context(context, request)) => {
                 let status = self.execute(&mut state, context, &request);
                 self.note(context, &request, status)
             }
@@ -280,7 +284,7 @@ impl Control {
         &'a self,
         mut state: MutexGuard<'a, State>,
         vmm: &impl MapWindow,
-        context: u32,
+        context: ContextId,
         place: Place,
     ) -> Option<(MutexGuard<'a, State>, Result<(), Errno>)> {
         let (stops, ends) = (state.stops, state.ends);
@@ -314,8 +318,8 @@ impl Control {
 
     fn note(
         &self,
-        context: u32,
-        request: &ControlRequest,
+        context: ContextId,
+        request: &ContextRequest,
         status: Result<(), Errno>,
     ) -> Result<(), Errno> {
         // It comes again.
@@ -323,8 +327,8 @@ impl Control {
             && errno != Errno::EAGAIN
         {
             let what = match request {
-                ControlRequest::Attach { new, .. } => format!("{new:?}"),
-                ControlRequest::AttachMore { region, .. } => format!("more of region {region}"),
+                ContextRequest::Attach { new, .. } => format!("{new:?}"),
+                ContextRequest::AttachMore { region, .. } => format!("more of region {region}"),
                 other => format!("{other:?}"),
             };
             warn_limited!(
@@ -347,7 +351,7 @@ impl Control {
     }
 
     /// Reads and parses what a chain holds, once: the guest may change it meanwhile.
-    fn read(&self, chain: &Chain) -> Result<(u32, ControlRequest), Errno> {
+    fn read(&self, chain: &Chain) -> Result<ControlRequest, Errno> {
         let memory = chain.memory();
         let mut reader = chain.clone().reader(memory).map_err(|_| Errno::EFAULT)?;
         let length = reader.available_bytes();
@@ -367,12 +371,11 @@ impl Control {
     fn execute(
         &self,
         state: &mut State,
-        context: u32,
-        request: &ControlRequest,
+        context: ContextId,
+        request: &ContextRequest,
     ) -> Result<(), Errno> {
         match request {
-            ControlRequest::Ping => Ok(()),
-            ControlRequest::Open => {
+            ContextRequest::Open => {
                 let events = self.events.context(context);
                 let pool = state.window.clone();
                 self.contexts.open(context, Arc::clone(&events), pool)?;
@@ -382,7 +385,7 @@ impl Control {
                     .insert(context, ContextState { events, mappings });
                 Ok(())
             }
-            ControlRequest::Close => {
+            ContextRequest::Close => {
                 self.contexts.close(context)?;
                 if let Some(closed) = state.contexts.remove(&context) {
                     closed.events.close();
@@ -390,21 +393,21 @@ impl Control {
                 state.regions.forget_context(context);
                 Ok(())
             }
-            ControlRequest::Attach { new, extents } => {
+            ContextRequest::Attach { new, extents } => {
                 self.contexts.check(context)?;
                 let extents = extents.clone();
                 let budget = state.budget();
                 let complete = state.regions.begin(context, *new, extents, budget)?;
                 self.attach(state, context, complete)
             }
-            ControlRequest::AttachMore { region, extents } => {
+            ContextRequest::AttachMore { region, extents } => {
                 self.contexts.check(context)?;
                 let extents = extents.clone();
                 let budget = state.budget();
                 let complete = state.regions.add(context, *region, extents, budget)?;
                 self.attach(state, context, complete)
             }
-            ControlRequest::Detach { region } => {
+            ContextRequest::Detach { region } => {
                 self.contexts.check(context)?;
                 if state.regions.is_incomplete(context, *region) {
                     state.regions.forget(context, *region);
@@ -414,8 +417,8 @@ impl Control {
                 state.regions.forget(context, *region);
                 Ok(())
             }
-            ControlRequest::WindowMap(place) => self.grant(state, context, *place),
-            ControlRequest::WindowUnmap(place) => self.ungrant(state, context, *place),
+            ContextRequest::WindowMap(place) => self.grant(state, context, *place),
+            ContextRequest::WindowUnmap(place) => self.ungrant(state, context, *place),
         }
     }
 
@@ -423,7 +426,7 @@ impl Control {
     fn attach(
         &self,
         state: &mut State,
-        context: u32,
+        context: ContextId,
         complete: Option<Complete>,
     ) -> Result<(), Errno> {
         let Some(Complete { new, extents }) = complete else {
@@ -455,8 +458,8 @@ impl Control {
     fn region(
         &self,
         state: &State,
-        context: u32,
-        region: u32,
+        context: ContextId,
+        region: RegionId,
         extents: &Extents,
         writable: bool,
     ) -> Result<Region, Errno> {
@@ -472,7 +475,7 @@ impl Control {
     }
 
     /// Checks that the context may map a buffer, and holds the buffer for it.
-    fn grant(&self, state: &mut State, context: u32, place: Place) -> Result<(), Errno> {
+    fn grant(&self, state: &mut State, context: ContextId, place: Place) -> Result<(), Errno> {
         let mine = state.contexts.get_mut(&context).ok_or(Errno::ENOENT)?;
         if mine.mappings >= MAX_MAPPINGS {
             return Err(Errno::ENOSPC);
@@ -482,7 +485,7 @@ impl Control {
         Ok(())
     }
 
-    fn ungrant(&self, state: &mut State, context: u32, place: Place) -> Result<(), Errno> {
+    fn ungrant(&self, state: &mut State, context: ContextId, place: Place) -> Result<(), Errno> {
         let mine = state.contexts.get_mut(&context).ok_or(Errno::ENOENT)?;
         self.contexts.window_unmap(context, place)?;
         mine.mappings = mine.mappings.saturating_sub(1);

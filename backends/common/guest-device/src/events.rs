@@ -4,6 +4,7 @@
 //! posted none, events are counted by context and index, so that what waits is bounded by the
 //! number of those, and delivered one by one as buffers come.
 
+use crate::ids::ContextId;
 use crate::ring::{Chain, Ring};
 use farlane_abi::control::Event;
 use farlane_abi::zerocopy::IntoBytes as _;
@@ -15,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use vm_memory::Bytes as _;
 
 /// Context and event index.
-type Key = (u32, u32);
+type Key = (ContextId, u32);
 
 /// The event queue of one connection of a VM.
 pub struct EventQueue {
@@ -28,7 +29,7 @@ struct State {
     /// Events without a buffer, and how many of each.
     waiting: BTreeMap<Key, u64>,
     /// The last one that was delivered: the next comes after it, so that none starves.
-    last: Key,
+    last: Option<Key>,
 }
 
 impl std::fmt::Debug for EventQueue {
@@ -41,7 +42,7 @@ impl std::fmt::Debug for EventQueue {
 #[derive(Debug)]
 pub struct ContextEvents {
     queue: Arc<EventQueue>,
-    context: u32,
+    context: ContextId,
     /// Changed under the queue's lock.
     open: AtomicBool,
 }
@@ -60,9 +61,10 @@ impl ContextEvents {
         let mut state = self.queue.state();
         self.open.store(false, Ordering::Relaxed);
         let mut later = state.waiting.split_off(&(self.context, 0));
-        if let Some(next) = self.context.checked_add(1) {
-            state.waiting.append(&mut later.split_off(&(next, 0)));
-        }
+        // There are fewer events.
+        state
+            .waiting
+            .append(&mut later.split_off(&(self.context, u32::MAX)));
     }
 }
 
@@ -74,7 +76,7 @@ impl EventQueue {
             state: Mutex::new(State {
                 ring: None,
                 waiting: BTreeMap::new(),
-                last: (0, 0),
+                last: None,
             }),
         })
     }
@@ -97,7 +99,7 @@ impl EventQueue {
 
     /// Where the events of `context` go.
     #[must_use]
-    pub fn context(self: &Arc<Self>, context: u32) -> Arc<ContextEvents> {
+    pub fn context(self: &Arc<Self>, context: ContextId) -> Arc<ContextEvents> {
         Arc::new(ContextEvents {
             queue: Arc::clone(self),
             context,
@@ -124,7 +126,7 @@ impl EventQueue {
             if !self.deliver(state, key, Put::Waiting) {
                 return;
             }
-            state.last = key;
+            state.last = Some(key);
             if let Some(count) = state.waiting.get_mut(&key) {
                 *count -= 1;
                 if *count == 0 {
@@ -140,7 +142,7 @@ impl EventQueue {
             return false;
         };
         let event = Event {
-            context: key.0.into(),
+            context: key.0.get().into(),
             index: key.1.into(),
         };
         self.put(ring, &event)
@@ -199,10 +201,9 @@ enum Put {
 
 impl State {
     fn next_waiting(&self) -> Option<Key> {
-        self.waiting
-            .range((Bound::Excluded(self.last), Bound::Unbounded))
-            .next()
-            .or_else(|| self.waiting.first_key_value())
+        let from = self.last.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.waiting.range((from, Bound::Unbounded)).next();
+        next.or_else(|| self.waiting.first_key_value())
             .map(|(&key, _)| key)
     }
 }
@@ -211,6 +212,7 @@ impl State {
 mod tests {
     use super::*;
     use crate::ring::VmMemory;
+    use farlane_abi::control::MAX_CONTEXTS;
     use farlane_vhost_user::session::Setup;
     use farlane_vhost_user::vring::Layout;
     use farlane_zero_copy::AddressSpace;
@@ -221,6 +223,10 @@ mod tests {
     const AVAILABLE: u64 = 0x2000;
     const USED: u64 = 0x3000;
     const BUFFERS: u64 = 0x4000;
+
+    fn id(number: u32) -> ContextId {
+        ContextId::new(number).unwrap()
+    }
 
     /// A guest's side of the queue.
     struct Guest {
@@ -290,7 +296,7 @@ mod tests {
         }
 
         /// What has been delivered since: context and index, or nothing for an empty buffer.
-        fn take(&mut self) -> Vec<Option<Key>> {
+        fn take(&mut self) -> Vec<Option<(u32, u32)>> {
             let used = u16::try_from(self.read_u32(USED) >> 16).unwrap();
             let mut taken = Vec::new();
             while self.seen != used {
@@ -308,7 +314,7 @@ mod tests {
     #[test]
     fn each_event_is_delivered_once_whenever_buffers_come() {
         let (mut guest, events) = Guest::new();
-        let (one, two) = (events.context(1), events.context(2));
+        let (one, two) = (events.context(id(1)), events.context(id(2)));
         guest.post(8, true);
         one.raise(0);
         assert_eq!(guest.take(), [Some((1, 0))]);
@@ -336,7 +342,7 @@ mod tests {
     #[test]
     fn bad_buffers_come_back_empty_and_lose_no_event() {
         let (mut guest, events) = Guest::new();
-        let one = events.context(1);
+        let one = events.context(id(1));
         guest.post(8, false);
         guest.post(7, true);
         guest.post(8, true);
@@ -372,7 +378,7 @@ mod tests {
     #[test]
     fn a_closed_context_has_no_events() {
         let (mut guest, events) = Guest::new();
-        let contexts = [0, 1, u32::MAX].map(|id| events.context(id));
+        let contexts = [0, 1, MAX_CONTEXTS - 1].map(|number| events.context(id(number)));
         for context in &contexts {
             context.raise(1);
         }

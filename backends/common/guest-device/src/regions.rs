@@ -4,6 +4,7 @@
 //! memory as often as it likes. So each region is charged to the VM, against a budget that grows
 //! with its memory.
 
+use crate::ids::{ContextId, RegionId};
 use crate::request::{Extents, NewRegion, most_extents};
 use farlane_abi::{Errno, PAGE_BYTES};
 use std::collections::HashMap;
@@ -47,7 +48,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub struct Regions {
     /// By context and region.
-    contexts: HashMap<u32, HashMap<u32, Entry>>,
+    contexts: HashMap<ContextId, HashMap<RegionId, Entry>>,
     /// Sum of all costs.
     used: u64,
 }
@@ -61,7 +62,7 @@ impl Regions {
     /// many of the context's regions are incomplete.
     pub fn begin(
         &mut self,
-        context: u32,
+        context: ContextId,
         new: NewRegion,
         extents: Extents,
         budget: u64,
@@ -98,8 +99,8 @@ impl Regions {
     /// `ENOMEM` where the budget does not allow it.
     pub fn add(
         &mut self,
-        context: u32,
-        region: u32,
+        context: ContextId,
+        region: RegionId,
         extents: Extents,
         budget: u64,
     ) -> Result<Option<Complete>, Errno> {
@@ -146,7 +147,7 @@ impl Regions {
 
     /// Whether the region waits for more extents, and so is known here only.
     #[must_use]
-    pub fn is_incomplete(&self, context: u32, region: u32) -> bool {
+    pub fn is_incomplete(&self, context: ContextId, region: RegionId) -> bool {
         self.contexts
             .get(&context)
             .and_then(|regions| regions.get(&region))
@@ -154,7 +155,7 @@ impl Regions {
     }
 
     /// A region has gone.
-    pub fn forget(&mut self, context: u32, region: u32) {
+    pub fn forget(&mut self, context: ContextId, region: RegionId) {
         let entry = self
             .contexts
             .get_mut(&context)
@@ -163,7 +164,7 @@ impl Regions {
     }
 
     /// A context has gone.
-    pub fn forget_context(&mut self, context: u32) {
+    pub fn forget_context(&mut self, context: ContextId) {
         let regions = self.contexts.remove(&context).unwrap_or_default();
         self.used -= regions.values().map(|e| e.cost).sum::<u64>();
     }
@@ -180,9 +181,17 @@ mod tests {
     use crate::request::Kind;
     use proptest::prelude::*;
 
-    fn new(region: u32, length: u64) -> NewRegion {
+    fn context(number: u32) -> ContextId {
+        ContextId::new(number).unwrap()
+    }
+
+    fn region(number: u32) -> RegionId {
+        RegionId::new(number).unwrap()
+    }
+
+    fn new(number: u32, length: u64) -> NewRegion {
         NewRegion {
-            region,
+            region: region(number),
             kind: Kind::Pin { writable: true },
             address: 0,
             length,
@@ -194,14 +203,23 @@ mod tests {
         let mut regions = Regions::default();
         let all: Extents = (0..5).map(|i| (i << 20, PAGE_BYTES)).collect();
         let whole = new(7, 5 * PAGE_BYTES);
-        assert_eq!(regions.begin(1, whole, all[..2].to_vec(), 1000), Ok(None));
-        assert_eq!(regions.add(1, 7, all[2..3].to_vec(), 1000), Ok(None));
+        assert_eq!(
+            regions.begin(context(1), whole, all[..2].to_vec(), 1000),
+            Ok(None)
+        );
+        assert_eq!(
+            regions.add(context(1), region(7), all[2..3].to_vec(), 1000),
+            Ok(None)
+        );
         // Another context's region of the same number is another one.
         assert_eq!(
-            regions.add(2, 7, all[3..].to_vec(), 1000),
+            regions.add(context(2), region(7), all[3..].to_vec(), 1000),
             Err(Errno::ENOENT)
         );
-        let complete = regions.add(1, 7, all[3..].to_vec(), 1000).unwrap().unwrap();
+        let complete = regions
+            .add(context(1), region(7), all[3..].to_vec(), 1000)
+            .unwrap()
+            .unwrap();
         assert_eq!(
             complete,
             Complete {
@@ -209,11 +227,17 @@ mod tests {
                 extents: all.clone()
             }
         );
-        assert_eq!(regions.add(1, 7, all.clone(), 1000), Err(Errno::ENOENT));
-        assert_eq!(regions.begin(1, whole, all, 1000), Err(Errno::EEXIST));
+        assert_eq!(
+            regions.add(context(1), region(7), all.clone(), 1000),
+            Err(Errno::ENOENT)
+        );
+        assert_eq!(
+            regions.begin(context(1), whole, all, 1000),
+            Err(Errno::EEXIST)
+        );
         assert_eq!(regions.used, REGION_COST + 5);
-        assert!(!regions.is_incomplete(1, 7));
-        regions.forget(1, 7);
+        assert!(!regions.is_incomplete(context(1), region(7)));
+        regions.forget(context(1), region(7));
         assert_eq!(regions.used, 0);
     }
 
@@ -222,39 +246,45 @@ mod tests {
         let mut regions = Regions::default();
         let page = |n: u64| vec![(n, PAGE_BYTES)];
         regions
-            .begin(0, new(1, 2 * PAGE_BYTES), page(0), 1000)
+            .begin(context(0), new(1, 2 * PAGE_BYTES), page(0), 1000)
             .unwrap();
         assert_eq!(
-            regions.add(0, 1, vec![(0, PAGE_BYTES + 1)], 1000),
+            regions.add(context(0), region(1), vec![(0, PAGE_BYTES + 1)], 1000),
             Err(Errno::EINVAL)
         );
-        assert_eq!(regions.add(0, 1, page(1), 1000), Err(Errno::ENOENT));
+        assert_eq!(
+            regions.add(context(0), region(1), page(1), 1000),
+            Err(Errno::ENOENT)
+        );
         // One byte at a time is not how memory is cut.
         regions
-            .begin(0, new(1, 1000), vec![(0, 1); 2], 1000)
+            .begin(context(0), new(1, 1000), vec![(0, 1); 2], 1000)
             .unwrap();
-        assert_eq!(regions.add(0, 1, vec![(0, 1)], 1000), Err(Errno::EINVAL));
+        assert_eq!(
+            regions.add(context(0), region(1), vec![(0, 1)], 1000),
+            Err(Errno::EINVAL)
+        );
         assert_eq!(regions.used, 0);
         assert_eq!(
-            regions.begin(0, new(1, 2 * PAGE_BYTES), page(0), REGION_COST),
+            regions.begin(context(0), new(1, 2 * PAGE_BYTES), page(0), REGION_COST),
             Err(Errno::ENOMEM)
         );
         assert_eq!(regions.used, 0);
         for region in 0..16 {
             regions
-                .begin(0, new(region, 2 * PAGE_BYTES), page(0), 1000)
+                .begin(context(0), new(region, 2 * PAGE_BYTES), page(0), 1000)
                 .unwrap();
         }
         assert_eq!(
-            regions.begin(0, new(99, 2 * PAGE_BYTES), page(0), 1000),
+            regions.begin(context(0), new(99, 2 * PAGE_BYTES), page(0), 1000),
             Err(Errno::EBUSY)
         );
-        assert!(regions.is_incomplete(0, 3));
-        regions.forget(0, 3);
+        assert!(regions.is_incomplete(context(0), region(3)));
+        regions.forget(context(0), region(3));
         regions
-            .begin(0, new(99, 2 * PAGE_BYTES), page(0), 1000)
+            .begin(context(0), new(99, 2 * PAGE_BYTES), page(0), 1000)
             .unwrap();
-        regions.forget_context(0);
+        regions.forget_context(context(0));
         assert_eq!(regions.used, 0);
     }
 
@@ -265,13 +295,14 @@ mod tests {
         ) {
             const BUDGET: u64 = 80;
             let mut regions = Regions::default();
-            for (context, region, step, pages) in steps {
+            for (of, number, step, pages) in steps {
+                let (of, region) = (context(of), region(number));
                 let extents: Extents = (0..pages).map(|i| (i << 20, PAGE_BYTES)).collect();
                 match step {
-                    0 => { let _ = regions.begin(context, new(region, 5 * PAGE_BYTES), extents, BUDGET); }
-                    1 | 2 => { let _ = regions.add(context, region, extents, BUDGET); }
-                    3 => { regions.forget(context, region); }
-                    _ => regions.forget_context(context),
+                    0 => { let _ = regions.begin(of, new(number, 5 * PAGE_BYTES), extents, BUDGET); }
+                    1 | 2 => { let _ = regions.add(of, region, extents, BUDGET); }
+                    3 => { regions.forget(of, region); }
+                    _ => regions.forget_context(of),
                 }
                 let sum: u64 = regions.contexts.values().flat_map(|r| r.values()).map(|e| e.cost).sum();
                 prop_assert_eq!(regions.used, sum);

@@ -5,11 +5,12 @@
 //! knowing the device's state is checked here.
 
 pub use crate::contexts::Place;
+use crate::ids::{ContextId, RegionId};
 use farlane_abi::control::{
-    Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_DEVICE, KIND_PIN, KIND_SEGMENT, MAX_CONTEXTS,
-    MAX_EVENTS, MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_REGIONS, MAX_SEGMENT_BYTES,
-    OP_ATTACH, OP_ATTACH_MORE, OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING,
-    OP_UNBIND_EVENT, OP_WINDOW_MAP, OP_WINDOW_UNMAP, Request,
+    Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_DEVICE, KIND_PIN, KIND_SEGMENT, MAX_EVENTS,
+    MAX_EXTENTS_PER_REQUEST, MAX_REGION_BYTES, MAX_SEGMENT_BYTES, OP_ATTACH, OP_ATTACH_MORE,
+    OP_BIND_EVENT, OP_CLOSE, OP_DETACH, OP_OPEN, OP_PING, OP_UNBIND_EVENT, OP_WINDOW_MAP,
+    OP_WINDOW_UNMAP, Request,
 };
 use farlane_abi::zerocopy::FromBytes as _;
 use farlane_abi::{Errno, PAGE_BYTES};
@@ -52,7 +53,7 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewRegion {
     /// Its id.
-    pub region: u32,
+    pub region: RegionId,
     /// What it is for.
     pub kind: Kind,
     /// User address of the first byte.
@@ -64,6 +65,15 @@ pub struct NewRegion {
 /// What a guest's driver asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlRequest {
+    /// Proof of life.
+    Ping,
+    /// Something about a context.
+    Context(ContextId, ContextRequest),
+}
+
+/// What a guest's driver asks for a context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContextRequest {
     /// Opens a context.
     Open,
     /// Closes it.
@@ -78,21 +88,19 @@ pub enum ControlRequest {
     /// Goes on with a region.
     AttachMore {
         /// The region.
-        region: u32,
+        region: RegionId,
         /// Its next extents, at least one.
         extents: Extents,
     },
     /// Takes a region away.
     Detach {
         /// The region.
-        region: u32,
+        region: RegionId,
     },
     /// The process maps a buffer.
     WindowMap(Place),
     /// The mapping is gone.
     WindowUnmap(Place),
-    /// Proof of life.
-    Ping,
 }
 
 /// What a process of this host asks for.
@@ -110,7 +118,7 @@ pub enum HostRequest {
     /// Takes a region away.
     Detach {
         /// The region.
-        region: u32,
+        region: RegionId,
     },
     /// Asks for a buffer's memfd.
     WindowMap(Place),
@@ -143,54 +151,53 @@ impl HostRequest {
     }
 }
 
-/// Takes a request of a VM apart: the context that it is about, and what it asks for.
+/// Takes a request of a VM apart.
 ///
 /// # Errors
 /// `EPROTO` for bytes that are no request, `EOPNOTSUPP` for an unknown operation, `EINVAL` for a
 /// field that the operation does not allow.
-pub fn parse(bytes: &[u8]) -> Result<(u32, ControlRequest), Errno> {
+pub fn parse(bytes: &[u8]) -> Result<ControlRequest, Errno> {
     let (request, rest) = Request::read_from_prefix(bytes).map_err(|_| Errno::EPROTO)?;
     let extents = parse_extents(request.extents.get(), rest)?;
-    let context = request.context.get();
-    if context >= MAX_CONTEXTS && request.op != OP_PING {
-        return Err(Errno::EINVAL);
-    }
     let op = request.op.get();
-    if !matches!(op, OP_ATTACH | OP_ATTACH_MORE) && !extents.is_empty() {
+    // A ping is about no context.
+    let context = ContextId::new(request.context.get());
+    if context.is_none() && op != OP_PING
+        || !matches!(op, OP_ATTACH | OP_ATTACH_MORE) && !extents.is_empty()
+    {
         return Err(Errno::EINVAL);
     }
-    let request = match op {
+    if op != OP_ATTACH {
+        check_plain(&request)?;
+    }
+    let of_context = match op {
+        OP_PING => return Ok(ControlRequest::Ping),
         OP_ATTACH => {
             let new = parse_new(&request)?;
             check_extents(&extents, new.length)?;
-            ControlRequest::Attach { new, extents }
+            ContextRequest::Attach { new, extents }
         }
-        _ => {
-            check_plain(&request)?;
-            match op {
-                OP_OPEN => ControlRequest::Open,
-                OP_CLOSE => ControlRequest::Close,
-                OP_ATTACH_MORE => {
-                    if extents.is_empty() {
-                        return Err(Errno::EINVAL);
-                    }
-                    check_extents(&extents, MAX_REGION_BYTES)?;
-                    ControlRequest::AttachMore {
-                        region: parse_region(&request)?,
-                        extents,
-                    }
-                }
-                OP_DETACH => ControlRequest::Detach {
-                    region: parse_region(&request)?,
-                },
-                OP_WINDOW_MAP => ControlRequest::WindowMap(parse_place(&request)),
-                OP_WINDOW_UNMAP => ControlRequest::WindowUnmap(parse_place(&request)),
-                OP_PING => ControlRequest::Ping,
-                _ => return Err(Errno::EOPNOTSUPP),
+        OP_OPEN => ContextRequest::Open,
+        OP_CLOSE => ContextRequest::Close,
+        OP_ATTACH_MORE => {
+            if extents.is_empty() {
+                return Err(Errno::EINVAL);
+            }
+            check_extents(&extents, MAX_REGION_BYTES)?;
+            ContextRequest::AttachMore {
+                region: parse_region(&request)?,
+                extents,
             }
         }
+        OP_DETACH => ContextRequest::Detach {
+            region: parse_region(&request)?,
+        },
+        OP_WINDOW_MAP => ContextRequest::WindowMap(parse_place(&request)),
+        OP_WINDOW_UNMAP => ContextRequest::WindowUnmap(parse_place(&request)),
+        _ => return Err(Errno::EOPNOTSUPP),
     };
-    Ok((context, request))
+    let context = context.ok_or(Errno::EINVAL)?;
+    Ok(ControlRequest::Context(context, of_context))
 }
 
 /// Takes a request of a process of this host apart. Its context is its connection's.
@@ -236,10 +243,8 @@ fn check_plain(request: &Request) -> Result<(), Errno> {
     }
 }
 
-fn parse_region(request: &Request) -> Result<u32, Errno> {
-    Some(request.region.get())
-        .filter(|&region| region < MAX_REGIONS)
-        .ok_or(Errno::EINVAL)
+fn parse_region(request: &Request) -> Result<RegionId, Errno> {
+    RegionId::new(request.region.get()).ok_or(Errno::EINVAL)
 }
 
 fn parse_event(request: &Request) -> Result<u32, Errno> {
@@ -336,6 +341,7 @@ pub fn most_extents(length: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farlane_abi::control::{MAX_CONTEXTS, MAX_REGIONS};
     use farlane_abi::zerocopy::IntoBytes as _;
     use proptest::prelude::*;
 
@@ -369,14 +375,17 @@ mod tests {
     fn an_attach_arrives_as_it_was_sent() {
         let extents = vec![(0x1123, 0xedd), (0x9000, 0x100)];
         let new = NewRegion {
-            region: 5,
+            region: RegionId::new(5).unwrap(),
             kind: Kind::Pin { writable: true },
             address: 0x7000_0123,
             length: 0x2000,
         };
         assert_eq!(
             parse(&attach(0x2000, &extents)),
-            Ok((3, ControlRequest::Attach { new, extents }))
+            Ok(ControlRequest::Context(
+                ContextId::new(3).unwrap(),
+                ContextRequest::Attach { new, extents }
+            ))
         );
     }
 
@@ -411,7 +420,13 @@ mod tests {
             op: OP_OPEN.into(),
             ..Request::default()
         };
-        assert_eq!(parse(open.as_bytes()), Ok((0, ControlRequest::Open)));
+        assert_eq!(
+            parse(open.as_bytes()),
+            Ok(ControlRequest::Context(
+                ContextId::new(0).unwrap(),
+                ContextRequest::Open
+            ))
+        );
         for bad in [
             Request {
                 kind: 1.into(),
@@ -476,25 +491,26 @@ mod tests {
                 length: length.into(),
             };
             let _ = parse_host(request.as_bytes());
-            let Ok((context, request)) = parse(&bytes(&request, &extents)) else {
+            let Ok(ControlRequest::Context(context, request)) = parse(&bytes(&request, &extents))
+            else {
                 return Ok(());
             };
-            prop_assert!(context < MAX_CONTEXTS || request == ControlRequest::Ping);
+            prop_assert!(context.get() < MAX_CONTEXTS);
             match request {
-                ControlRequest::Attach { new, extents } => {
+                ContextRequest::Attach { new, extents } => {
                     let most = match new.kind {
                         Kind::Segment => MAX_SEGMENT_BYTES,
                         Kind::Pin { .. } | Kind::Phony | Kind::Device { .. } => MAX_REGION_BYTES,
                     };
-                    prop_assert!(new.region < MAX_REGIONS && (1..=most).contains(&new.length));
+                    prop_assert!(new.region.get() < MAX_REGIONS && (1..=most).contains(&new.length));
                     let sum: u64 = extents.iter().map(|e| e.1).sum();
                     prop_assert!(sum <= new.length);
                     prop_assert!(extents.len() as u64 <= most_extents(new.length));
                 }
-                ControlRequest::AttachMore { region, extents } => {
-                    prop_assert!(region < MAX_REGIONS && !extents.is_empty());
+                ContextRequest::AttachMore { region, extents } => {
+                    prop_assert!(region.get() < MAX_REGIONS && !extents.is_empty());
                 }
-                ControlRequest::Detach { region } => prop_assert!(region < MAX_REGIONS),
+                ContextRequest::Detach { region } => prop_assert!(region.get() < MAX_REGIONS),
                 _ => {}
             }
         }

@@ -9,6 +9,7 @@ use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use farlane_guest_device::contexts::{Contexts, Place};
 use farlane_guest_device::control::{Control, MapWindow};
 use farlane_guest_device::events::{ContextEvents, EventQueue};
+use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_guest_device::ring::{Ring, VmMemory};
 use farlane_vhost_user::channel::Channel;
 use farlane_vhost_user::session::Setup;
@@ -40,19 +41,19 @@ impl Contexts for Counted {
     fn features(&self) -> u32 {
         0
     }
-    fn open(&self, _: u32, _: Arc<ContextEvents>, _: Option<Arc<Pool>>) -> Result<(), Errno> {
+    fn open(&self, _: ContextId, _: Arc<ContextEvents>, _: Option<Arc<Pool>>) -> Result<(), Errno> {
         Ok(())
     }
-    fn close(&self, _: u32) -> Result<(), Errno> {
+    fn close(&self, _: ContextId) -> Result<(), Errno> {
         Ok(())
     }
-    fn check(&self, _: u32) -> Result<(), Errno> {
+    fn check(&self, _: ContextId) -> Result<(), Errno> {
         Ok(())
     }
-    fn attach_segment(&self, _: u32, _: u32, _: Region) -> Result<(), Errno> {
+    fn attach_segment(&self, _: ContextId, _: RegionId, _: Region) -> Result<(), Errno> {
         Ok(())
     }
-    fn detach(&self, _: u32, _: u32) -> Result<(), Errno> {
+    fn detach(&self, _: ContextId, _: RegionId) -> Result<(), Errno> {
         Ok(())
     }
     fn close_all(&self) {
@@ -64,11 +65,11 @@ impl Contexts for Counted {
     fn resume(&self) {
         self.pauses.fetch_sub(1, Ordering::Relaxed);
     }
-    fn window_map(&self, _: u32, _: Place) -> Result<(), Errno> {
+    fn window_map(&self, _: ContextId, _: Place) -> Result<(), Errno> {
         self.mappings.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
-    fn window_unmap(&self, _: u32, _: Place) -> Result<(), Errno> {
+    fn window_unmap(&self, _: ContextId, _: Place) -> Result<(), Errno> {
         self.mappings.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }

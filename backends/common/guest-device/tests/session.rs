@@ -9,6 +9,7 @@ use farlane_abi::zerocopy::IntoBytes as _;
 use farlane_guest_device::contexts::{Contexts, Place};
 use farlane_guest_device::device::{FarlaneDevice, Vm};
 use farlane_guest_device::events::ContextEvents;
+use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_vhost_user::serve::{Closing, serve_until};
 use farlane_zero_copy::{Pool, Region};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -42,28 +43,28 @@ impl Contexts for Willing {
     fn features(&self) -> u32 {
         0
     }
-    fn open(&self, _: u32, _: Arc<ContextEvents>, _: Option<Arc<Pool>>) -> Result<(), Errno> {
+    fn open(&self, _: ContextId, _: Arc<ContextEvents>, _: Option<Arc<Pool>>) -> Result<(), Errno> {
         Ok(())
     }
-    fn close(&self, _: u32) -> Result<(), Errno> {
+    fn close(&self, _: ContextId) -> Result<(), Errno> {
         Ok(())
     }
-    fn check(&self, _: u32) -> Result<(), Errno> {
+    fn check(&self, _: ContextId) -> Result<(), Errno> {
         Ok(())
     }
-    fn attach_segment(&self, _: u32, _: u32, _: Region) -> Result<(), Errno> {
+    fn attach_segment(&self, _: ContextId, _: RegionId, _: Region) -> Result<(), Errno> {
         Ok(())
     }
-    fn detach(&self, _: u32, _: u32) -> Result<(), Errno> {
+    fn detach(&self, _: ContextId, _: RegionId) -> Result<(), Errno> {
         Ok(())
     }
     fn close_all(&self) {}
     fn pause(&self) {}
     fn resume(&self) {}
-    fn window_map(&self, _: u32, _: Place) -> Result<(), Errno> {
+    fn window_map(&self, _: ContextId, _: Place) -> Result<(), Errno> {
         Ok(())
     }
-    fn window_unmap(&self, _: u32, _: Place) -> Result<(), Errno> {
+    fn window_unmap(&self, _: ContextId, _: Place) -> Result<(), Errno> {
         Ok(())
     }
     fn add_doorbell(&self, _: OwnedFd) -> io::Result<Option<Box<dyn Any + Send>>> {

@@ -212,7 +212,7 @@ impl Connection {
                 shared.port.settle(id)?;
             }
             HostRequest::Detach { region } => {
-                open.context.detach(region)?;
+                open.context.detach(region.get())?;
                 open.regions = open.regions.saturating_sub(1);
             }
             HostRequest::WindowMap(place) => {
@@ -302,12 +302,12 @@ impl Open {
                 if let Some(nodes) = &shared.nodes {
                     nodes.locate(&memory);
                 }
-                self.context.attach_segment(new.region, memory)?;
+                self.context.attach_segment(new.region.get(), memory)?;
             }
             Kind::Pin { writable } => {
                 let memory = Region::from_process(process, new.address, new.length, writable);
                 let memory = memory.map_err(|e| region_errno(&e))?;
-                self.context.attach_pin(new.region, memory)?;
+                self.context.attach_pin(new.region.get(), memory)?;
             }
             Kind::Phony | Kind::Device { .. } => return Err(Errno::EOPNOTSUPP),
         }

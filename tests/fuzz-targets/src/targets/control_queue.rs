@@ -6,7 +6,7 @@ use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
 use crate::{Input, PAGE, Ram, format_all_logs};
 use farlane_guest_device::control::{Control, MapWindow, RequestCounters};
 use farlane_guest_device::events::EventQueue;
-use farlane_guest_device::request::{ControlRequest, parse, parse_host};
+use farlane_guest_device::request::{ContextRequest, ControlRequest, parse, parse_host};
 use farlane_guest_device::ring::{Ring, VmMemory};
 use farlane_rdma::contexts::PortContexts;
 use farlane_rdma_remoting::{Counters, Port, Server};
@@ -257,10 +257,10 @@ impl<'a> Scene<'a> {
 
     /// Posts a request, cut in two, and has it served.
     fn ask(&mut self, bytes: &[u8], input: &mut Input<'_>) {
-        if let Ok((context, request)) = parse(bytes) {
-            assert!(context < MAX_CONTEXTS || request == ControlRequest::Ping);
-            if let ControlRequest::Attach { extents, .. }
-            | ControlRequest::AttachMore { extents, .. } = request
+        if let Ok(ControlRequest::Context(context, request)) = parse(bytes) {
+            assert!(context.get() < MAX_CONTEXTS);
+            if let ContextRequest::Attach { extents, .. }
+            | ContextRequest::AttachMore { extents, .. } = request
             {
                 self.honest &= extents.iter().all(|&(address, _)| address >= FREE);
             }
