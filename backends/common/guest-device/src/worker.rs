@@ -14,37 +14,37 @@ pub const QUEUES: usize = 2;
 /// A thread that looks at queues when their drivers kick, and when they start.
 #[derive(Debug)]
 pub struct Worker {
-    shared: Arc<Shared>,
+    kicks: Arc<Kicks>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Kicks {
     /// Signalled when what follows has changed.
     changed: OwnedFd,
-    kicks: Mutex<Kicks>,
+    state: Mutex<KickState>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Kicks {
+struct KickState {
     ended: bool,
     of: [Option<Arc<OwnedFd>>; QUEUES],
 }
 
-impl Shared {
-    fn kicks(&self) -> MutexGuard<'_, Kicks> {
-        lock(&self.kicks)
+impl Kicks {
+    fn state(&self) -> MutexGuard<'_, KickState> {
+        lock(&self.state)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Kicks)) {
-        change(&mut self.kicks());
+    fn change(&self, change: impl FnOnce(&mut KickState)) {
+        change(&mut self.state());
         eventfd::signal(self.changed.as_fd());
     }
 
     /// Calls `serve` with which queues to look at, until the end.
     fn run(&self, serve: impl Fn([bool; QUEUES])) {
         loop {
-            let kicks = self.kicks().clone();
+            let kicks = self.state().clone();
             if kicks.ended {
                 return;
             }
@@ -84,25 +84,25 @@ impl Worker {
     /// Too many open files or threads.
     pub fn start(serve: impl Fn([bool; QUEUES]) + Send + 'static) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let shared = Arc::new(Shared {
+        let kicks = Arc::new(Kicks {
             changed: rustix::event::eventfd(0, flags)?,
-            kicks: Mutex::default(),
+            state: Mutex::default(),
         });
         let thread = std::thread::Builder::new()
             .name("queues".to_owned())
             .spawn({
-                let shared = Arc::clone(&shared);
-                move || shared.run(serve)
+                let kicks = Arc::clone(&kicks);
+                move || kicks.run(serve)
             })?;
         Ok(Self {
-            shared,
+            kicks,
             thread: Some(thread),
         })
     }
 
     /// A queue has started, and its driver kicks there, or never; it is looked at once in any case.
     pub fn watch(&self, queue: usize, kick: Option<OwnedFd>) {
-        self.shared.change(|kicks| {
+        self.kicks.change(|kicks| {
             if let Some(place) = kicks.of.get_mut(queue) {
                 *place = kick.map(Arc::new);
             }
@@ -117,7 +117,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        self.shared.change(|kicks| kicks.ended = true);
+        self.kicks.change(|kicks| kicks.ended = true);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -5,7 +5,7 @@ use farlane_sys::sync::lock;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
 
-/// Where a queue's driver is told of used buffers, or its front-end that it cannot go on; it may
+/// Where a queue's driver is told of used buffers, or its VMM that it cannot go on; it may
 /// change while the queue is in use.
 #[derive(Debug, Default)]
 pub struct Call(Mutex<State>);

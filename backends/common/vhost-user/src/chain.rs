@@ -77,34 +77,29 @@ impl Chain {
     }
 
     fn follow_table(&mut self, rings: &Rings, table: &Descriptor) -> Result<(), ChainError> {
-        let bytes = table.length.get();
-        let count = bytes / 16;
-        if bytes == 0 || !bytes.is_multiple_of(16) || count > u32::from(u16::MAX) {
-            let flags = table.flags.get();
-            return Err(ChainError::Table { bytes, flags });
-        }
+        let (bytes, flags) = (table.length.get(), table.flags.get());
+        let count = u16::try_from(bytes / 16).ok();
+        let count = count.filter(|&count| count > 0 && bytes.is_multiple_of(16));
+        let count = count.ok_or(ChainError::Table { bytes, flags })?;
         let mut window = [Descriptor::new_zeroed(); AT_ONCE];
         // Indices of the descriptors in the window. Drivers lay chains out one after the other.
         let mut first = 0;
         let mut end = 0;
-        let mut index: u32 = 0;
-        for _ in 0..count.min(u32::try_from(MAX_SEGMENTS).unwrap_or(u32::MAX)) {
+        let mut index: u16 = 0;
+        for _ in 0..usize::from(count).min(MAX_SEGMENTS) {
             if index >= count {
-                let index = u16::try_from(index).unwrap_or(u16::MAX);
                 return Err(ChainError::Index(index));
             }
-            if !(first..end).contains(&index) {
-                let fit = usize::try_from(count - index).unwrap_or(AT_ONCE);
-                let part = window.get_mut(..fit.min(AT_ONCE)).unwrap_or_default();
+            let at = usize::from(index);
+            if !(first..end).contains(&at) {
+                let fit = usize::from(count - index).min(AT_ONCE);
+                let part = window.get_mut(..fit).unwrap_or_default();
                 let address = table.address.get().wrapping_add(u64::from(index) * 16);
-                first = index;
-                end = index + u32::try_from(part.len()).unwrap_or(0);
+                (first, end) = (at, at + part.len());
                 rings.view().read(address, part.as_mut_bytes())?;
             }
-            let at = usize::try_from(index - first).unwrap_or(usize::MAX);
-            let Some(descriptor) = window.get(at).copied() else {
-                return Err(ChainError::Index(u16::MAX));
-            };
+            let descriptor = window.get(at - first).copied();
+            let descriptor = descriptor.ok_or(ChainError::Index(index))?;
             let flags = descriptor.flags.get();
             if flags & desc::INDIRECT != 0 {
                 let bytes = descriptor.length.get();
@@ -114,7 +109,7 @@ impl Chain {
             if flags & desc::NEXT == 0 {
                 return Ok(());
             }
-            index = descriptor.next.get().into();
+            index = descriptor.next.get();
         }
         Err(ChainError::Endless(MAX_SEGMENTS))
     }

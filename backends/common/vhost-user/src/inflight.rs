@@ -1,9 +1,9 @@
 //! Requests under way, in memory that outlives the backend (vhost-user, "Inflight I/O tracking",
 //! split virtqueues).
 //!
-//! The front-end keeps the memory and hands it to the next backend, which finds there what its
+//! The VMM keeps the memory and hands it to the next backend, which finds there what its
 //! predecessor had begun and not completed. Each step of ours leaves it such that a backend that
-//! is killed right after it loses no request and completes none twice. The front-end may write
+//! is killed right after it loses no request and completes none twice. The VMM may write
 //! it: whatever stands there is checked, and can at most name heads that are in the queue.
 //!
 //! Behind the queues is a [`Note`]: words of the device for its next backend. The guest does not
@@ -98,7 +98,7 @@ pub fn make(queues: u16, entries: u16) -> io::Result<OwnedFd> {
 }
 
 impl Inflight {
-    /// Maps what the front-end has kept.
+    /// Maps what the VMM has kept.
     ///
     /// # Errors
     /// See [`InflightError`].

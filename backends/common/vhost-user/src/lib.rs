@@ -15,6 +15,7 @@ pub mod bits;
 pub mod call;
 pub mod chain;
 pub mod channel;
+mod device;
 pub mod inflight;
 pub mod memory;
 pub mod segment;

@@ -1,4 +1,4 @@
-//! The memory table of a front-end: what it maps where, and what its own addresses mean.
+//! The memory table of a VMM: what it maps where, and what its own addresses mean.
 
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, memory_file};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -30,8 +30,8 @@ pub enum MemoryError {
     /// Too many ranges.
     #[error("There are {MAX_SLOTS} ranges of memory already")]
     Full,
-    /// An address of the front-end that is none of its memory's.
-    #[error("The front-end's address {0:#x} is not in its memory")]
+    /// An address of the VMM that is none of its memory's.
+    #[error("The VMM's address {0:#x} is not in its memory")]
     Address(u64),
 }
 
@@ -57,7 +57,7 @@ impl Range {
     }
 }
 
-/// The memory of a VM, as its front-end tells of it.
+/// The memory of a VM, as its VMM tells of it.
 #[derive(Debug)]
 pub struct Memory {
     space: Arc<AddressSpace>,
@@ -146,7 +146,7 @@ impl Memory {
         Ok(())
     }
 
-    /// What an address of the front-end is for the guest.
+    /// What an address of the VMM is for the guest.
     ///
     /// # Errors
     /// It is not in memory.

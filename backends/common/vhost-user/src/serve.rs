@@ -25,10 +25,10 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Ends the service of sockets that are served [until](serve_until) then.
 #[derive(Clone, Debug, Default)]
-pub struct Closing(Arc<Shared>);
+pub struct Closing(Arc<Connections>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct Connections {
     state: Mutex<Connected>,
     left: Condvar,
 }
@@ -43,12 +43,12 @@ struct Connected {
 
 /// A VMM that is served.
 struct Served<'a> {
-    shared: &'a Shared,
+    connections: &'a Connections,
     number: u64,
     socket: &'a Socket,
 }
 
-impl Shared {
+impl Connections {
     fn state(&self) -> MutexGuard<'_, Connected> {
         lock(&self.state)
     }
@@ -56,12 +56,13 @@ impl Shared {
 
 impl Drop for Served<'_> {
     fn drop(&mut self) {
-        let stream = self.shared.state().streams.remove(&self.number);
+        let stream = self.connections.state().streams.remove(&self.number);
         if let Some(stream) = stream {
+            let _ = stream.shutdown(Shutdown::Both);
             // With what it has sent and nobody has received.
             self.socket.discard(stream.into());
         }
-        self.shared.left.notify_all();
+        self.connections.left.notify_all();
     }
 }
 
@@ -111,7 +112,7 @@ impl Closing {
         state.next += 1;
         state.streams.insert(number, stream);
         Ok(Some(Served {
-            shared: &self.0,
+            connections: &self.0,
             number,
             socket,
         }))

@@ -3,13 +3,11 @@
 use crate::bits::feature;
 use crate::call::Call;
 use crate::channel::Channel;
-use crate::inflight::{self, Inflight, Note, QueueInflight};
+use crate::inflight::{self, Inflight};
 use crate::memory::{MAX_SLOTS, Memory};
 use crate::vring::{Layout, MAX_SIZE};
 use farlane_sys::{chain, eventfd, warn_limited};
-use farlane_zero_copy::AddressSpace;
 use std::fs::File;
-use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use vhost::VhostUserMemoryRegionBase;
@@ -21,139 +19,16 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{
     Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
 };
-use vm_memory::GuestMemoryMmap;
 
-/// Bytes of the configuration space that a front-end may ask for: what is not defined is zero.
+pub use crate::device::{Device, PROTOCOL_FEATURES, Setup};
+
+/// Bytes of the configuration space that a VMM may ask for: what is not defined is zero.
 const CONFIG_BYTES: usize = 256;
 
-/// What a session can of the protocol without its device's help.
-pub const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
-    .union(VhostUserProtocolFeatures::CONFIG)
-    .union(VhostUserProtocolFeatures::REPLY_ACK)
-    .union(VhostUserProtocolFeatures::BACKEND_REQ)
-    .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
-    .union(VhostUserProtocolFeatures::RESET_DEVICE);
-
-/// A queue that is to be served.
-#[derive(Debug)]
-pub struct Setup {
-    /// Which queue.
-    pub index: u16,
-    /// The VM's memory.
-    pub space: Arc<AddressSpace>,
-    /// Where in it the queue is.
-    pub layout: Layout,
-    /// Whether event indices were negotiated.
-    pub event_index: bool,
-    /// Running number of the first buffer.
-    pub next_available: u16,
-    /// The queue goes on where it was stopped by being disabled or changed: the front-end has not
-    /// named a first buffer, and knows of none.
-    pub resumes: bool,
-    /// Where requests are tracked.
-    pub inflight: Option<QueueInflight>,
-    /// What the driver writes to tell of requests; none if it never tells. It does not block.
-    pub kick: Option<OwnedFd>,
-    /// How the driver is told.
-    pub call: Arc<Call>,
-    /// How the front-end is told that the queue cannot go on.
-    pub error: Arc<Call>,
-}
-
-/// What a device is to its front-end: everything that is not the same for all devices.
-pub trait Device: Send + 'static {
-    /// What serves a queue.
-    type Worker: Send;
-
-    /// What it is called in messages.
-    fn name(&self) -> String;
-
-    /// Most queues.
-    fn queues(&self) -> u16;
-
-    /// Most entries of each.
-    fn max_queue_size(&self) -> u16 {
-        MAX_SIZE
-    }
-
-    /// The features that it offers.
-    fn features(&self) -> u64;
-
-    /// What is offered of the protocol.
-    fn protocol_features(&self) -> VhostUserProtocolFeatures {
-        PROTOCOL_FEATURES
-    }
-
-    /// The driver has accepted these features.
-    fn negotiated(&mut self, features: u64);
-
-    /// The VMM shares this memory in place of what was; `space` has it already. Memory that is
-    /// added or taken away without a whole table (`CONFIGURE_MEM_SLOTS`) is not told of.
-    ///
-    /// # Errors
-    /// The system's: the VMM has to go.
-    fn set_memory(
-        &mut self,
-        _space: &Arc<AddressSpace>,
-        _table: &GuestMemoryMmap,
-    ) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// The VMM takes requests on the channel from now on.
-    fn channel_opened(&mut self) {}
-
-    /// The VMM asks for the device's shared-memory region: its id, and its bytes. None: there is
-    /// none.
-    fn shared_memory(&mut self) -> Option<(u8, u64)> {
-        None
-    }
-
-    /// The device is reset: its queues are stopped already.
-    fn reset(&mut self) {}
-
-    /// The VMM is gone, and nothing can be asked of it: the queues are going to be
-    /// [stopped](Self::stop). May be called again.
-    fn gone(&mut self) {}
-
-    /// Its configuration space.
-    fn config(&self) -> Vec<u8>;
-
-    /// The driver writes into it.
-    ///
-    /// # Errors
-    /// It cannot be written there.
-    fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<()>;
-
-    /// Serves a queue.
-    ///
-    /// # Errors
-    /// What the system says.
-    fn start(&mut self, queue: Setup) -> io::Result<Self::Worker>;
-
-    /// Several queues are going to be [stopped](Self::stop), this one among them: nothing more is
-    /// taken from it. To stop the others may take long.
-    fn ends(&mut self, _worker: &Self::Worker) {}
-
-    /// Stops to serve a queue; returns the running number of the first buffer that was not taken.
-    /// Nothing touches the queue or its memory then.
-    fn stop(&mut self, worker: Self::Worker) -> u16;
-
-    /// The VMM tells of the memory that tracks requests, which outlives backends. `found` is the
-    /// note that the last one has left there, which may have been this one. Returns the one that is
-    /// to be there from now on.
-    ///
-    /// # Errors
-    /// The device cannot go on where the last backend has left it: the VMM has to come again.
-    fn note(&mut self, _found: Option<Note>) -> io::Result<Option<Note>> {
-        Ok(None)
-    }
-}
-
-/// A queue as far as the front-end has told of it.
+/// A queue as far as the VMM has told of it.
 struct Queue<W> {
     size: u16,
-    /// The front-end's addresses: descriptors, available ring, used ring.
+    /// The VMM's addresses: descriptors, available ring, used ring.
     addresses: Option<[u64; 3]>,
     next_available: u16,
     /// See [`Setup::resumes`].
@@ -210,10 +85,6 @@ impl<D: Device> std::fmt::Debug for Session<D> {
     }
 }
 
-fn index_of(index: impl TryInto<usize>) -> usize {
-    index.try_into().unwrap_or(usize::MAX)
-}
-
 impl<D: Device> Session<D> {
     /// A VMM that has just connected.
     #[must_use]
@@ -230,16 +101,24 @@ impl<D: Device> Session<D> {
         }
     }
 
-    fn queue(&mut self, index: impl TryInto<usize>) -> Result<&mut Queue<D::Worker>> {
-        let (index, count) = (index_of(index), self.queues.len());
-        if index >= count {
+    /// The number of a queue that a message names.
+    fn number(&self, index: impl Into<u32>) -> Result<u16> {
+        let (index, count) = (index.into(), self.device.queues());
+        let number = u16::try_from(index).ok().filter(|&number| number < count);
+        if number.is_none() {
             let name = self.device.name();
             warn_limited!(
                 self.channel.limit(),
                 "{name}: the VMM wants queue {index} of {count}"
             );
         }
-        self.queues.get_mut(index).ok_or(Error::InvalidParam)
+        number.ok_or(Error::InvalidParam)
+    }
+
+    fn queue(&mut self, number: u16) -> Result<&mut Queue<D::Worker>> {
+        self.queues
+            .get_mut(usize::from(number))
+            .ok_or(Error::InvalidParam)
     }
 
     fn refuse(&self, why: &dyn std::error::Error) -> Error {
@@ -256,19 +135,22 @@ impl<D: Device> Session<D> {
         self.features & bit != 0
     }
 
-    fn stop_queue(&mut self, index: usize) -> Result<()> {
-        let queue = self.queues.get_mut(index).ok_or(Error::InvalidParam)?;
+    fn stop_queue(&mut self, number: u16) -> Result<()> {
+        let queue = self
+            .queues
+            .get_mut(usize::from(number))
+            .ok_or(Error::InvalidParam)?;
         queue.stop(&mut self.device);
         Ok(())
     }
 
     /// Starts or stops a queue's worker, as its state asks.
-    fn update(&mut self, index: usize) -> Result<()> {
+    fn update(&mut self, number: u16) -> Result<()> {
         let enabled_from_start = !self.has(feature::PROTOCOL_FEATURES);
-        let queue = self.queue(index)?;
+        let queue = self.queue(number)?;
         let runs = queue.enabled || enabled_from_start;
         let (Some(kick), Some(addresses), true) = (&queue.kick, queue.addresses, runs) else {
-            return self.stop_queue(index);
+            return self.stop_queue(number);
         };
         if queue.worker.is_some() {
             return Ok(());
@@ -288,7 +170,6 @@ impl<D: Device> Session<D> {
                 .map_err(|e| self.refuse(&e))?;
         }
         let [descriptors, available, used] = guest;
-        let number = u16::try_from(index).map_err(|_| Error::InvalidParam)?;
         let inflight = self.inflight.as_ref().and_then(|i| i.queue(number, size));
         let setup = Setup {
             index: number,
@@ -309,15 +190,15 @@ impl<D: Device> Session<D> {
         };
         setup.error.forget();
         let worker = self.device.start(setup).map_err(Error::ReqHandlerError)?;
-        self.queue(index)?.worker = Some(worker);
+        self.queue(number)?.worker = Some(worker);
         Ok(())
     }
 
     /// Stops a queue, changes it, and starts it again if it is to run.
-    fn change(&mut self, index: usize, change: impl FnOnce(&mut Queue<D::Worker>)) -> Result<()> {
-        self.stop_queue(index)?;
-        change(self.queue(index)?);
-        self.update(index)
+    fn change(&mut self, number: u16, change: impl FnOnce(&mut Queue<D::Worker>)) -> Result<()> {
+        self.stop_queue(number)?;
+        change(self.queue(number)?);
+        self.update(number)
     }
 
     /// Ends the requests that wait for the VMM, and stops all queues. Nothing touches the VM's memory
@@ -417,7 +298,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         if !size.is_power_of_two() || size > self.device.max_queue_size() {
             return Err(Error::InvalidParam);
         }
-        self.change(index_of(index), |queue| queue.size = size)
+        self.change(self.number(index)?, |queue| queue.size = size)
     }
 
     fn set_vring_addr(
@@ -429,24 +310,26 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
         available: u64,
         _log: u64,
     ) -> Result<()> {
+        let number = self.number(index)?;
         let addresses = Some([descriptor, available, used]);
-        if self.queue(index)?.addresses == addresses {
+        if self.queue(number)?.addresses == addresses {
             return Ok(());
         }
-        self.change(index_of(index), |queue| queue.addresses = addresses)
+        self.change(number, |queue| queue.addresses = addresses)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
         let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
-        self.change(index_of(index), |queue| {
+        self.change(self.number(index)?, |queue| {
             queue.next_available = base;
             queue.resumes = false;
         })
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        self.stop_queue(index_of(index))?;
-        let queue = self.queue(index)?;
+        let number = self.number(index)?;
+        self.stop_queue(number)?;
+        let queue = self.queue(number)?;
         queue.kick = None;
         queue.resumes = false;
         let base = queue.next_available;
@@ -458,18 +341,20 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
             Some(fd) => Some(eventfd::adopt(fd).map_err(|e| self.refuse(&e))?),
             None => None,
         };
-        self.change(index_of(index), |queue| queue.kick = Some(kick))
+        self.change(self.number(index)?, |queue| queue.kick = Some(kick))
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let call = self.eventfd(fd)?;
-        self.queue(index)?.call.set(call);
+        let number = self.number(index)?;
+        self.queue(number)?.call.set(call);
         Ok(())
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let error = self.eventfd(fd)?;
-        self.queue(index)?.error.set_quietly(error);
+        let number = self.number(index)?;
+        self.queue(number)?.error.set_quietly(error);
         Ok(())
     }
 
@@ -493,14 +378,15 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        // Front-ends compare it with a number of queues (the vhost crate, Cloud Hypervisor) or of
+        // VMMs compare it with a number of queues (the vhost crate, Cloud Hypervisor) or of
         // queue pairs (QEMU for network devices): queues suit all.
         Ok(self.device.queues().into())
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
-        self.queue(index)?.enabled = enable;
-        self.update(index_of(index))
+        let number = self.number(index)?;
+        self.queue(number)?.enabled = enable;
+        self.update(number)
     }
 
     fn get_config(
@@ -511,8 +397,10 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Session<D> {
     ) -> Result<Vec<u8>> {
         let mut bytes = self.device.config();
         bytes.resize(CONFIG_BYTES, 0);
-        let end = index_of(offset).saturating_add(index_of(size));
-        let part = bytes.get(index_of(offset)..end);
+        let [start, length] = [offset, size].map(usize::try_from);
+        let start = start.map_err(|_| Error::InvalidParam)?;
+        let end = length.ok().and_then(|length| start.checked_add(length));
+        let part = end.and_then(|end| bytes.get(start..end));
         Ok(part.ok_or(Error::InvalidParam)?.to_vec())
     }
 

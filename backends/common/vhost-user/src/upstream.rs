@@ -23,7 +23,7 @@ const SET_FEATURES: [u32; 3] = [2, 1, 8];
 
 /// What answers a VMM's messages.
 ///
-/// QEMU's front-end of network interfaces enables vrings before its first `SET_FEATURES`, as soon
+/// QEMU's VMM of network interfaces enables vrings before its first `SET_FEATURES`, as soon
 /// as it has seen that the protocol features are there; the handler takes that only once it was
 /// told of the feature bit. So it is told before it gets the VMM's socket.
 pub(crate) fn handler<S: VhostUserBackendReqHandler>(

@@ -82,14 +82,13 @@ fn part(
     view: &View,
     part: &'static str,
     address: u64,
-    bytes: usize,
+    bytes: u64,
     align: usize,
     writable: bool,
 ) -> Result<*mut u8, RingError> {
     let mut found = None;
-    let length = u64::try_from(bytes).unwrap_or(u64::MAX);
-    view.resolve(address, length, writable, |base, run| {
-        if run == bytes {
+    view.resolve(address, bytes, writable, |base, run| {
+        if u64::try_from(run) == Ok(bytes) {
             found = Some(base);
         }
     })?;
@@ -110,7 +109,7 @@ impl Rings {
         if !size.is_power_of_two() || size > MAX_SIZE {
             return Err(RingError::Size(size));
         }
-        let n = usize::from(size);
+        let n = u64::from(size);
         // 2.7: alignments are 16, 2 and 4; each ring has a word for event indices at its end.
         let descriptors = part(
             &view,
@@ -246,7 +245,7 @@ impl Rings {
 }
 
 /// Where a queue goes on whose buffers nobody tracks in flight, of `size` buffers, `used` of which
-/// have been used so far, and which starts at `base` as its front-end says. Front-ends of a backend
+/// have been used so far, and which starts at `base` as its VMM says. VMMs of a backend
 /// that was killed do not know what it has used, and some (Cloud Hypervisor, whenever a queue
 /// starts) name the driver's available index: buffers that are available and not used are nobody's
 /// then, and are taken (again). A device that stops uses what it has taken before it says where it
@@ -285,7 +284,7 @@ impl Progress {
         }
     }
 
-    /// Of a queue whose buffers nobody tracks in flight, which starts at `base` as its front-end
+    /// Of a queue whose buffers nobody tracks in flight, which starts at `base` as its VMM
     /// says: see [`resume_at`].
     #[must_use]
     pub fn resume(event_index: bool, base: u16, rings: &Rings) -> Self {

@@ -1,5 +1,6 @@
 use super::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::io;
 use std::sync::{Mutex, MutexGuard};
 
 const QUEUES: u16 = 3;
