@@ -156,6 +156,16 @@ pub struct Ways {
     pub p2p: u64,
 }
 
+/// Boots a guest with a GPU and one disk, whose new file system is mounted at `/mnt`.
+pub fn boot_mounted(run: &Run<'_>, blocks: &Blocks) -> Result<(Backends, Guest)> {
+    let parts = run.context.gpu_parts()?;
+    let backends = Backends::start(run, "a", &[blocks])?;
+    let [guest] = run.boot([backends.configure(parts, VmConfig::new("a"))])?;
+    prepare(&guest)?;
+    mount(&guest, "/dev/vda")?;
+    Ok((backends, guest))
+}
+
 /// Gets the guest ready: its disks, its GPU and the driver are there.
 pub fn prepare(guest: &Guest) -> Result<()> {
     guest.run("modprobe virtio_blk && mkdir -p /mnt")?;

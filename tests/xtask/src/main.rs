@@ -10,6 +10,8 @@ mod clean;
 mod conditions;
 mod demo;
 mod disks;
+#[cfg(test)]
+mod documents;
 mod drops;
 mod farlane;
 mod fio;
@@ -39,6 +41,7 @@ mod two_nodes;
 mod under_way;
 mod unit;
 mod versus;
+mod vitals;
 mod vm;
 mod volumes;
 mod work;

@@ -12,19 +12,11 @@ use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
 
-use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::disks::{Disk, DiskBackend, node, socket};
 use crate::fio::Fio;
 use crate::lending::Blocks;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "blk",
-    about: "a VM works with disks of farlane-blk: ext4, fio --verify, discard, growth, read-only, two queues",
-    is_test: true,
-    run,
-};
 
 /// A disk with direct I/O, where the temporary folder has it; one in memory; one that cannot be
 /// written.
@@ -44,7 +36,7 @@ const COPY: &str = "cp -r /usr/sbin /usr/lib/modules /mnt/";
 /// What is on the sealed disk.
 const SEAL: &[u8] = b"sealed";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let folder = Scratch::new()?;
     let [file, sealed] = [DISK, SEALED].map(|name| folder.join(name));
     for (path, mib) in [(&file, DISK_MIB), (&sealed, SMALL_MIB)] {

@@ -15,19 +15,11 @@ use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
 
-use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::disks::{Disk, DiskBackend, node, socket};
 use crate::run::Run;
 use crate::under_way;
 use crate::work::{Work, in_flight};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "blk-crash",
-    about: "kill -9 of farlane-blk with requests in its hands, under fio --verify: nothing lost, nothing completed twice",
-    is_test: true,
-    run,
-};
 
 const DISK: &str = "disk";
 const MEMORY: &str = "memory";
@@ -50,7 +42,7 @@ const QUEUED: u64 = 16;
 /// What the guest's driver and block layer say of requests that fail or end twice.
 pub const ERRORS: &[&str] = &["I/O error", "is not a head", "bad response"];
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let folders = [(DISK, Scratch::new()?), (MEMORY, Scratch::in_memory()?)];
     let mut disks = Vec::new();
     for (name, folder) in &folders {

@@ -11,26 +11,11 @@ use farlane_kit::guest::Guest;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::disks::{Disk, node, socket};
 use crate::fio::{Figures, Turns};
 use crate::lending::Blocks;
 use crate::run::Run;
 use crate::versus::{Form, rounds, tell};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "blk-vs-qsd",
-    about: "fio on a disk of farlane-blk and on one of qemu-storage-daemon, in one VM, in turns (small form)",
-    is_test: true,
-    run: |run, report| versus(run, Form::Small, report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "blk-vs-qsd-long",
-    about: "fio on a disk of farlane-blk and on one of qemu-storage-daemon, in one VM, in turns",
-    is_test: false,
-    run: |run, report| versus(run, Form::Long, report),
-};
 
 /// How much of what the other gives farlane-blk gives at least: the emulated guest is what is slow.
 const BAR: f64 = 0.97;
@@ -93,7 +78,7 @@ const MEASURES: &[Measure] = &[
     },
 ];
 
-fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
+pub fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
     let size = form.disk_mib();
     let (ours, theirs) = (Blocks::random(size)?, Blocks::random(size)?);
     let disks = [Disk::new(OURS, ours.path())];

@@ -9,17 +9,9 @@ use farlane_kit::report::Report;
 use farlane_kit::tree::Tree;
 use farlane_kit::workspace::Workspace;
 
-use super::Scenario;
 use crate::run::Run;
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "driver-builds",
-    about: "the guest driver builds for Linux 6.1, 6.12 and 7.x with each one's own compiler",
-    is_test: true,
-    run,
-};
-
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let mut failures = Vec::new();
     for (release, spec) in KERNELS {
         match build(run.context.workspace(), release, spec) {

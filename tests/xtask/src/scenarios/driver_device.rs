@@ -7,22 +7,13 @@ use anyhow::{Context as _, Result, ensure};
 use farlane_abi::config::FEATURE_TUNNEL;
 use farlane_kit::driver;
 use farlane_kit::guest::{Guest, Job};
-use farlane_kit::guest_program::GuestProgram;
 use farlane_kit::guest_root::GuestFile;
 use farlane_kit::qemu::{FARLANE_DEVICE, VmConfig};
 use farlane_kit::recorder::{self, Detaching, Event, Recorder};
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "driver-device",
-    about: "the guest driver lends out device memory only while it is mapped and the device is there",
-    is_test: true,
-    run,
-};
 
 /// The devices whose BARs are mapped; the first one is unplugged in the end.
 const BARS: [&str; 2] = ["bar", "other"];
@@ -136,14 +127,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
 /// The driver and the program.
 fn files(run: &Run<'_>) -> Result<[GuestFile; 2]> {
     let (workspace, kit) = (run.context.workspace(), run.context.kit()?);
-    let folder = workspace.root().join("tests/xtask/guest");
-    let program = run.path("device_memory");
-    GuestProgram {
-        source: &folder.join("device_memory.c"),
-        headers: &workspace.root().join("guest-driver"),
-        libraries: &[],
-    }
-    .build(kit.tree(), &program)?;
+    let program = run.guest_program_with("device_memory", "guest-driver", &[])?;
     Ok([
         GuestFile::new(
             driver::build(workspace, kit.kernel_tree())?.path,

@@ -13,20 +13,12 @@ use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint, wait_until};
 use crate::gpu_machine::{
     Backends, GPU, PROGRAM_TIMEOUT, mount, prepare, run_with_library, ways, with_library,
 };
 use crate::lending::Blocks;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-hostile",
-    about: "tokens forged, replayed, of another VM, after unregister, and memory unmapped in flight: errors, and nothing else",
-    is_test: true,
-    run,
-};
 
 const PACKAGE: &str = "farlane-attacks";
 const DISK_MIB: u32 = 128;
@@ -48,7 +40,7 @@ const DRIVER: &str = "/sys/bus/virtio/drivers/farlane";
 /// The GPU's memory, in sysfs.
 const RESOURCE: &str = "$(for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x120000 ] && echo $d/resource2; done)";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
     progress::step("Building the attacker", || workspace.build(&[PACKAGE]))?;
     let program = GuestFile::new(

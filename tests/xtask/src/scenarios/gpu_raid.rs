@@ -6,18 +6,10 @@ use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::gpu_machine::{Backends, drop_caches, mount, prepare, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
 use crate::volumes::Volume;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-raid",
-    about: "files on md RAID-0 and striped LVM go between two disks and GPU memory; on mirrors and dm-crypt they do not",
-    is_test: true,
-    run,
-};
 
 const DISK_MIB: u32 = 64;
 const NODES: [&str; 2] = ["/dev/vda", "/dev/vdb"];
@@ -41,7 +33,7 @@ struct Machine<'a> {
     backends: &'a Backends,
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = [Blocks::new(DISK_MIB)?, Blocks::new(DISK_MIB)?];
     let parts = run.context.gpu_parts()?;
     let backends = Backends::start(run, "a", &[&blocks[0], &blocks[1]])?;

@@ -9,21 +9,12 @@ use std::fmt::Write as _;
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
 use farlane_kit::progress;
-use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
-use crate::gpu_machine::{Backends, Ways, drop_caches, mount, prepare, run_with_library};
+use crate::gpu_machine::{Backends, Ways, boot_mounted, drop_caches, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-scan",
-    about: "a log scanner on plain pread finds planted addresses on the GPU; what is in no cache never crosses the guest's memory",
-    is_test: true,
-    run,
-};
 
 const DISK_MIB: u32 = 128;
 /// How often the piece of log is repeated, each time with an address of its own after it.
@@ -32,18 +23,14 @@ const PIECE_LINES: usize = 4096;
 /// What may cross the guest's memory besides: the file system's own blocks, the program's files.
 const OWN_BYTES: u64 = 2 << 20;
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     show(run, report)
 }
 
 /// The story, for whoever watches.
 pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
-    let parts = run.context.gpu_parts()?;
-    let backends = Backends::start(run, "a", &[&blocks])?;
-    let [guest] = run.boot([backends.configure(parts, VmConfig::new("a"))])?;
-    prepare(&guest)?;
-    mount(&guest, "/dev/vda")?;
+    let (backends, guest) = boot_mounted(run, &blocks)?;
     let bytes = plant(&guest)?;
     let expected = expected(&guest)?;
     let mut scan = |what: &str| {

@@ -10,17 +10,9 @@ use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use serde_json::Value;
 
-use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::lending::{Device, Lender, gpu_programs};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-soft",
-    about: "a VM works with a lent GPU: video memory, copies, search, checksum, tiles; unplug; the next VM",
-    is_test: true,
-    run,
-};
 
 const GPU: &str = "gpu0";
 const MEMORY_MIB: u32 = 64;
@@ -47,7 +39,7 @@ const PLANTED: &[(usize, &str)] = &[
     (LOG_BYTES - 7, "fe80::7"),
 ];
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let files = gpu_programs(run.context.workspace())?;
     let lending = run.context.lending()?;
     let lender = lending.lender(run, "lender", &[Device::gpu(GPU, MEMORY_MIB)])?;

@@ -5,23 +5,12 @@
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::{Guest, Output};
 use farlane_kit::progress;
-use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
-use crate::gpu_machine::{
-    Backends, PROGRAM_TIMEOUT, drop_caches, mount, prepare, run_with_library,
-};
+use crate::gpu_machine::{PROGRAM_TIMEOUT, boot_mounted, drop_caches, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-unmodified",
-    about: "grep, sha256sum, sqlite3 and fio --verify are the same with the I/O library; fio's buffers in GPU memory",
-    is_test: true,
-    run,
-};
 
 const DISK_MIB: u32 = 192;
 
@@ -54,13 +43,9 @@ const CHANGE: &str = "sqlite3 /mnt/COPY 'pragma journal_mode=JMODE; begin; updat
 const VERIFY: &str = "fio --name=job --rw=randwrite --bsrange=512-64k --size=8m --verify=crc32c --verify_fatal=1 \
      --randseed=7 --output-format=json";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
-    let parts = run.context.gpu_parts()?;
-    let backends = Backends::start(run, "a", &[&blocks])?;
-    let [guest] = run.boot([backends.configure(parts, VmConfig::new("a"))])?;
-    prepare(&guest)?;
-    mount(&guest, "/dev/vda")?;
+    let (backends, guest) = boot_mounted(run, &blocks)?;
     guest.run(MAKE)?;
     for line in READERS {
         drop_caches(&guest)?;

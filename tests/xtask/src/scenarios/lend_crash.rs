@@ -21,18 +21,10 @@ use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
 
-use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint, wait_until};
 use crate::fio::{FIO_TIMEOUT, Fio, figures};
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace, wait_gone, wait_traffic};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-crash",
-    about: "kill -9 of borrower, VM and lender while a lent NVMe reads for fio; others go on, nothing lands after a lease's end",
-    is_test: true,
-    run,
-};
 
 /// The disk whose users die.
 const DISK: &str = "disk";
@@ -61,7 +53,7 @@ const WITNESS: &str = "--rw=randwrite --bs=4k --iodepth=4 --size=8m --loops=2 --
 const CHECK: &str =
     "--rw=randwrite --bs=4k --iodepth=32 --size=4m --verify=crc32c --verify_fatal=1";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let disks = [Blocks::new(32)?, Blocks::new(32)?, Blocks::new(32)?];
     let mut stage = Stage::new(run, &disks)?;
     let memory = Scratch::in_memory()?;

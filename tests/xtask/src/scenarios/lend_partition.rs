@@ -19,7 +19,6 @@ use farlane_kit::report::Report;
 use farlane_kit::scratch::Scratch;
 use serde_json::json;
 
-use super::Scenario;
 use super::lend_crash::first_difference;
 use super::lend_vfio::certificates::Authority;
 use super::lend_vfio::machine::{self, Lender, Parts};
@@ -27,20 +26,6 @@ use crate::conditions::{no_complaint, wait_until};
 use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, namespace, wait_traffic};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-partition",
-    about: "two kernels: lender and borrower part with DMA under way, with a term of 1 s; nothing lands after the lease's end",
-    is_test: true,
-    run: |run, report| partition(run, &[1], report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "lend-partition-long",
-    about: "lend-partition with terms of 1 s and of 60 s",
-    is_test: false,
-    run: |run, report| partition(run, &[1, 60], report),
-};
 
 const DISK: &str = "disk";
 const DISK_MIB: u32 = 96;
@@ -75,7 +60,7 @@ const PARTINGS: [Parting; 4] = [
     Parting::Killed,
 ];
 
-fn partition(run: &Run<'_>, terms: &[u16], report: &mut Report) -> Result<()> {
+pub fn partition(run: &Run<'_>, terms: &[u16], report: &mut Report) -> Result<()> {
     let blocks = Blocks::random(DISK_MIB)?;
     let memory = Scratch::in_memory()?;
     let ram = machine::memory_file(&memory, MEMORY_MIB)?;

@@ -10,18 +10,10 @@ use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::{PATIENCE, no_complaint};
 use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace, wait_gone, wait_traffic};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-reassign",
-    about: "three VMs take turns with one lent NVMe, 20 rounds of hot-plug; then it is revoked from one that uses it",
-    is_test: true,
-    run,
-};
 
 const DISK: &str = "disk";
 
@@ -33,7 +25,7 @@ const STAMP_BYTES: usize = 4096;
 /// Never ends by itself.
 const ENDLESS: &str = "--rw=randrw --bs=4k --iodepth=32 --time_based --runtime=600";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(32)?;
     let lending = run.context.lending()?;
     let lender = lending.lender(run, "lender", &[Nvme::new(DISK, &blocks)])?;

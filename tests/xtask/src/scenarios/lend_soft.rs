@@ -11,18 +11,10 @@ use farlane_kit::report::Report;
 use serde_json::Value;
 use std::time::Duration;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace, wait_gone};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-soft",
-    about: "a VM works with a lent NVMe and another one goes on with its files; memory by messages; shared doorbells",
-    is_test: true,
-    run,
-};
 
 /// The device that goes from one guest to another, and those of the variants.
 const DISK: &str = "disk";
@@ -63,7 +55,7 @@ struct Story<'a> {
     place: &'static str,
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = [DISK_MIB, SMALL_MIB, SMALL_MIB].map(Blocks::new);
     let [disk, messages, shared] = blocks;
     let (disk, messages, shared) = (disk?, messages?, shared?);

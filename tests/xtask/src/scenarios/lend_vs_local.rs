@@ -8,25 +8,10 @@ use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 use farlane_kit::wire::{End, Wire};
 
-use super::Scenario;
 use crate::fio::{Figures, Turns};
 use crate::lending::{Blocks, Borrower, Lender, Nvme, namespace};
 use crate::run::Run;
 use crate::versus::{Form, rounds, tell};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-vs-local",
-    about: "fio on QEMU's own NVMe and on a lent one over the same file, in turns (small form)",
-    is_test: true,
-    run: |run, report| small(run, report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "lend-vs-local-long",
-    about: "fio on QEMU's own NVMe, on a lent one over the same file, and on NVMe/TCP to another VM, in turns",
-    is_test: false,
-    run: |run, report| long(run, report),
-};
 
 /// The serial numbers by which the guest tells its controllers from each other.
 const LOCAL: &str = "local";
@@ -90,7 +75,7 @@ const TARGET: &str = "modprobe -a nvmet nvmet-tcp && mount -t configfs none /sys
     ln -s /sys/kernel/config/nvmet/subsystems/@NAME@ ports/1/subsystems/@NAME@";
 
 /// In one VM, beside QEMU's own device.
-fn small(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn small(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let rig = Rig::new(run, Form::Small)?;
     let [guest] = run.boot([rig.add_devices(VmConfig::new("a"))])?;
     guest.run("modprobe nvme")?;
@@ -102,7 +87,7 @@ fn small(run: &Run<'_>, report: &mut Report) -> Result<()> {
 }
 
 /// Beside NVMe/TCP to another VM, too.
-fn long(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn long(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let rig = Rig::new(run, Form::Long)?;
     let wire = Wire::new()?;
     let [a, b] = run.boot([

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result};
 use farlane_kit::compare::{Bar, Bars, Comparison, Side, alternating};
 use farlane_kit::guest::Guest;
-use farlane_kit::guest_program::GuestProgram;
 use farlane_kit::guest_root::GuestFile;
 use farlane_kit::interfaces::{Interface, Server};
 use farlane_kit::network::{BRIDGE, Network};
@@ -14,26 +13,11 @@ use farlane_kit::progress;
 use farlane_kit::report::Report;
 use serde::Serialize;
 
-use super::Scenario;
 use crate::iperf::Iperf;
 use crate::net::{At, GUEST, TAP, config, connect, socket};
 use crate::run::Run;
 use crate::tools::Program;
 use crate::versus::{Form, tell};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "net-vs-tap",
-    about: "iperf3 and a ping-pong over farlane-net and over QEMU's own tap backend, in one VM, in turns (small form)",
-    is_test: true,
-    run: |run, report| versus(run, Form::Small, report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "net-vs-tap-long",
-    about: "iperf3 and a ping-pong over farlane-net and over QEMU's own tap backend, in one VM, in turns",
-    is_test: false,
-    run: |run, report| versus(run, Form::Long, report),
-};
 
 /// farlane-net is no worse than the other: at least so much of its rate, at most so much of its
 /// time.
@@ -118,7 +102,7 @@ pub struct Compared {
     comparison: Comparison,
 }
 
-fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
+pub fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
     let mut bars = Bars::default();
     for compared in compare(run, form)? {
         let what = ("one VM", compared.name);
@@ -130,7 +114,7 @@ fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
 
 /// Measures all.
 pub fn compare(run: &Run<'_>, form: Form) -> Result<Vec<Compared>> {
-    let pingpong = pingpong(run)?;
+    let pingpong = run.guest_program("pingpong")?;
     let network = Network::new(run.context.kit()?.tree(), run.logs())?;
     for tap in [TAP, THEIR_TAP] {
         network.tap(tap, false)?;
@@ -165,19 +149,6 @@ pub fn compare(run: &Run<'_>, form: Form) -> Result<Vec<Compared>> {
     drop(guest);
     backend.stop()?;
     Ok(all)
-}
-
-/// Compiles the ping-pong, for the guest and for its peer.
-fn pingpong(run: &Run<'_>) -> Result<PathBuf> {
-    let program = run.path("pingpong");
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    GuestProgram {
-        source: &folder.join("pingpong.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(program)
 }
 
 struct Rig<'a> {

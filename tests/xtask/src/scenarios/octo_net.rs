@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
-use farlane_kit::guest_program::GuestProgram;
 use farlane_kit::guest_root::GuestFile;
 use farlane_kit::interfaces::Server;
 use farlane_kit::network::Network;
@@ -16,7 +15,6 @@ use farlane_kit::process::Process;
 use farlane_kit::progress;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::capture::Captures;
 use crate::conditions::{no_complaint, wait_until};
 use crate::drops::Counters;
@@ -25,13 +23,6 @@ use crate::net::{At, GUEST, NET, NET_TIMEOUT, NetBackend, config, connect, netwo
 use crate::numa::{Locality, backend_words, per_cent};
 use crate::place::{Place, Running};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "octo-net",
-    about: "TCP and UDP flows whose endpoints migrate 1,000 times between nodes: no loss, hardly any disorder, by the local limb",
-    is_test: true,
-    run,
-};
 
 /// How often a stream's program moves once the stream has followed.
 const FOLLOWED_MOVES: u32 = 40;
@@ -81,15 +72,9 @@ pub struct Moved {
     pub elsewhere: u64,
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let network = network(run)?;
-    let numa = Numa::pair(512);
-    let words = backend_words(run, &numa)?;
-    let backend = run.context.nets()?.serve(run, &network, 2, &words)?;
-    let [guest] = run.boot([config("a", Server::VhostUser(socket(run)), 2)
-        .numa(numa)
-        .files([migrator(run)?])])?;
-    connect(&guest)?;
+    let (backend, guest) = two_nodes(run, &network)?;
     let ends = Ends {
         run,
         network: &network,
@@ -111,13 +96,7 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
     workspace.build(&["farlane-topology"])?;
     let network = network(run)?;
-    let numa = Numa::pair(512);
-    let words = backend_words(run, &numa)?;
-    let backend = run.context.nets()?.serve(run, &network, 2, &words)?;
-    let [guest] = run.boot([config("a", Server::VhostUser(socket(run)), 2)
-        .numa(numa)
-        .files([migrator(run)?])])?;
-    connect(&guest)?;
+    let (backend, guest) = two_nodes(run, &network)?;
     let at = At::new(&guest);
     let iperf = Iperf::new(GUEST, "-t 10 -b 400M");
     let port = at.free_port()?;
@@ -150,17 +129,21 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     backend.stop()
 }
 
+/// A guest on two nodes with an interface of two queue pairs, and what serves that.
+pub fn two_nodes<'a>(run: &Run<'_>, network: &'a Network) -> Result<(NetBackend<'a>, Guest)> {
+    let numa = Numa::pair(512);
+    let words = backend_words(run, &numa)?;
+    let backend = run.context.nets()?.serve(run, network, 2, &words)?;
+    let [guest] = run.boot([config("a", Server::VhostUser(socket(run)), 2)
+        .numa(numa)
+        .files([migrator(run)?])])?;
+    connect(&guest)?;
+    Ok((backend, guest))
+}
+
 /// The program that migrates others.
-pub fn migrator(run: &Run<'_>) -> Result<GuestFile> {
-    let program = run.path("migrate");
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    GuestProgram {
-        source: &folder.join("migrate.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(GuestFile::new(program, MIGRATE))
+fn migrator(run: &Run<'_>) -> Result<GuestFile> {
+    Ok(GuestFile::new(run.guest_program("migrate")?, MIGRATE))
 }
 
 /// A server of iperf3 in the guest and its client, which go on until they are ended.

@@ -5,37 +5,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use farlane_kit::guest_program::GuestProgram;
-use farlane_kit::interfaces::Server;
 use farlane_kit::network::{BRIDGE, Network, PEER};
-use farlane_kit::numa::Numa;
 use farlane_kit::progress;
 use farlane_kit::report::Report;
 
-use super::Scenario;
-use super::octo_net::{Flow, migrator, settle_on};
+use super::octo_net::{Flow, settle_on, two_nodes};
 use crate::capture::Captures;
 use crate::conditions::{no_complaint, wait_until};
 use crate::drops::Counters;
 use crate::iperf::Iperf;
-use crate::net::{At, GUEST, GUEST_MAC, NetBackend, config, connect, network, socket};
-use crate::numa::backend_words;
+use crate::net::{At, GUEST, GUEST_MAC, NetBackend, network};
 use crate::place::Place;
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "octo-net-flood",
-    about: "3 * 10^5 distinct TCP flows through farlane-net fill its table: bounded memory, an established flow keeps its queue and order",
-    is_test: true,
-    run: |run, report| flood(run, 100_000, report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "octo-net-flood-long",
-    about: "octo-net-flood with 3 * 10^6 flows",
-    is_test: false,
-    run: |run, report| flood(run, 1_000_000, report),
-};
 
 /// Floods: the first fills the table, and whatever is allocated once; the others find all of that
 /// there.
@@ -57,16 +38,10 @@ const QUIET: Duration = Duration::from_millis(500);
 /// The stream that is there before, as iperf3's words.
 const STREAM: &str = "-b 20M";
 
-fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
-    let program = program(run)?;
+pub fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
+    let program = run.guest_program("flood")?;
     let network = network(run)?;
-    let numa = Numa::pair(512);
-    let words = backend_words(run, &numa)?;
-    let backend = run.context.nets()?.serve(run, &network, 2, &words)?;
-    let [guest] = run.boot([config("a", Server::VhostUser(socket(run)), 2)
-        .numa(numa)
-        .files([migrator(run)?])])?;
-    connect(&guest)?;
+    let (backend, guest) = two_nodes(run, &network)?;
     // Each beginning is answered and forgotten (SYN cookies): what is to be filled is the backend's
     // table, not the guest's.
     guest.run(&format!(
@@ -217,17 +192,4 @@ impl Floods<'_> {
         words.find(|word| *word == "accepted");
         Ok(words.next().context("Not said")?.parse()?)
     }
-}
-
-/// The program that begins connections, for this machine.
-fn program(run: &Run<'_>) -> Result<PathBuf> {
-    let program = run.path("flood");
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    GuestProgram {
-        source: &folder.join("flood.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(program)
 }

@@ -7,23 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use farlane_kit::guest::Guest;
-use farlane_kit::guest_program::GuestProgram;
 use farlane_kit::guest_root::GuestFile;
 use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::lending::{Blocks, Borrower, Device, Lender, Nvme};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "p2p-lent",
-    about: "a lent NVMe reads and writes video memory of GPUs: same lender, own host, over the network; unplug meanwhile",
-    is_test: true,
-    run,
-};
 
 const DISK: &str = "disk";
 const DISK_MIB: u32 = 32;
@@ -71,7 +62,7 @@ const FAR: Target = Target {
     straight: false,
 };
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let lending = run.context.lending()?;
     let disk = Blocks::new(DISK_MIB)?;
     let gpu = |target: &Target| Device::gpu(target.name, target.memory_mib);
@@ -109,7 +100,10 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         .vfio_user(SAME.name, &same_socket)
         .vfio_user(OWN.name, second.socket())
         .vfio_user(FAR.name, third.socket())
-        .files([GuestFile::new(program(run)?, "usr/bin/nvme_peer")]);
+        .files([GuestFile::new(
+            run.guest_program("nvme_peer")?,
+            "usr/bin/nvme_peer",
+        )]);
     let [guest] = run.boot([config])?;
 
     let mut story = Story {
@@ -133,19 +127,6 @@ fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         lender.stop()?;
     }
     Ok(())
-}
-
-/// Builds the program by which a guest drives its disk.
-fn program(run: &Run<'_>) -> Result<std::path::PathBuf> {
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    let program = run.path("nvme_peer");
-    GuestProgram {
-        source: &folder.join("nvme_peer.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(program)
 }
 
 const FIND_NVME: &str = "for d in /sys/bus/pci/devices/*; do \

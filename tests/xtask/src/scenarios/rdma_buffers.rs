@@ -12,17 +12,9 @@ use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 use farlane_kit::workspace::Workspace;
 
-use super::Scenario;
 use crate::place::{Host, Over, Place};
 use crate::run::Run;
 use crate::tools::{Program, TOOL_TIMEOUT};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-buffers",
-    about: "host-allocated buffers and callbacks: libfarlane's examples in C and Rust, and where memory goes",
-    is_test: true,
-    run,
-};
 
 /// Lengths of the buffers: a page, a mebibyte, and 8 MiB of which neither end is a whole word.
 const LENGTHS: &[u64] = &[4096, 1 << 20, (8 << 20) + 13, (8 << 20) - 4093];

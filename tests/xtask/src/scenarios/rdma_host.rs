@@ -5,19 +5,11 @@ use anyhow::{Context as _, Result};
 use farlane_kit::packages;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use super::rdma_perftest::counted_perftests;
 use super::rdma_pingpong::{device_info, ping_pongs};
 use crate::place::{Host, Over};
 use crate::run::Run;
 use crate::tools::Program;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-host",
-    about: "the same programs between two processes of this machine over the daemon's host socket",
-    is_test: true,
-    run,
-};
 
 /// Debian's packages of the programs.
 const PACKAGES: &[&str] = &["ibverbs-utils", "perftest", "qperf"];

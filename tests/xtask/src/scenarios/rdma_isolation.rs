@@ -2,30 +2,21 @@
 //! unmodified programs between two VMs. It gets an error for everything that it tries, and they
 //! notice nothing.
 
-use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use farlane_kit::backend::Backend;
 use farlane_kit::guest::Guest;
 use farlane_kit::guest_root::GuestFile;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::place::{Host, Over, Place, Running};
 use crate::run::Run;
 use crate::tools::{TOOL_TIMEOUT, between};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-isolation",
-    about: "forged handles, keys, addresses, indices and packets each get an error and hurt nobody",
-    is_test: true,
-    run,
-};
+use crate::vitals::Vitals;
 
 /// What the victims in the two VMs run meanwhile.
 const TRAFFIC: &[&str] = &[
@@ -40,14 +31,8 @@ const FILE: &str = "/tmp/witness";
 /// How long a whole attack may take: thousands of calls on a machine that does much else.
 const ATTACK_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What the daemon's own memory may grow by, in KiB.
-const GROWTH_KIB: u64 = 16 << 10;
-
 /// What the daemon says of those who break rules, in a VM and on this machine.
 const REFUSALS: &[&str] = &["is cut off", "queue given up", "Host process"];
-
-/// How long the daemon may take to let go of what programs had that have ended.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
@@ -86,7 +71,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     report.add("two VMs", what, format!("{rounds} rounds, all right"));
 
     ensure!(pair.backend.is_running()?, "The daemon has ended");
-    let after = before.settled(&pair.backend)?;
+    let after = before.settled("farlane-rdma", &pair.backend)?;
     report.add(
         "daemon",
         "own memory and open files, before and after",
@@ -213,64 +198,6 @@ impl<'a> Witness<'a> {
             watched.all()
         );
         Ok(watched.all().trim().to_owned())
-    }
-}
-
-/// What the daemon holds of its own.
-#[derive(Debug, Clone)]
-struct Vitals {
-    /// Memory that is nobody else's, in KiB: what guests share with it is theirs.
-    own_kib: u64,
-    /// What its open files are.
-    files: Vec<String>,
-}
-
-impl Vitals {
-    fn of(backend: &Backend) -> Result<Self> {
-        let folder = format!("/proc/{}", backend.pid());
-        let status = fs::read_to_string(format!("{folder}/status"));
-        let status = status.context("Cannot see the daemon's memory")?;
-        let own = status
-            .lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"));
-        let own = own.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse().ok());
-        let mut files = Vec::new();
-        for file in fs::read_dir(format!("{folder}/fd")).context("Cannot see its files")? {
-            // One that is closed at this moment is none.
-            if let Ok(file) = fs::read_link(file?.path()) {
-                files.push(file.display().to_string());
-            }
-        }
-        Ok(Self {
-            own_kib: own.context("The kernel does not tell the daemon's own memory")?,
-            files,
-        })
-    }
-
-    /// What it holds when no more than this and what it may grow by.
-    fn settled(&self, backend: &Backend) -> Result<Self> {
-        let deadline = Instant::now() + SETTLE_TIMEOUT;
-        loop {
-            let now = Self::of(backend)?;
-            if now.own_kib <= self.own_kib + GROWTH_KIB && now.files.len() <= self.files.len() {
-                return Ok(now);
-            }
-            if Instant::now() > deadline {
-                let mut new = now.files.clone();
-                for old in &self.files {
-                    if let Some(at) = new.iter().position(|file| file == old) {
-                        new.swap_remove(at);
-                    }
-                }
-                bail!("The daemon holds {now}, which was {self} before; new are {new:?}");
-            }
-        }
-    }
-}
-
-impl std::fmt::Display for Vitals {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} KiB, {} files", self.own_kib, self.files.len())
     }
 }
 

@@ -6,19 +6,11 @@ use farlane_kit::progress;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
-use super::Scenario;
 use super::rdma_pingpong::ping_pongs;
 use crate::metrics::Metrics;
 use crate::place::{Over, Place};
 use crate::run::Run;
 use crate::tools::{bandwidths, between, latencies, payload_bytes};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-perftest",
-    about: "perftest's bandwidth and latency programs for send, write and read at all sizes between two VMs",
-    is_test: true,
-    run,
-};
 
 /// All sizes from 2 bytes to 8 MiB; several queue pairs; both directions at once; sleeping on
 /// events; inline data; completions asked for one by one and in bulk.

@@ -8,25 +8,10 @@ use farlane_kit::guest::Guest;
 use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 
-use super::Scenario;
 use crate::place::Over;
 use crate::run::Run;
 use crate::tools::{bandwidths, between, latencies};
 use crate::versus::{Form, tell};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "rdma-vs-rxe",
-    about: "ib_write_bw and ib_send_lat -e over Linux rdma_rxe and over Farlane, in turns (small form)",
-    is_test: true,
-    run: |run, report| versus(run, Form::Small, report),
-};
-
-pub const LONG: Scenario = Scenario {
-    name: "rdma-vs-rxe-long",
-    about: "ib_write_bw, ib_write_lat and ib_send_lat -e over Linux rdma_rxe and over Farlane, in turns",
-    is_test: false,
-    run: |run, report| versus(run, Form::Long, report),
-};
 
 /// How much faster Farlane must be.
 const BANDWIDTH_RATIO: f64 = 20.0;
@@ -89,7 +74,7 @@ const LONG_PLAN: Plan = Plan {
     ..Plan::LONG
 };
 
-fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
+pub fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
     let farlane = run.context.farlane()?;
     let wire = Wire::new()?;
     let pair = farlane.boot_pair(run, &wire)?;

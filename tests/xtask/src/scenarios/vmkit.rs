@@ -14,20 +14,12 @@ use farlane_kit::report::Report;
 use farlane_kit::wire::Wire;
 use serde_json::json;
 
-use super::Scenario;
 use super::rdma_vs_rxe::start_rxe;
 use crate::place::Over;
 use crate::run::Run;
 use crate::tools::{bandwidths, between, pingpong_us};
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "vmkit",
-    about: "the VM kit itself: boot, commands, files, wire, hot-plug, and the end of a guest that hangs",
-    is_test: true,
-    run,
-};
-
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     run.context.kit()?;
     let wire = Wire::new()?;
     let start = Instant::now();

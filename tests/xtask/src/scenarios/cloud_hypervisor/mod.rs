@@ -23,7 +23,6 @@ use farlane_kit::network::Network;
 use farlane_kit::progress;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::net::TAP;
 use crate::run::Run;
 use at_hand::AtHand;
@@ -33,13 +32,6 @@ use lent::Lent;
 use net::Net;
 use rdma::Rdma;
 use vmm::Vmm;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "cloud-hypervisor",
-    about: "Cloud Hypervisor, where it is at hand: each backend in use, also after a pause, a reboot of the guest and a kill -9",
-    is_test: true,
-    run,
-};
 
 /// How often each backend is killed.
 const KILLS: u32 = 3;
@@ -95,7 +87,7 @@ trait Part {
     fn end(self: Box<Self>) -> Result<()>;
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let at_hand = AtHand::find(run)?;
     let network = Network::of_this_machine(run.logs())?;
     network.tap(TAP, true)?;

@@ -10,19 +10,11 @@ use farlane_kit::progress;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::disks;
 use crate::gpu_machine::{Backends, Ways, drop_caches, prepare, run_with_library};
 use crate::lending::Blocks;
 use crate::run::Run;
 use crate::stacks::{BEFORE, FUNCTIONS, LARGE_MIB, PERSISTENT_MIB, SMALL_MIB, STACKS, Stack};
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "gpu-stacks",
-    about: "GPU memory and files on ext4, xfs, DAX, btrfs, f2fs, fscrypt, dm, loop, overlayfs, NFS: right bytes, and which way",
-    is_test: true,
-    run,
-};
 
 const FILE: &str = "/mnt/d/file";
 const FILE_BYTES: u64 = 256 << 10;
@@ -47,7 +39,7 @@ struct Machine<'a> {
     words: String,
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = [Blocks::new(LARGE_MIB)?, Blocks::new(SMALL_MIB)?];
     let parts = run.context.gpu_parts()?;
     let backends = Backends::start(run, "a", &[&blocks[0], &blocks[1]])?;

@@ -16,7 +16,6 @@ use farlane_kit::progress;
 use farlane_kit::report::Report;
 use fastrand::Rng;
 
-use super::Scenario;
 use crate::conditions::no_complaint;
 use crate::net::{At, config, connect, network, socket as net_socket};
 use crate::run::Run;
@@ -25,13 +24,6 @@ use disk::Disk;
 use lent::Lent;
 use net::Net;
 use rdma::Rdma;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "kills",
-    about: "a thousand kill -9 at random of the backends of a disk, an interface, RDMA and a lent NVMe, all of them in use",
-    is_test: false,
-    run,
-};
 
 const KILLS: u32 = 1000;
 
@@ -63,7 +55,7 @@ trait Part {
     fn end(self: Box<Self>) -> Result<String>;
 }
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let mut rng = Rng::with_seed(seed()?);
     let network = network(run)?;
     let disk = disk::Server::new(run)?;

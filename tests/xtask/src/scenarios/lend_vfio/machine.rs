@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use farlane_kit::guest::{Guest, Job};
-use farlane_kit::guest_program::GuestProgram;
 use farlane_kit::guest_root::GuestFile;
 use farlane_kit::qemu::VmConfig;
 use farlane_kit::scratch::Scratch;
@@ -70,7 +69,7 @@ pub fn config(run: &Run<'_>, name: &str, parts: &Parts<'_>) -> Result<VmConfig<'
     let identity = parts.identity;
     let files = [
         GuestFile::new(run.context.lending()?.lend(), PROGRAM),
-        GuestFile::new(scrape(run)?, SCRAPE),
+        GuestFile::new(run.guest_program("scrape")?, SCRAPE),
         GuestFile::new(&identity.certificate, "/etc/tls/host.pem"),
         GuestFile::new(&identity.key, "/etc/tls/host.key"),
         GuestFile::new(&identity.authorities, "/etc/tls/ca.pem"),
@@ -91,19 +90,6 @@ pub fn memory_file(folder: &Scratch, size_mib: u32) -> Result<PathBuf> {
         .and_then(|file| file.set_len(u64::from(size_mib) << 20))
         .with_context(|| format!("Cannot make {}", path.display()))?;
     Ok(path)
-}
-
-/// The program that reads counters.
-fn scrape(run: &Run<'_>) -> Result<PathBuf> {
-    let folder = run.context.workspace().root().join("tests/xtask/guest");
-    let program = run.path("scrape");
-    GuestProgram {
-        source: &folder.join("scrape.c"),
-        headers: &folder,
-        libraries: &[],
-    }
-    .build(run.context.kit()?.tree(), &program)?;
-    Ok(program)
 }
 
 /// The only function of a kind.

@@ -19,18 +19,10 @@ use farlane_kit::scratch::Scratch;
 
 use self::certificates::{Authority, Identity};
 use self::machine::{Lender, Parts, is_covered, system_ram};
-use super::Scenario;
 use crate::conditions::{no_complaint, wait_until};
 use crate::fio::Fio;
 use crate::lending::{Blocks, Borrower, namespace, wait_gone};
 use crate::run::Run;
-
-pub const SCENARIO: Scenario = Scenario {
-    name: "lend-vfio",
-    about: "two kernels: vfio-pci lends an NVMe, whose DMA goes through IOMMU and window into the borrower's memory",
-    is_test: true,
-    run,
-};
 
 /// The device: its name at the lender, and its serial number.
 const DISK: &str = "disk";
@@ -47,7 +39,7 @@ const BEYOND: u64 = 0x3000_0000;
 const VERIFY: &str =
     "--rw=randwrite --bsrange=4k-64k --verify=crc32c --verify_fatal=1 --iodepth=16";
 
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let blocks = Blocks::new(DISK_MIB)?;
     let memory = Scratch::in_memory()?;
     let ram = machine::memory_file(&memory, MEMORY_MIB)?;

@@ -8,17 +8,9 @@ mod nvme;
 use anyhow::{Context as _, Result};
 use farlane_kit::report::Report;
 
-use super::Scenario;
 use crate::run::Run;
 
-pub const SCENARIO: Scenario = Scenario {
-    name: "octo-ssd-failover",
-    about: "paths to a disk are pulled and returned at random under fio --verify: nothing lost, nothing doubled, no error in the VM",
-    is_test: true,
-    run,
-};
-
-fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
+pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     loops::run(run, report).context("Loop devices")?;
     nvme::run(run, report).context("NVMe controllers")
 }
