@@ -214,7 +214,8 @@ impl Run<'_> {
             host_pair.push((x(bytes), rate(&between)));
             burst.push((x(bytes), gib_per_s(count * bytes, many.p50_us)));
             println!(
-                "{:>5} KiB: memcpy {:.1}, VM to VM {:.1}, burst {:.1}; process_vm_writev {:.1}, host to VM {:.1}, host to host {:.1} GiB/s",
+                "{:>5} KiB: memcpy {:.1}, VM to VM {:.1}, burst {:.1}; process_vm_writev {:.1}, \
+                 host to VM {:.1}, host to host {:.1} GiB/s",
                 bytes >> 10,
                 rate(&reference),
                 rate(&one),

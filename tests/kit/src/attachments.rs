@@ -259,7 +259,8 @@ pub(crate) fn port(id: &str, number: u32) -> Vec<String> {
     vec![
         "-device".into(),
         format!(
-            "pcie-root-port,id={id}-port,bus=pcie.0,chassis={number},slot={number},pref64-reserve={PLUGGED_MEMORY}"
+            "pcie-root-port,id={id}-port,bus=pcie.0,chassis={number},slot={number},\
+             pref64-reserve={PLUGGED_MEMORY}"
         ),
     ]
 }

@@ -56,7 +56,8 @@ fn build(tree: &Tree) -> Result<()> {
     run(
         tree,
         &format!(
-            "cd {inside} && make -s KCONFIG_ALLCONFIG=farlane.config allnoconfig && make -s -j$(nproc) bzImage modules && \
+            "cd {inside} && make -s KCONFIG_ALLCONFIG=farlane.config allnoconfig && make -s \
+             -j$(nproc) bzImage modules && \
              make -s modules_install && make -s kernelrelease >/farlane-release"
         ),
     )?;

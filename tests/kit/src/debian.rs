@@ -130,7 +130,8 @@ pub fn mirror() -> Result<String> {
         }
     }
     bail!(
-        "apt on this machine knows no Debian mirror: add one to its sources and run `sudo apt-get update`, or set \
+        "apt on this machine knows no Debian mirror: add one to its sources and run `sudo apt-get \
+         update`, or set \
          {MIRROR_VARIABLE} to the address of one"
     )
 }

@@ -541,14 +541,16 @@ mod tests {
 
     #[test]
     fn the_port_that_qemu_chose_is_found() {
-        let table = "Hub -1 (user):\n  Protocol[State]    FD  Source Address  Port   Dest. Address  Port RecvQ SendQ\n  \
+        let table = "Hub -1 (user):\n  Protocol[State]    FD  Source Address  Port   Dest. \
+                     Address  Port RecvQ SendQ\n  \
             TCP[HOST_FORWARD]  14       127.0.0.1 40321       10.0.2.15  4420     0     0\n  \
             TCP[HOST_FORWARD]  15       127.0.0.1 40322       10.0.2.15  4421     0     0\n";
         assert_eq!(forwarded_port(table, 4421), Some(40322));
         assert_eq!(forwarded_port(table, 40321), None);
     }
 
-    const TABLE: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n\
+    const TABLE: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when \
+                         retrnsmt   uid\n\
         0: 00000000:4855 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0\n\
         1: 0100007F:0016 0100007F:4856 01 00000000:00000000 00:00000000 00000000     0\n";
 

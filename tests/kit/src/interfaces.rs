@@ -100,7 +100,8 @@ impl Interface {
                 words.extend([
                     "-netdev".into(),
                     format!(
-                        "tap,id={id}-net,ifname={tap},script=no,downscript=no,vhost=off,queues={pairs}"
+                        "tap,id={id}-net,ifname={tap},script=no,downscript=no,vhost=off,\
+                         queues={pairs}"
                     ),
                 ]);
                 words.extend(self.device(",rx_queue_size=1024"));
@@ -111,7 +112,8 @@ impl Interface {
                 words.extend([
                     "-device".into(),
                     format!(
-                        "vhost-user-test-device-pci,id={id},bus={id}-port,chardev={id}-socket,virtio-id={VIRTIO_ID},\
+                        "vhost-user-test-device-pci,id={id},bus={id}-port,chardev={id}-socket,\
+                         virtio-id={VIRTIO_ID},\
                          num_vqs={queues},vq_size={QUEUE_SIZE},config_size={CONFIG_BYTES}"
                     ),
                 ]);

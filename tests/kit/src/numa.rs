@@ -138,7 +138,8 @@ impl Numa {
         let total = self.memory_mib();
         ensure!(
             total <= MOST_MEMORY_MIB,
-            "{total} MiB in all nodes: above {MOST_MEMORY_MIB} MiB a node's memory is not in one piece"
+            "{total} MiB in all nodes: above {MOST_MEMORY_MIB} MiB a node's memory is not in one \
+             piece"
         );
         let mut words = Vec::new();
         let mut cpu = 0;

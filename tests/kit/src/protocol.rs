@@ -1,8 +1,8 @@
 //! What the VM kit and the agent in its guests say to each other.
 //!
 //! Both ends of a virtio-serial port carry frames: a little-endian `u32` length, then that many
-//! bytes of one [`Request`] (kit to agent) or [`Reply`] (agent to kit). A job is named by the number
-//! that the kit chose for it.
+//! bytes of one [`Request`] (kit to agent) or [`Reply`] (agent to kit). A job is named by the
+//! number that the kit chose for it.
 
 use std::io::{self, Read, Write};
 

@@ -217,7 +217,10 @@ pub fn base_contents(tree: &Tree, kernel: &Kernel) -> Result<(Contents, BTreeSet
     contents.data(
         "etc/passwd",
         0o644,
-        b"root:x:0:0:root:/root:/bin/sh\nsshd:x:100:65534:sshd:/run/sshd:/bin/false\nuser:x:1000:1000:user:/tmp:/bin/sh\n".to_vec(),
+        b"root:x:0:0:root:/root:/bin/sh\n\
+          sshd:x:100:65534:sshd:/run/sshd:/bin/false\n\
+          user:x:1000:1000:user:/tmp:/bin/sh\n"
+            .to_vec(),
     );
     contents.data("etc/group", 0o644, b"root:x:0:\nuser:x:1000:\n".to_vec());
     contents.data("etc/hosts", 0o644, b"127.0.0.1 localhost\n".to_vec());

@@ -288,7 +288,8 @@ fn make(spec: &TreeSpec, path: &Path, stamp: &str, mirror: &str) -> Result<()> {
     if !spec.backports.is_empty() {
         let backports = format!("{}-backports", spec.suite);
         command.arg(format!(
-            "--customize-hook=chroot \"$1\" env DEBIAN_FRONTEND=noninteractive INITRD=No apt-get install --yes -qq \
+            "--customize-hook=chroot \"$1\" env DEBIAN_FRONTEND=noninteractive INITRD=No apt-get \
+             install --yes -qq \
              --no-install-recommends -t {backports} {}",
             spec.backports.join(" ")
         ));
@@ -314,7 +315,8 @@ mod tests {
 
     #[test]
     fn the_version_of_a_package_is_its_own() {
-        let status = "Package: fio-examples\nVersion: 1\n\nPackage: fio\nStatus: install ok installed\nVersion: 3.39-1\n";
+        let status = "Package: fio-examples\nVersion: 1\n\nPackage: fio\nStatus: install ok \
+                      installed\nVersion: 3.39-1\n";
         assert_eq!(installed_version(status, "fio").unwrap(), "3.39-1");
         assert_eq!(installed_version(status, "fi"), None);
     }

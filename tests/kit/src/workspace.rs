@@ -326,7 +326,9 @@ mod tests {
     fn test_programs_are_told_from_other_artifacts() {
         let line = |test: bool, kind: &str| {
             format!(
-                r#"{{"reason":"compiler-artifact","manifest_path":"/w/backends/blk/Cargo.toml","target":{{"kind":["{kind}"],"name":"disk"}},"profile":{{"test":{test}}},"executable":"/w/t/disk-1"}}"#
+                r#"{{"reason":"compiler-artifact","manifest_path":"/w/backends/blk/Cargo.toml",
+                "target":{{"kind":["{kind}"],"name":"disk"}},"profile":{{"test":{test}}},
+                "executable":"/w/t/disk-1"}}"#
             )
         };
         let parse = |line: &str| TestProgram::parse(line, Path::new("/w"));

@@ -52,7 +52,8 @@ impl<'a> Captures<'a> {
         let file = run.path("capture");
         let line = |interface: &str, kib: u32, file: &str| {
             format!(
-                "exec tcpdump -i {interface} -n -p -U -Z root -s {KEPT} -B {kib} -w {file} '{filter} or icmp'"
+                "exec tcpdump -i {interface} -n -p -U -Z root -s {KEPT} -B {kib} -w {file} \
+                 '{filter} or icmp'"
             )
         };
         let name = file.to_str().context("A path is not UTF-8")?;

@@ -119,7 +119,10 @@ mod tests {
     #[test]
     fn results_are_added_up() {
         let mut tests = Tests::default();
-        tests.add("test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 1 filtered out; finished in 0.10s");
+        tests.add(
+            "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 1 filtered out; \
+                   finished in 0.10s",
+        );
         tests.add("test result: FAILED. 1 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out");
         tests.add("test a ... ok");
         assert_eq!((tests.passed, tests.failed), (13, 3));

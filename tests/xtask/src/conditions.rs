@@ -28,8 +28,10 @@ const COMPLAINTS: &[&str] = &[
 ];
 
 /// Looks for lost memory, where the kernel can: kmemleak reports what has been lost for 5 s.
-const LEAKS: &str = "[ -d /sys/kernel/debug/tracing ] || mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null; \
-    f=/sys/kernel/debug/kmemleak; [ ! -e $f ] || { echo scan >$f; sleep 6; echo scan >$f; cat $f; }";
+const LEAKS: &str = "[ -d /sys/kernel/debug/tracing ] || mount -t debugfs debugfs \
+                     /sys/kernel/debug 2>/dev/null; \
+    f=/sys/kernel/debug/kmemleak; [ ! -e $f ] || { echo scan >$f; sleep 6; echo scan >$f; cat $f; \
+    }";
 
 /// Waits until something is so.
 pub fn wait_until(what: &str, is: impl FnMut() -> Result<bool>) -> Result<()> {

@@ -45,7 +45,8 @@ impl Fio {
     pub fn new(file: &str, words: &str) -> Self {
         Self {
             line: format!(
-                "fio --name=job --filename={file} --direct=1 --ioengine=libaio --output-format=json {words}"
+                "fio --name=job --filename={file} --direct=1 --ioengine=libaio \
+                 --output-format=json {words}"
             ),
         }
     }
@@ -102,7 +103,8 @@ impl Turns<'_> {
 
     fn line(&self, rounds: &Range<usize>) -> String {
         let mut line = format!(
-            "fio --direct=1 --ioengine=libaio --thread --output-format=json --time_based --runtime={}ms {}",
+            "fio --direct=1 --ioengine=libaio --thread --output-format=json --time_based \
+             --runtime={}ms {}",
             self.time.as_millis(),
             self.words
         );
@@ -176,7 +178,8 @@ mod tests {
 
     #[test]
     fn a_report_is_read_behind_remarks() {
-        let part = r#"{"iops": 1500.5, "bw_bytes": 6146048, "total_ios": 3001, "io_bytes": 4096, "lat_ns": {"mean": 2500.0}}"#;
+        let part = r#"{"iops": 1500.5, "bw_bytes": 6146048, "total_ios": 3001, "io_bytes": 4096,
+            "lat_ns": {"mean": 2500.0}}"#;
         let text = format!(
             "fio: a remark\n{{\"jobs\": [{{\"error\": 0, \"read\": {part}, \"write\": {part}}}]}}"
         );
@@ -200,7 +203,8 @@ mod tests {
             .map(|rest| &rest[..6])
             .collect();
         assert_eq!(order, ["/dev/a", "/dev/b", "/dev/b", "/dev/a"]);
-        let part = r#"{"iops": 1.0, "bw_bytes": 2, "total_ios": 3, "io_bytes": 4, "lat_ns": {"mean": 5.0}}"#;
+        let part = r#"{"iops": 1.0, "bw_bytes": 2, "total_ios": 3, "io_bytes": 4,
+            "lat_ns": {"mean": 5.0}}"#;
         let job = |name: &str| {
             format!(r#"{{"jobname": "{name}", "error": 0, "read": {part}, "write": {part}}}"#)
         };

@@ -452,7 +452,8 @@ fn completed(stat: &str) -> Result<u64> {
 /// The device node of the first namespace of the controller with this serial number.
 pub fn find_namespace(guest: &Guest, serial: &str) -> Result<Option<String>> {
     let line = format!(
-        "for c in /sys/class/nvme/nvme*; do [ \"$(echo $(cat $c/serial))\" = {serial} ] || continue; \
+        "for c in /sys/class/nvme/nvme*; do [ \"$(echo $(cat $c/serial))\" = {serial} ] || \
+         continue; \
          for d in /dev/${{c##*/}}n1; do [ -b $d ] && echo $d; done; done 2>/dev/null; true"
     );
     let nodes = guest.run(&line)?;
@@ -504,7 +505,8 @@ mod tests {
 
     #[test]
     fn an_address_is_taken_from_a_whole_line() {
-        let log = "[INFO] Waiting for borrowers at unix:/x\n[INFO] Waiting for borrowers at tcp:127.0.0.1:40";
+        let log = "[INFO] Waiting for borrowers at unix:/x\n[INFO] Waiting for borrowers at \
+                   tcp:127.0.0.1:40";
         assert_eq!(tcp_address(log), None);
         let address = tcp_address(&format!("{log}123\n")).unwrap();
         assert_eq!(address, "tcp:127.0.0.1:40123");

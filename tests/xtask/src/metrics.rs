@@ -111,7 +111,8 @@ mod tests {
 
     #[test]
     fn counters_are_found_and_summed() {
-        let text = "# TYPE x_reads counter\nx_reads{device=\"a\"} 3\nx_reads{device=\"b\"} 4\nx_reads_other 9\nx_leases 1\nother 5\n";
+        let text = "# TYPE x_reads counter\nx_reads{device=\"a\"} 3\nx_reads{device=\"b\"} \
+                    4\nx_reads_other 9\nx_leases 1\nother 5\n";
         let metrics = Metrics::parse(text, "x_");
         assert_eq!(metrics.get("leases").unwrap(), 1);
         assert_eq!(metrics.sum("reads").unwrap(), 7);

@@ -109,12 +109,14 @@ fn require_miri() -> Result<()> {
     let has_miri = nightly("cargo").args(["miri", "--version"]).output();
     if !has_miri.is_ok_and(|output| output.status.success()) {
         bail!(
-            "There is no Miri: `rustup toolchain install nightly --component miri,rust-src` installs it"
+            "There is no Miri: `rustup toolchain install nightly --component miri,rust-src` \
+             installs it"
         );
     }
     if !in_sysroot(nightly("rustc"), STANDARD_LIBRARY)? {
         bail!(
-            "Miri has no source of the standard library: `rustup +nightly component add rust-src` installs it"
+            "Miri has no source of the standard library: `rustup +nightly component add rust-src` \
+             installs it"
         );
     }
     Ok(())

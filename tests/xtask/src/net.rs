@@ -234,7 +234,8 @@ pub fn config<'a>(name: &str, server: Server, queue_pairs: u32) -> VmConfig<'a> 
 pub fn connect(guest: &Guest) -> Result<()> {
     guest
         .run(&format!(
-            "modprobe virtio_net && ip link set eth0 up && /usr/sbin/ip address add {GUEST}/24 dev eth0 && \
+            "modprobe virtio_net && ip link set eth0 up && /usr/sbin/ip address add {GUEST}/24 \
+             dev eth0 && \
              /usr/sbin/ip address add {GUEST_6}/64 dev eth0 nodad"
         ))
         .context("The guest has no interface")?;

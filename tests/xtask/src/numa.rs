@@ -83,8 +83,10 @@ impl Placed {
                 // The policy is the file's: whoever maps it gets pages of those nodes.
                 let bytes = (most * depth + STRIPE).next_multiple_of(STRIPE);
                 guest.run(&format!(
-                    "rm -f {STRIPED_FILE}; truncate -s {bytes} {STRIPED_FILE}; n=0; at=0; while [ $at -lt {bytes} ]; do \
-                     numactl --offset=$at --length={STRIPE} --file={STRIPED_FILE} --membind=$n || exit 1; \
+                    "rm -f {STRIPED_FILE}; truncate -s {bytes} {STRIPED_FILE}; n=0; at=0; while [ \
+                     $at -lt {bytes} ]; do \
+                     numactl --offset=$at --length={STRIPE} --file={STRIPED_FILE} --membind=$n || \
+                     exit 1; \
                      at=$((at + {STRIPE})); n=$((1 - n)); done"
                 ))?;
                 format!("--iomem=mmapshared:{STRIPED_FILE}")
@@ -105,7 +107,8 @@ impl Placed {
             Memory::Striped => ("64k-384k", 384 << 10),
         };
         let words = format!(
-            "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth={DEPTH} --bsrange={sizes} --size={mib}m {}",
+            "--rw=randwrite --verify=crc32c --verify_fatal=1 --iodepth={DEPTH} --bsrange={sizes} \
+             --size={mib}m {}",
             self.words(guest, most, DEPTH)?
         );
         let figures = Fio::new(file, &words).run(guest)?;
@@ -117,7 +120,7 @@ impl Placed {
     }
 }
 
-/// What a backend counts: by the node of the data, the node of the limb, and the path.
+/// What a backend counts: by the node of the data, the node of the worker, and the path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Locality(BTreeMap<(u32, u32, String), u64>);
 
@@ -172,9 +175,9 @@ impl Locality {
         self.sum(|(data, _, _)| *data == node)
     }
 
-    /// What was moved by the limb of the node on which it lay.
+    /// What was moved by the worker of the node on which it lay.
     pub fn local(&self) -> u64 {
-        self.sum(|(data, limb, _)| data == limb)
+        self.sum(|(data, worker, _)| data == worker)
     }
 
     /// What went over a path.

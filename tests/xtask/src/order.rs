@@ -69,7 +69,8 @@ impl fmt::Display for Order {
         } = self;
         write!(
             f,
-            "{sent} frames, {late} out of order and {late_bare} bare acknowledgements, {lost} lost, {repeated} repeated, {unknown} from nowhere"
+            "{sent} frames, {late} out of order and {late_bare} bare acknowledgements, {lost} \
+             lost, {repeated} repeated, {unknown} from nowhere"
         )
     }
 }

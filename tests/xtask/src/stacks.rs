@@ -56,12 +56,14 @@ pub const STACKS: &[Stack] = &[
     // Read and written by the processor, in the persistent memory itself.
     plain(
         "ext4, DAX",
-        "mkfs.ext4 -q -F -b 4096 $persistent && mount -t ext4 -o dax=always $persistent /mnt && is_dax",
+        "mkfs.ext4 -q -F -b 4096 $persistent && mount -t ext4 -o dax=always $persistent /mnt && \
+         is_dax",
         "umount /mnt && fsck.ext4 -f -n $persistent",
     ),
     plain(
         "xfs, DAX",
-        "mkfs.xfs -q -f -m reflink=0 $persistent && mount -t xfs -o dax=always $persistent /mnt && is_dax",
+        "mkfs.xfs -q -f -m reflink=0 $persistent && mount -t xfs -o dax=always $persistent /mnt \
+         && is_dax",
         "umount /mnt && xfs_repair -n $persistent",
     ),
     plain(
@@ -98,7 +100,8 @@ pub const STACKS: &[Stack] = &[
         "ext4 on dm-crypt",
         "modprobe dm_crypt && modprobe xts && \
          key=00112233445566778899aabbccddeeff0123456789abcdeffedcba9876543210 && \
-         dmsetup create top --table \"0 $(blockdev --getsz $large) crypt aes-xts-plain64 $key 0 $large 0\" && on_top",
+         dmsetup create top --table \"0 $(blockdev --getsz $large) crypt aes-xts-plain64 $key 0 \
+         $large 0\" && on_top",
         "off_top && dmsetup remove top",
     ),
     // The first table makes the superblock, which says how much room there is. What has no checksum
@@ -126,19 +129,22 @@ pub const STACKS: &[Stack] = &[
     // for.
     plain(
         "ext4 on dm-linear",
-        "modprobe dm_mod && dmsetup create top --table \"0 $(blockdev --getsz $large) linear $large 0\" && on_top",
+        "modprobe dm_mod && dmsetup create top --table \"0 $(blockdev --getsz $large) linear \
+         $large 0\" && on_top",
         "off_top && dmsetup remove top",
     ),
     plain(
         "ext4 on a loop device over ext4",
-        "modprobe loop && under && truncate -s 64M /under/image && losetup /dev/loop0 /under/image && \
+        "modprobe loop && under && truncate -s 64M /under/image && losetup /dev/loop0 \
+         /under/image && \
          mkfs.ext4 -q -F /dev/loop0 && mount -t ext4 /dev/loop0 /mnt",
         "umount /mnt && fsck.ext4 -f -n /dev/loop0 && losetup -d /dev/loop0 && not_under",
     ),
     plain(
         "overlayfs over ext4",
         "under && mkdir /under/lower /under/upper /under/work && \
-         mount -t overlay -o lowerdir=/under/lower,upperdir=/under/upper,workdir=/under/work over /mnt",
+         mount -t overlay -o lowerdir=/under/lower,upperdir=/under/upper,workdir=/under/work over \
+         /mnt",
         "umount /mnt && not_under",
     ),
     // Without the daemons that would answer the server's questions: the answers are given before.
@@ -155,8 +161,10 @@ pub const STACKS: &[Stack] = &[
 
 /// What is begun before any of them: for its first seconds an NFS server opens files only for
 /// clients that had them open before (RFC 8881, section 8.4.2.1).
-pub const BEFORE: &str = "modprobe nfsd && modprobe nfsv4 && mount -t nfsd nfsd /proc/fs/nfsd && cd /proc/fs/nfsd && \
-    echo 10 >nfsv4gracetime && echo '-3 +4' >versions && echo 'tcp 2049' >portlist && echo 1 >threads";
+pub const BEFORE: &str = "modprobe nfsd && modprobe nfsv4 && mount -t nfsd nfsd /proc/fs/nfsd && \
+                          cd /proc/fs/nfsd && \
+    echo 10 >nfsv4gracetime && echo '-3 +4' >versions && echo 'tcp 2049' >portlist && echo 1 \
+    >threads";
 
 /// What they have in common, as functions of the shell.
 pub const FUNCTIONS: &str = "export DM_DISABLE_UDEV=1
@@ -164,7 +172,8 @@ pub const FUNCTIONS: &str = "export DM_DISABLE_UDEV=1
     is_dax() { grep -q '^[^ ]* /mnt .*dax=always' /proc/mounts; }
     encrypt() {
         mkdir /mnt/d && head -c 64 /dev/urandom >/tmp/key &&
-        id=$(xfs_io -c add_enckey /mnt </tmp/key | sed 's/.* //') && xfs_io -c \"set_encpolicy -v 2 $id\" /mnt/d
+        id=$(xfs_io -c add_enckey /mnt </tmp/key | sed 's/.* //') && xfs_io -c \"set_encpolicy -v \
+        2 $id\" /mnt/d
     }
     on_top() { mkfs.ext4 -q -F /dev/mapper/top && mount -t ext4 /dev/mapper/top /mnt; }
     off_top() { umount /mnt && fsck.ext4 -f -n /dev/mapper/top; }

@@ -151,7 +151,8 @@ pub struct Latency {
 
 /// The rows of a bandwidth program.
 pub fn bandwidths(text: &str) -> Result<Vec<Bandwidth>> {
-    // #bytes  #iterations  BW peak  BW average  MsgRate; older releases write MB/sec and mean the same 2^20 bytes.
+    // #bytes  #iterations  BW peak  BW average  MsgRate; older releases write MB/sec and mean
+    // the same 2^20 bytes.
     let rows = rows(text, "BW average[", 3)?;
     Ok(rows
         .into_iter()
@@ -245,7 +246,8 @@ mod tests {
 
     #[test]
     fn payload_is_counted_in_both_directions_where_both_send() {
-        let bw = " #bytes #iterations BW peak[MiB/sec] BW average[MiB/sec] MsgRate[Mpps]\n 2 100 1.0 1.0 0.5\n 4 100 1.0 1.0 0.5\n";
+        let bw = " #bytes #iterations BW peak[MiB/sec] BW average[MiB/sec] MsgRate[Mpps]\n 2 100 \
+                  1.0 1.0 0.5\n 4 100 1.0 1.0 0.5\n";
         assert_eq!(payload_bytes("ib_send_bw -a -n 100", bw).unwrap(), 600);
         assert_eq!(payload_bytes("ib_send_bw -a -n 100 -b", bw).unwrap(), 1200);
         let lat = " #bytes #iterations t_min[usec] t_max[usec] t_typical[usec]\n 8 50 1 1 1\n";
@@ -255,9 +257,11 @@ mod tests {
 
     #[test]
     fn bandwidth_rows_are_read() {
-        let text = "---\n #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   MsgRate[Mpps]\n \
+        let text = "---\n #bytes     #iterations    BW peak[MiB/sec]    BW average[MiB/sec]   \
+                    MsgRate[Mpps]\n \
                     65536      1000             12.50              11.25             0.000180\n \
-                    1048576    100              20.00              19.50             0.000020\n---\n";
+                    1048576    100              20.00              19.50             \
+                    0.000020\n---\n";
         let rows = bandwidths(text).unwrap();
         assert_eq!(
             rows[0],
@@ -277,9 +281,11 @@ mod tests {
 
     #[test]
     fn latency_rows_are_read() {
-        let text = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
+        let text = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    \
+                    t_avg[usec]    \
                     t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]\n \
-                    8       1000          1.50           9.00         2.25     \t       2.40        0.10  3.00 4.00\n";
+                    8       1000          1.50           9.00         2.25     \t       \
+                    2.40        0.10  3.00 4.00\n";
         assert_eq!(
             latencies(text).unwrap(),
             [Latency {
@@ -297,7 +303,8 @@ mod tests {
 
     #[test]
     fn a_pingpong_figure_is_read() {
-        let text = "8192000 bytes in 0.01 seconds = 6022.46 Mbit/sec\n1000 iters in 0.01 seconds = 10.88 usec/iter\n";
+        let text = "8192000 bytes in 0.01 seconds = 6022.46 Mbit/sec\n1000 iters in 0.01 seconds \
+                    = 10.88 usec/iter\n";
         assert!((pingpong_us(text).unwrap() - 10.88).abs() < 1e-9);
     }
 }

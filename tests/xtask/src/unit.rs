@@ -213,7 +213,8 @@ mod tests {
     fn results_are_added_up_and_their_absence_is_a_failure() {
         let line = |passed: u32, failed: u32| {
             format!(
-                "test result: x. {passed} passed; {failed} failed; 0 ignored; 0 measured; 1 filtered out; finished in 0.10s\n"
+                "test result: x. {passed} passed; {failed} failed; 0 ignored; 0 measured; 1 \
+                 filtered out; finished in 0.10s\n"
             )
         };
         let said = [line(12, 0), line(3, 1)].concat();
@@ -230,7 +231,8 @@ mod tests {
 
     #[test]
     fn tests_are_found_with_their_modules() {
-        let text = "fn no() {}\n#[cfg(test)]\nmod tests {\n    #[test]\n    #[should_panic]\n    fn it_holds() {}\n}\n";
+        let text = "fn no() {}\n#[cfg(test)]\nmod tests {\n    #[test]\n    #[should_panic]\n    \
+                    fn it_holds() {}\n}\n";
         assert_eq!(
             tests_in(text, "flow::table"),
             ["flow::table::tests::it_holds"]

@@ -21,7 +21,8 @@ pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     let (guest_socket, host_socket) = (run.path("vm"), run.path("host"));
     let backend = farlane.daemon(&run, &[(&guest_socket, "10.0.0.1")], Some(&host_socket))?;
     progress::note(&format!(
-        "A shell in the guest follows. Try: farlane-run ibv_devinfo -v. The backend also serves this machine at \
+        "A shell in the guest follows. Try: farlane-run ibv_devinfo -v. The backend also serves \
+         this machine at \
          FARLANE_SOCKET={}. End with `exit`, or Ctrl-a x.",
         host_socket.display()
     ));

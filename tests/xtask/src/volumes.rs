@@ -48,14 +48,16 @@ impl Volume {
             Self::MdStriped => (
                 "/dev/md0",
                 format!(
-                    "modprobe raid0 && mdadm --create /dev/md0 --run --level=0 --raid-devices=2 --chunk=64 {a} {b}"
+                    "modprobe raid0 && mdadm --create /dev/md0 --run --level=0 --raid-devices=2 \
+                     --chunk=64 {a} {b}"
                 ),
             ),
             Self::MdMirrored => (
                 "/dev/md0",
                 format!(
                     "modprobe raid1 && \
-                     mdadm --create /dev/md0 --run --level=1 --raid-devices=2 --assume-clean --bitmap=none {a} {b}"
+                     mdadm --create /dev/md0 --run --level=1 --raid-devices=2 --assume-clean \
+                     --bitmap=none {a} {b}"
                 ),
             ),
             Self::LvmStriped => (
@@ -70,7 +72,8 @@ impl Volume {
                 format!(
                     "modprobe dm_crypt && modprobe xts && sectors=$(blockdev --getsz {a}) && \
                      key=00112233445566778899aabbccddeeff0123456789abcdeffedcba9876543210 && \
-                     dmsetup create encrypted --table \"0 $sectors crypt aes-xts-plain64 $key 0 {a} 0\""
+                     dmsetup create encrypted --table \"0 $sectors crypt aes-xts-plain64 $key 0 \
+                     {a} 0\""
                 ),
             ),
         };

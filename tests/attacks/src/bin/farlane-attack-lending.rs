@@ -64,7 +64,8 @@ fn run() -> Result<String> {
         }
         _ => {
             bail!(
-                "Use: farlane-attack-lending borrower SOCKET COUNT SEED, or lender SOCKET COUNT SEED DEVICE"
+                "Use: farlane-attack-lending borrower SOCKET COUNT SEED, or lender SOCKET COUNT \
+                 SEED DEVICE"
             )
         }
     }

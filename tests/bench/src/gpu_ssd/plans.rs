@@ -31,7 +31,8 @@ pub fn measure(report: &mut Report, model: &CostModel) -> Result<()> {
     let paper = quality(model, |runs, ways| *ways = greedy(model, runs));
     for (name, found) in [("exact in linear time", own), ("the paper's greedy", paper)] {
         println!(
-            "schedules of {REQUESTS} requests, {name:<22} mean {:.4} of the optimum, worst {:.3}x, {:.0} ns each",
+            "schedules of {REQUESTS} requests, {name:<22} mean {:.4} of the optimum, worst \
+             {:.3}x, {:.0} ns each",
             found.mean_of_optimum, found.worst, found.ns_a_call
         );
         report.keep(&format!("schedules, {name}"), found)?;

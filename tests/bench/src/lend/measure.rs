@@ -294,7 +294,8 @@ impl Run<'_> {
             pread.push((x, speed(local.pread_for(stretch, bytes, false)?)?));
             let at = |points: &[(f64, f64)]| points.last().map_or(f64::NAN, |p| p.1);
             println!(
-                "sequential reads of {kib:>4} KiB: lent {:>6.2} GiB/s   io_uring {:>6.2}   pread {:>6.2}",
+                "sequential reads of {kib:>4} KiB: lent {:>6.2} GiB/s   io_uring {:>6.2}   pread \
+                 {:>6.2}",
                 at(&lent),
                 at(&ring),
                 at(&pread)

@@ -56,9 +56,11 @@ impl Machine {
     /// What is to be said of the figures.
     pub fn note(&self) -> &'static str {
         if self.is_real {
-            "Two NUMA nodes: memory is bound to them, figures show steering and the memory's distance."
+            "Two NUMA nodes: memory is bound to them, figures show steering and the memory's \
+             distance."
         } else {
-            "One NUMA node, two are described to the backends: figures show steering and what it costs, not the memory's \
+            "One NUMA node, two are described to the backends: figures show steering and what it \
+             costs, not the memory's \
              distance. The same command shows both on a machine with two sockets."
         }
     }

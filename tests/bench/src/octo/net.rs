@@ -183,7 +183,8 @@ impl Figures {
 }
 
 /// What the figures stand beside.
-const NOTE: &str = "QEMU's own tap backend cannot be driven without a VM: it is the reference in one. Here that is a plain loop of \
+const NOTE: &str = "QEMU's own tap backend cannot be driven without a VM: it is the reference in \
+                    one. Here that is a plain loop of \
                     readv and writev on the tap, the least that any backend does.";
 
 /// Measures everything, in a network of its own.
@@ -248,7 +249,8 @@ fn tell(
                 |rate: f64| -> Result<f64> { Ok(rate * f64::from(u32::try_from(*bytes)?) * 8e-9) };
             let what = format!("{name} {bytes} B, frames/s");
             println!(
-                "{what:<32} farlane-net {ours:>9.0} ({:>6.2} Gbit/s, {:>5.0} ns CPU)   readv/writev {plain:>9.0} ({:>6.2}, {:>5.0})   {ratio:.2}x",
+                "{what:<32} farlane-net {ours:>9.0} ({:>6.2} Gbit/s, {:>5.0} ns CPU)   \
+                 readv/writev {plain:>9.0} ({:>6.2}, {:>5.0})   {ratio:.2}x",
                 gigabits(ours)?,
                 costs[0],
                 gigabits(plain)?,

@@ -151,7 +151,7 @@ fn frames(received: bool) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The flow table as a limb uses it: the way of a frame that is received, and learning from one
+/// The flow table as a worker uses it: the way of a frame that is received, and learning from one
 /// that is sent.
 fn flows(keep: &mut impl FnMut(&str, Result<Comparison>) -> Result<()>) -> Result<()> {
     let frames = [frames(true), frames(false)];

@@ -199,7 +199,9 @@ impl Device for Checked {
             .checked_add(map.size)
             .expect("a range that does not wrap");
         assert!(
-            map.size > 0 && (map.address | map.size).is_multiple_of(PAGE) && (map.readable || map.writable)
+            map.size > 0
+                && (map.address | map.size).is_multiple_of(PAGE)
+                && (map.readable || map.writable)
         );
         let before = self.ranges.range(..end).next_back();
         assert!(

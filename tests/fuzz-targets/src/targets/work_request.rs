@@ -74,7 +74,8 @@ thread_local! {
             let region = Region::from_guest(&space, &[(page * PAGE, pages * PAGE)], true);
             region.and_then(|region| region.stitch_shared()).expect("whole pages")
         };
-        let segments = [0, END_PAGES].map(|base| [segment(base, QP_PAGES), segment(base + CQ_PAGE, 1)]);
+        let of = |base| [segment(base, QP_PAGES), segment(base + CQ_PAGE, 1)];
+        let segments = [0, END_PAGES].map(of);
         Machine { ram, space, segments }
     }) };
 }

@@ -112,7 +112,8 @@ impl Bars {
     #[must_use]
     pub fn markdown(&self) -> String {
         let mut text = String::from(
-            "| figure | measured | interval, rounds | bar | | reference |\n|---|---|---|---|---|---|\n",
+            "| figure | measured | interval, rounds | bar | | reference \
+             |\n|---|---|---|---|---|---|\n",
         );
         for row in &self.rows {
             let spread = row.comparison.as_ref().map_or_else(String::new, |c| {
@@ -145,8 +146,10 @@ impl Bars {
         if let Some(conditions) = self.conditions() {
             let _ = writeln!(
                 text,
-                "\nMachine in these rounds: eventfd round trip between two cores {:.0} us (median), {:.0} us in the worst round; \
-                 other processes had up to {:.0} % of the processors, other machines up to {:.1} %.",
+                "\nMachine in these rounds: eventfd round trip between two cores {:.0} us \
+                 (median), {:.0} us in the worst round; \
+                 other processes had up to {:.0} % of the processors, other machines up to {:.1} \
+                 %.",
                 conditions.wake_up_us,
                 conditions.worst_wake_up_us,
                 100.0 * conditions.others,

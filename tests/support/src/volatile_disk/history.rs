@@ -129,7 +129,8 @@ impl History {
                             .any(|index| self.part(*index, *sector) == found)
                     {
                         return Err(format!(
-                            "After a power loss at {position} of {} that {loss:?}, sector {sector} begins with {:?}, not with what \
+                            "After a power loss at {position} of {} that {loss:?}, sector \
+                             {sector} begins with {:?}, not with what \
                              write {promised:?} of {} to it has made durable or a later one",
                             log.len(),
                             &found[..8],

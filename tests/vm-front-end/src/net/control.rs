@@ -5,7 +5,7 @@ use super::{Error, to_usize};
 use std::time::{Duration, Instant};
 
 /// How long a device may take for a command.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Where the answer is in the queue's page, and the data.
 const ACK: u64 = 8;
 const DATA: u64 = 16;

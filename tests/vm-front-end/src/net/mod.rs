@@ -9,7 +9,8 @@
 //! # fn main() -> Result<(), farlane_vm_front_end::net::Error> {
 //! use farlane_vm_front_end::net::{Nic, Options};
 //! use std::time::Duration;
-//! let mut nic = Nic::connect("/run/net.sock".as_ref(), &Options { pairs: 2, ..Options::default() })?;
+//! let options = Options { pairs: 2, ..Options::default() };
+//! let mut nic = Nic::connect("/run/net.sock".as_ref(), &options)?;
 //! nic.send(0, &[0xff; 60])?;
 //! while let Some((queue, frame)) = nic.receive(Duration::from_millis(100))? {
 //!     println!("queue {queue}: {} bytes", frame.bytes.len());

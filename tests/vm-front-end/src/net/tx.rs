@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use zerocopy::IntoBytes as _;
 
 /// How long a device may take nothing.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A frame that lies in the guest's memory, and may be sent any number of times.
 #[derive(Debug)]

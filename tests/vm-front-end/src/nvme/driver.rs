@@ -23,7 +23,8 @@ pub enum DriverError {
     #[error(transparent)]
     Bounds(#[from] farlane_zero_copy::OutOfBounds),
     /// The controller does not do what was waited for.
-    #[error("The controller's status is {status:#x} after {} s: {what} has not happened", TIMEOUT.as_secs())]
+    #[error("The controller's status is {status:#x} after {} s: {what} has not \
+             happened", TIMEOUT.as_secs())]
     Timeout {
         /// What.
         what: &'static str,

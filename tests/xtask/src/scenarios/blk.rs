@@ -114,7 +114,8 @@ impl Story<'_> {
             "cd /mnt && find . -type f ! -name sums | sort | xargs sha256sum >sums && wc -l <sums",
         )?;
         guest.run(&format!(
-            "cd / && umount /mnt && fsck.ext4 -f -n {node} && mount -t ext4 {node} /mnt && cd /mnt && \
+            "cd / && umount /mnt && fsck.ext4 -f -n {node} && mount -t ext4 {node} /mnt && cd \
+             /mnt && \
              {{ sha256sum -c sums >/tmp/check || {{ grep -v OK /tmp/check; exit 1; }}; }}"
         ))?;
         self.say("fsck.ext4, sha256sum -c", &format!("{} files", sums.trim()));

@@ -29,7 +29,8 @@ const KILLS: usize = 5;
 
 /// Writes at random, many at a time, and checks each block soon after and all in the end. A request
 /// that is lost never ends, and neither does fio.
-pub const JOB: &str = "--rw=randwrite --bsrange=16k-256k --iodepth=32 --size=24m --loops=2 --verify=crc32c \
+pub const JOB: &str = "--rw=randwrite --bsrange=16k-256k --iodepth=32 --size=24m --loops=2 \
+                       --verify=crc32c \
     --verify_fatal=1 --verify_backlog=64";
 
 /// How long the backend's workers are watched before it is looked whether fio has ended.
@@ -133,11 +134,15 @@ fn caught(backend: &DiskBackend, work: &mut Work<'_>, turn: usize) -> Result<(us
     })
     .with_context(|| {
         format!(
-            "The guest has {:?} requests in flight, the backend {:?} under way; kernel of the guest:\n{}",
+            "The guest has {:?} requests in flight, the backend {:?} under way; kernel of the \
+             guest:\n{}",
             in_flight(work.guest(), work.node()),
             under_way::count(backend.pid()),
             work.guest()
-                .run("for q in /sys/block/vd*/mq/*; do echo $q; done; cat /proc/interrupts | grep virtio; cat /sys/block/vd*/stat; ps | grep fio")
+                .run(
+                    "for q in /sys/block/vd*/mq/*; do echo $q; done; cat /proc/interrupts | grep \
+                      virtio; cat /sys/block/vd*/stat; ps | grep fio"
+                )
                 .unwrap_or_default()
         )
     })?;

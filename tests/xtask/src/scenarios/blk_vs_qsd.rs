@@ -109,7 +109,8 @@ fn reference(run: &Run<'_>, blocks: &Blocks) -> Result<Backend> {
         blocks.path().display()
     )));
     command.arg("--export").arg(option(format!(
-        "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},writable=on,iothread=thread",
+        "type=vhost-user-blk,id=export,node-name=disk,addr.type=unix,addr.path={},\
+         writable=on,iothread=thread",
         socket.display()
     )));
     let log = run.logs().join("qemu-storage-daemon.log");

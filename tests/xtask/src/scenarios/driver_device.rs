@@ -220,7 +220,8 @@ impl<'a> Machine<'a> {
         ensure!(
             said.iter().filter(|event| is_device(event)).count() == 3
                 && said.iter().filter(phony).count() == 1,
-            "Three pieces of device memory and a phony page were registered, but the backend was told {said:?}"
+            "Three pieces of device memory and a phony page were registered, but the backend was \
+             told {said:?}"
         );
         Ok(())
     }

@@ -38,7 +38,8 @@ const HONEST: &str = "/dev/vdb";
 /// The tunnel's driver.
 const DRIVER: &str = "/sys/bus/virtio/drivers/farlane";
 /// The GPU's memory, in sysfs.
-const RESOURCE: &str = "$(for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x120000 ] && echo $d/resource2; done)";
+const RESOURCE: &str = "$(for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x120000 ] && \
+                        echo $d/resource2; done)";
 
 pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     let workspace = run.context.workspace();
@@ -293,7 +294,8 @@ fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
     let [a, b] = guests;
     // It keeps its token until its standard input ends.
     let lend = format!(
-        "sh -c 'echo $$ >/tmp/holder; exec tail -f /dev/null' | farlane-attack-tokens {TARGET} {RESOURCE} lend >/tmp/token"
+        "sh -c 'echo $$ >/tmp/holder; exec tail -f /dev/null' | farlane-attack-tokens {TARGET} \
+         {RESOURCE} lend >/tmp/token"
     );
     let lending = a.spawn(&lend)?;
     wait_until("a token is lent", || {
@@ -329,7 +331,8 @@ fn stolen(guests: &[Guest; 2], backends: &[Backends; 2]) -> Result<u64> {
 fn unplugged(guest: &Guest) -> Result<()> {
     guest.run("echo 3 >/proc/sys/vm/drop_caches")?;
     let line = format!(
-        "while FARLANE_IO=p2p farlane-run --io gpu_io read /mnt/data --seed {SEED} --bytes {FILE_BYTES}; do :; done"
+        "while FARLANE_IO=p2p farlane-run --io gpu_io read /mnt/data --seed {SEED} --bytes \
+         {FILE_BYTES}; do :; done"
     );
     let reading = guest.spawn(&line)?;
     guest.unplug(GPU).context("The GPU cannot be unplugged")?;

@@ -210,7 +210,8 @@ impl Library<'_> {
     /// By calls that the library knows; jobs are threads, so that all of it is one program.
     fn fio(&self, file: &str) -> Result<Ways> {
         self.ways(&format!(
-            "fio --name=job --thread --filename={file} --direct=1 --ioengine=psync {VERIFY} --iomem=mmapshared:{}",
+            "fio --name=job --thread --filename={file} --direct=1 --ioengine=psync {VERIFY} \
+             --iomem=mmapshared:{}",
             self.memory
         ))
     }

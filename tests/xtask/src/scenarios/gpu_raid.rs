@@ -104,7 +104,8 @@ impl Machine<'_> {
         }
         // As a program finds it that knows nothing of GPUs, from the disks.
         guest.run(&format!(
-            "umount /mnt && fsck.ext4 -f -n {0} && mount -t ext4 {0} /mnt && gpu_io check /mnt/data --seed {SEED}",
+            "umount /mnt && fsck.ext4 -f -n {0} && mount -t ext4 {0} /mnt && gpu_io check \
+             /mnt/data --seed {SEED}",
             made.node
         ))?;
         guest.run("umount /mnt")?;

@@ -104,7 +104,8 @@ fn plant(guest: &Guest) -> Result<u64> {
         let (a, b, port) = (line % 251, line / 251, 1024 + line * 13 % 50_000);
         writeln!(
             piece,
-            "Nov 21 04:{:02}:{:02} gate sshd[{port}]: Accepted publickey for ops from 10.{b}.{a}.7 port {port} ssh2",
+            "Nov 21 04:{:02}:{:02} gate sshd[{port}]: Accepted publickey for ops from \
+             10.{b}.{a}.7 port {port} ssh2",
             line / 60 % 60,
             line % 60
         )?;

@@ -46,7 +46,8 @@ pub const IMPATIENT: [&str; 2] = ["nvme_core.io_timeout=3", "nvme_core.admin_tim
 const ENDLESS: &str = "--rw=randrw --bs=4k --iodepth=32 --time_based --runtime=600";
 
 /// Writes and checks twice; what it writes is checked soon after.
-const WITNESS: &str = "--rw=randwrite --bs=4k --iodepth=4 --size=8m --loops=2 --verify=crc32c --verify_fatal=1 \
+const WITNESS: &str = "--rw=randwrite --bs=4k --iodepth=4 --size=8m --loops=2 --verify=crc32c \
+                       --verify_fatal=1 \
     --verify_backlog=64";
 
 /// Writes and checks once.

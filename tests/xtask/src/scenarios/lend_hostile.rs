@@ -37,7 +37,8 @@ const TRAFFIC: &str = "--rw=randrw --bs=4k --iodepth=32 --size=8m --verify=crc32
 const ABUSE_ROUNDS: u32 = 1024;
 
 /// Prints the address of the NVMe function of a guest.
-const FIND_FUNCTION: &str = "for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x010802 ] && echo ${d##*/}; done; true";
+const FIND_FUNCTION: &str = "for d in /sys/bus/pci/devices/*; do [ $(cat $d/class) = 0x010802 ] \
+                             && echo ${d##*/}; done; true";
 
 /// How long an attack may take, on a machine that does much else.
 const ATTACK_TIMEOUT: Duration = Duration::from_secs(600);

@@ -206,7 +206,8 @@ impl<'r> Stage<'r> {
     /// How many bytes a second the device may read, 0 for as many as it can.
     fn throttle(&self, bytes: u64) -> Result<()> {
         let limits = json!({
-            "id": DISK, "bps": 0, "bps_rd": bytes, "bps_wr": 0, "iops": 0, "iops_rd": 0, "iops_wr": 0,
+            "id": DISK, "bps": 0, "bps_rd": bytes, "bps_wr": 0,
+            "iops": 0, "iops_rd": 0, "iops_wr": 0,
         });
         let qmp = self.machine.qmp();
         qmp.execute("block_set_io_throttle", limits).map(drop)

@@ -215,7 +215,8 @@ impl<'a> Story<'a> {
             let sleeps = kept.as_nanos() / TIME_SLICE.as_nanos();
             let allowed = read.requests / REQUESTS_PER_TRAP + DOORBELLS * u64::try_from(sleeps)?;
             let figure = format!(
-                "{:.0} IOPS, {trapped} trapped accesses for {} requests; guest and device waited {:.0} ms for processors",
+                "{:.0} IOPS, {trapped} trapped accesses for {} requests; guest and device waited \
+                 {:.0} ms for processors",
                 read.iops,
                 read.requests,
                 1000.0 * kept.as_secs_f64()
@@ -227,7 +228,8 @@ impl<'a> Story<'a> {
             tries.push(figure);
         }
         bail!(
-            "More than one trapped access for {REQUESTS_PER_TRAP} requests, and those after waiting for processors:\n{}",
+            "More than one trapped access for {REQUESTS_PER_TRAP} requests, and those after \
+             waiting for processors:\n{}",
             tries.join("\n")
         )
     }

@@ -70,8 +70,10 @@ const TARGET: &str = "modprobe -a nvmet nvmet-tcp && mount -t configfs none /sys
     mkdir subsystems/@NAME@ && echo 1 >subsystems/@NAME@/attr_allow_any_host && \
     echo @NAME@ >subsystems/@NAME@/attr_serial && mkdir subsystems/@NAME@/namespaces/1 && \
     echo -n /run/blocks >subsystems/@NAME@/namespaces/1/device_path && \
-    echo 1 >subsystems/@NAME@/namespaces/1/enable && mkdir ports/1 && echo ipv4 >ports/1/addr_adrfam && \
-    echo tcp >ports/1/addr_trtype && echo @ADDRESS@ >ports/1/addr_traddr && echo 4420 >ports/1/addr_trsvcid && \
+    echo 1 >subsystems/@NAME@/namespaces/1/enable && mkdir ports/1 && echo ipv4 \
+    >ports/1/addr_adrfam && \
+    echo tcp >ports/1/addr_trtype && echo @ADDRESS@ >ports/1/addr_traddr && echo 4420 \
+    >ports/1/addr_trsvcid && \
     ln -s /sys/kernel/config/nvmet/subsystems/@NAME@ ports/1/subsystems/@NAME@";
 
 /// In one VM, beside QEMU's own device.

@@ -40,18 +40,18 @@ scenarios! {
     test "octo-net" = octo_net::run,
         "TCP and UDP flows whose endpoints migrate 1,000 times between nodes: no loss, hardly any \
          disorder, by the worker of their node";
-    test "octo-net-flood" = |run, report| octo_net_flood::flood(run, 100_000, report),
+    test "octo-net-flood" = |run, to| octo_net_flood::flood(run, 100_000, to),
         "3 * 10^5 distinct TCP flows through farlane-net fill its table: bounded memory, an \
          established flow keeps its queue and order";
-    long "octo-net-flood-long" = |run, report| octo_net_flood::flood(run, 1_000_000, report),
+    long "octo-net-flood-long" = |run, to| octo_net_flood::flood(run, 1_000_000, to),
         "octo-net-flood with 3 * 10^6 flows";
     long "kills" = kills::run,
         "a thousand kill -9 at random of the backends of a disk, an interface, RDMA and a lent \
          NVMe, all of them in use";
-    test "lend-partition" = |run, report| lend_partition::partition(run, &[1], report),
+    test "lend-partition" = |run, to| lend_partition::partition(run, &[1], to),
         "two kernels: lender and borrower part with DMA under way, with a term of 1 s; nothing \
          lands after the lease's end";
-    long "lend-partition-long" = |run, report| lend_partition::partition(run, &[1, 60], report),
+    long "lend-partition-long" = |run, to| lend_partition::partition(run, &[1, 60], to),
         "lend-partition with terms of 1 s and of 60 s";
     test "octo-net-peers" = octo_net_peers::run,
         "iperf3, ping -f, curl, ssh, DHCP, IPv6, VLAN, jumbo frames, ethtool over farlane-net";
@@ -59,12 +59,14 @@ scenarios! {
         "grep, sha256sum, sqlite3 and fio --verify are the same with the I/O library; fio's \
          buffers in GPU memory";
     test "octo-restart" = octo_restart::run,
-        "kill -9 of backends with workers on two nodes under load: nothing lost, nothing done twice";
+        "kill -9 of backends with workers on two nodes under load: nothing lost, nothing done \
+         twice";
     test "lend-crash" = lend_crash::run,
         "kill -9 of borrower, VM and lender while a lent NVMe reads for fio; others go on, \
          nothing lands after a lease's end";
     test "octo-ssd" = octo_ssd::run,
-        "one disk, two paths: every byte goes by the worker of its buffer's node; the kernel's numa \
+        "one disk, two paths: every byte goes by the worker of its buffer's node; the kernel's \
+         numa \
          multipath goes by the thread's";
     test "gpu-stacks" = gpu_stacks::run,
         "GPU memory and files on ext4, xfs, DAX, btrfs, f2fs, fscrypt, dm, loop, overlayfs, NFS: \
@@ -78,35 +80,35 @@ scenarios! {
     test "rdma-crash" = rdma_crash::run,
         "kill -9 of programs, VMs and the backend in mid-transfer; resets, driver reloads, hot- \
          unplug and hot-plug";
-    test "rdma-crash-workers" = |run, report| rdma_workers::brief(rdma_crash::run, run, report),
+    test "rdma-crash-workers" = |run, to| rdma_workers::brief(rdma_crash::run, run, to),
         "rdma-crash with two worker threads, half as many kills";
-    long "rdma-crash-workers-long" = |run, report| rdma_workers::whole(rdma_crash::run, run, report),
+    long "rdma-crash-workers-long" = |run, to| rdma_workers::whole(rdma_crash::run, run, to),
         "rdma-crash with two worker threads";
-    test "rdma-perftest-workers" = |run, report| rdma_workers::brief(rdma_perftest::run, run, report),
+    test "rdma-perftest-workers" = |run, to| rdma_workers::brief(rdma_perftest::run, run, to),
         "rdma-perftest with two worker threads, one size where that has all";
-    long "rdma-perftest-workers-long" = |run, report| rdma_workers::whole(rdma_perftest::run, run, report),
+    long "rdma-perftest-workers-long" = |run, to| rdma_workers::whole(rdma_perftest::run, run, to),
         "rdma-perftest with two worker threads";
-    test "rdma-host-workers" = |run, report| rdma_workers::brief(rdma_host::run, run, report),
+    test "rdma-host-workers" = |run, to| rdma_workers::brief(rdma_host::run, run, to),
         "rdma-host with two worker threads, one size where that has all";
-    long "rdma-host-workers-long" = |run, report| rdma_workers::whole(rdma_host::run, run, report),
+    long "rdma-host-workers-long" = |run, to| rdma_workers::whole(rdma_host::run, run, to),
         "rdma-host with two worker threads";
     test "gpu-write" = gpu_write::run,
         "GPU memory is written to files, 1 B to 64 MiB, all alignments, 8 threads; the file \
          system stays whole";
     test "driver-builds" = driver_builds::run,
         "the guest driver builds for Linux 6.1, 6.12 and 7.x with each one's own compiler";
-    test "driver-6.1" = |run, report| driver_kernels::in_kernel(run, report, &HEADERS_6_1, "6.1."),
+    test "driver-6.1" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_1, "6.1."),
         "driver-device and rdma-pingpong in guests with Linux 6.1";
-    test "driver-6.12" = |run, report| driver_kernels::in_kernel(run, report, &HEADERS_6_12, "6.12."),
+    test "driver-6.12" = |run, to| driver_kernels::in_kernel(run, to, &HEADERS_6_12, "6.12."),
         "driver-device and rdma-pingpong in guests with Linux 6.12";
     test "lend-reassign" = lend_reassign::run,
         "three VMs take turns with one lent NVMe, 20 rounds of hot-plug; then it is revoked from \
          one that uses it";
     test "rdma-isolation" = rdma_isolation::run,
         "forged handles, keys, addresses, indices and packets each get an error and hurt nobody";
-    test "rdma-isolation-workers" = |run, report| rdma_workers::whole(rdma_isolation::run, run, report),
+    test "rdma-isolation-workers" = |run, to| rdma_workers::whole(rdma_isolation::run, run, to),
         "rdma-isolation with two worker threads";
-    test "rdma-buffers-workers" = |run, report| rdma_workers::whole(rdma_buffers::run, run, report),
+    test "rdma-buffers-workers" = |run, to| rdma_workers::whole(rdma_buffers::run, run, to),
         "rdma-buffers with two worker threads";
     test "lend-soft" = lend_soft::run,
         "a VM works with a lent NVMe and another one goes on with its files; memory by messages; \
@@ -151,7 +153,7 @@ scenarios! {
     test "rdma-pingpong" = rdma_pingpong::run,
         "ibv_devinfo -v, and ibv_rc_pingpong polling, with events and with checked data, between \
          two VMs";
-    test "rdma-pingpong-workers" = |run, report| rdma_workers::whole(rdma_pingpong::run, run, report),
+    test "rdma-pingpong-workers" = |run, to| rdma_workers::whole(rdma_pingpong::run, run, to),
         "rdma-pingpong with two worker threads";
     test "vmkit" = vmkit::run,
         "the VM kit itself: boot, commands, files, wire, hot-plug, and the end of a guest that \
@@ -159,26 +161,26 @@ scenarios! {
     test "p2p-lent" = p2p_lent::run,
         "a lent NVMe reads and writes video memory of GPUs: same lender, own host, over the \
          network; unplug meanwhile";
-    test "blk-vs-qsd" = |run, report| blk_vs_qsd::versus(run, Form::Small, report),
+    test "blk-vs-qsd" = |run, to| blk_vs_qsd::versus(run, Form::Small, to),
         "fio on a disk of farlane-blk and on one of qemu-storage-daemon, in one VM, in turns \
          (small form)";
-    long "blk-vs-qsd-long" = |run, report| blk_vs_qsd::versus(run, Form::Long, report),
+    long "blk-vs-qsd-long" = |run, to| blk_vs_qsd::versus(run, Form::Long, to),
         "fio on a disk of farlane-blk and on one of qemu-storage-daemon, in one VM, in turns";
-    test "lend-vs-local" = |run, report| lend_vs_local::small(run, report),
+    test "lend-vs-local" = |run, to| lend_vs_local::small(run, to),
         "fio on QEMU's own NVMe and on a lent one over the same file, in turns (small form)";
-    long "lend-vs-local-long" = |run, report| lend_vs_local::long(run, report),
+    long "lend-vs-local-long" = |run, to| lend_vs_local::long(run, to),
         "fio on QEMU's own NVMe, on a lent one over the same file, and on NVMe/TCP to another VM, \
          in turns";
-    test "net-vs-tap" = |run, report| net_vs_tap::versus(run, Form::Small, report),
+    test "net-vs-tap" = |run, to| net_vs_tap::versus(run, Form::Small, to),
         "iperf3 and a ping-pong over farlane-net and over QEMU's own tap backend, in one VM, in \
          turns (small form)";
-    long "net-vs-tap-long" = |run, report| net_vs_tap::versus(run, Form::Long, report),
+    long "net-vs-tap-long" = |run, to| net_vs_tap::versus(run, Form::Long, to),
         "iperf3 and a ping-pong over farlane-net and over QEMU's own tap backend, in one VM, in \
          turns";
-    test "rdma-vs-rxe" = |run, report| rdma_vs_rxe::versus(run, Form::Small, report),
+    test "rdma-vs-rxe" = |run, to| rdma_vs_rxe::versus(run, Form::Small, to),
         "ib_write_bw and ib_send_lat -e over Linux rdma_rxe and over Farlane, in turns (small \
          form)";
-    long "rdma-vs-rxe-long" = |run, report| rdma_vs_rxe::versus(run, Form::Long, report),
+    long "rdma-vs-rxe-long" = |run, to| rdma_vs_rxe::versus(run, Form::Long, to),
         "ib_write_bw, ib_write_lat and ib_send_lat -e over Linux rdma_rxe and over Farlane, in \
          turns";
 }

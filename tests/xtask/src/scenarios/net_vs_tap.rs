@@ -132,7 +132,8 @@ pub fn compare(run: &Run<'_>, form: Form) -> Result<Vec<Compared>> {
     // Each interface answers for its own address only.
     guest
         .run(&format!(
-            "echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore && echo 2 > /proc/sys/net/ipv4/conf/all/arp_announce && \
+            "echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore && echo 2 > \
+             /proc/sys/net/ipv4/conf/all/arp_announce && \
              ip link set eth1 up && /usr/sbin/ip address add {THEIR_GUEST}/24 dev eth1"
         ))
         .context("The guest has no second interface")?;

@@ -1,4 +1,4 @@
-//! Flows whose endpoints in the guest migrate between its nodes: each is received by the limb of
+//! Flows whose endpoints in the guest migrate between its nodes: each is received by the worker of
 //! the node that its process is on, nothing is lost, and hardly anything comes out of order on the
 //! way there.
 
@@ -51,8 +51,8 @@ const STAY: Duration = Duration::from_millis(15);
 /// The flows meanwhile.
 const FLOWS: [&str; 4] = ["-b 400M", "-b 200M -R", "-u -b 10M", "-u -b 10M -R"];
 
-/// Of each hundred bytes that come to the guest, so many at least are moved by the limb of the node
-/// where they lie: that a pair's limb is that of its buffers. Of those that it sends, fewer: a
+/// Of each hundred bytes that come to the guest, so many at least are moved by the worker of the node
+/// where they lie: that a pair's worker is that of its buffers. Of those that it sends, fewer: a
 /// frame may lie where its program was before.
 const RECEIVED_LOCALLY: u64 = 99;
 const SENT_LOCALLY: u64 = 75;
@@ -63,7 +63,7 @@ const FOR_EVER: u32 = 3600;
 /// The program in the guest that moves others.
 const MIGRATE: &str = "/usr/bin/migrate";
 
-/// What came through which limb while processes migrated.
+/// What came through which worker while processes migrated.
 #[derive(Debug, Clone, Copy)]
 pub struct Moved {
     /// Bytes that came through the queue of the processor that the processes were on.
@@ -88,7 +88,7 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     backend.stop()
 }
 
-/// A stream whose receiver migrates every 100 ms, and what each limb moves meanwhile, as it
+/// A stream whose receiver migrates every 100 ms, and what each worker moves meanwhile, as it
 /// happens.
 pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
     const MIGRATIONS: u32 = 80;
@@ -120,7 +120,7 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "farlane-net",
         format!("iperf3, its receiver on another node every 100 ms, {MIGRATIONS} times"),
         format!(
-            "{} % moved by the limb of their node, {} % received on the program's node",
+            "{} % moved by the worker of their node, {} % received on the program's node",
             per_cent(locality.local(), locality.total()),
             per_cent(moved.here, moved.here + moved.elsewhere)
         ),
@@ -219,7 +219,8 @@ impl Ends<'_> {
             since("rx_frames")?,
         );
         let figure = format!(
-            "{} of {FOLLOWED_MOVES} moves followed, each within {} frames; {} of {} frames afterwards on the program's node; \
+            "{} of {FOLLOWED_MOVES} moves followed, each within {} frames; {} of {} frames \
+             afterwards on the program's node; \
              {moves} moves of flows, {handed} of {frames} frames handed from thread to thread",
             followed.moves,
             followed.slowest,
@@ -230,7 +231,8 @@ impl Ends<'_> {
         report.add("octo-net", "a stream follows its program", figure);
         ensure!(
             followed.moves == u64::from(FOLLOWED_MOVES),
-            "The stream has followed its program {} of {FOLLOWED_MOVES} times within {MOST_FRAMES} frames",
+            "The stream has followed its program {} of {FOLLOWED_MOVES} times within \
+             {MOST_FRAMES} frames",
             followed.moves
         );
         // A few frames come between two steps of a move: those of the window that showed it are not
@@ -303,7 +305,8 @@ impl Ends<'_> {
             after.both_since(&before, "Tcp:RetransSegs")?
         );
         let figure = format!(
-            "{received} % of received bytes and {sent} % of sent ones moved by the limb of their node, {} % received on the \
+            "{received} % of received bytes and {sent} % of sent ones moved by the worker of their \
+             node, {} % received on the \
              program's node; {lost} frames lost ({drops}); {tcp}",
             per_cent(moved.here, moved.here + moved.elsewhere),
         );

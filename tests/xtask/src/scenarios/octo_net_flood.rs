@@ -93,7 +93,8 @@ pub fn flood(run: &Run<'_>, flows: u32, report: &mut Report) -> Result<()> {
         .iter()
         .map(|(own, guest)| format!("{} ({})", own / 1024, guest / 1024));
     let figure = format!(
-        "own memory (and the guest's) after each flood: {} KiB; {known} flows known, {forgotten} forgotten, {refused} refused",
+        "own memory (and the guest's) after each flood: {} KiB; {known} flows known, {forgotten} \
+         forgotten, {refused} refused",
         kib.collect::<Vec<_>>().join(", ")
     );
     progress::note(&figure);

@@ -112,7 +112,10 @@ pub fn versus(run: &Run<'_>, form: Form, report: &mut Report) -> Result<()> {
 pub fn start_rxe(guest: &Guest) -> Result<()> {
     guest
         .run("modprobe rdma_rxe && modprobe rdma_ucm && rdma link add rxe0 type rxe netdev eth0")?;
-    guest.run("i=0; until [ -e /dev/infiniband/uverbs0 ]; do i=$((i+1)); [ $i -lt 300 ] || exit 1; usleep 50000; done")?;
+    guest.run(
+        "i=0; until [ -e /dev/infiniband/uverbs0 ]; do i=$((i+1)); [ $i -lt 300 ] || exit \
+               1; usleep 50000; done",
+    )?;
     Ok(())
 }
 

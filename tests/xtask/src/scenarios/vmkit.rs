@@ -158,7 +158,8 @@ fn hot_plug(guest: &Guest) -> Result<()> {
         .device_add(json!({ "driver": "virtio-rng-pci", "id": "extra", "bus": "port0" }))?;
     // The slot's change is handled by a kernel thread some time after QEMU's answer.
     let appeared = "i=0; until grep -q 0x1af4:0x1044 /tmp/pci; do \
-        cd /sys/bus/pci/devices; for d in *; do echo $(cat $d/vendor):$(cat $d/device); done >/tmp/pci; \
+        cd /sys/bus/pci/devices; for d in *; do echo $(cat $d/vendor):$(cat $d/device); done \
+        >/tmp/pci; \
         i=$((i+1)); [ $i -lt 600 ] || exit 1; usleep 50000; done";
     guest.run(appeared)?;
     ensure!(devices(guest)? != before, "no device appeared");
@@ -200,15 +201,20 @@ fn disks(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "the window is not the file"
     );
     guest.run(
-        "modprobe nvme; i=0; until [ -e /dev/nvme0n1 ]; do i=$((i+1)); [ $i -lt 600 ] || exit 1; usleep 50000; done; \
-         nvme id-ctrl /dev/nvme0 | grep 'sn *: disk' && mkfs.ext4 -q /dev/nvme0n1 && mount -t ext4 /dev/nvme0n1 /mnt && \
-         fio --name=x --filename=/mnt/file --size=1m --rw=randwrite --ioengine=libaio --direct=1 --verify=crc32c && \
+        "modprobe nvme; i=0; until [ -e /dev/nvme0n1 ]; do i=$((i+1)); [ $i -lt 600 ] || exit 1; \
+         usleep 50000; done; \
+         nvme id-ctrl /dev/nvme0 | grep 'sn *: disk' && mkfs.ext4 -q /dev/nvme0n1 && mount -t \
+         ext4 /dev/nvme0n1 /mnt && \
+         fio --name=x --filename=/mnt/file --size=1m --rw=randwrite --ioengine=libaio --direct=1 \
+         --verify=crc32c && \
          umount /mnt && fsck.ext4 -fn /dev/nvme0n1",
     )?;
     // A process of the guest gets the whole device, behind the IOMMU.
     guest.run(
-        "modprobe vfio-pci && d=$(basename $(readlink /sys/class/nvme/nvme0/device)) && cd /sys/bus/pci && \
-         echo vfio-pci >devices/$d/driver_override && echo $d >devices/$d/driver/unbind && echo $d >drivers_probe && \
+        "modprobe vfio-pci && d=$(basename $(readlink /sys/class/nvme/nvme0/device)) && cd \
+         /sys/bus/pci && \
+         echo vfio-pci >devices/$d/driver_override && echo $d >devices/$d/driver/unbind && echo \
+         $d >drivers_probe && \
          test -c /dev/vfio/$(basename $(readlink devices/$d/iommu_group))",
     )?;
     Ok(())

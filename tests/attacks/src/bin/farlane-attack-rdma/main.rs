@@ -2,7 +2,7 @@
 //! memory, and says what it got; and a witness beside it, whose memory must stay as it is.
 //!
 //! ```text
-//! farlane-attack-rdma witness FILE      writes to FILE what it has, and watches it until FILE is gone
+//! farlane-attack-rdma witness FILE      writes to FILE what it has, watches it until FILE is gone
 //! farlane-attack-rdma attack FILE       attacks the device, and the witness that FILE tells about
 //! farlane-attack-rdma stranger FD       tries what somebody else's device file is good for
 //! ```

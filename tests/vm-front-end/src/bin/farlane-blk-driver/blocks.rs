@@ -78,7 +78,8 @@ impl Blocks {
                 let wanted = content(number, *version, index).to_le_bytes();
                 ensure!(
                     word == wanted,
-                    "Block {number}, word {index}: {word:02x?} where version {version} has {wanted:02x?}"
+                    "Block {number}, word {index}: {word:02x?} where version {version} has \
+                     {wanted:02x?}"
                 );
             }
         }

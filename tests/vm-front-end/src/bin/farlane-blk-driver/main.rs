@@ -3,7 +3,8 @@
 //! and any byte that is not the one last written, ends it with an error.
 //!
 //! ```text
-//! farlane-blk-driver --socket S --bytes 67108864 --requests 1000 --job cpu=0,memory=1 --job cpu=1,memory=striped
+//! farlane-blk-driver --socket S --bytes 67108864 --requests 1000 \
+//!     --job cpu=0,memory=1 --job cpu=1,memory=striped
 //! memory 0 0 bytes
 //! memory 1 133693440 bytes
 //! 2000 requests, all right

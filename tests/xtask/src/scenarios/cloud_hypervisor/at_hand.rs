@@ -38,8 +38,10 @@ const FILES: &[&str] = &[
 const LINKED_BY: &str = "link.ld";
 
 /// Without a C library, without registers that nobody saves, at the address where it is linked.
-const FLAGS: &str = "-std=gnu11 -O2 -Wall -Wextra -Werror -m64 -ffreestanding -fno-pic -fno-pie -fno-stack-protector \
-    -fcf-protection=none -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns -mgeneral-regs-only \
+const FLAGS: &str = "-std=gnu11 -O2 -Wall -Wextra -Werror -m64 -ffreestanding -fno-pic -fno-pie \
+                     -fno-stack-protector \
+    -fcf-protection=none -fno-asynchronous-unwind-tables -fno-tree-loop-distribute-patterns \
+    -mgeneral-regs-only \
     -mno-red-zone -nostdlib -static -no-pie -Wl,--build-id=none";
 
 /// What the scenario needs of this machine.

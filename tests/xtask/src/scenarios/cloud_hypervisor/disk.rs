@@ -151,7 +151,8 @@ impl Part for Disk {
         vmm.ask("blk-flush")?;
         self.check_file()?;
         Ok(format!(
-            "{KILLS} times: {} requests under way, {} done again, all done once; the file has what was written",
+            "{KILLS} times: {} requests under way, {} done again, all done once; the file has \
+             what was written",
             self.killed[0], self.killed[1]
         ))
     }

@@ -173,7 +173,8 @@ impl Part for Net<'_> {
     fn words(&self) -> Vec<OsString> {
         let (socket, queues) = (self.socket.display(), 2 * PROCESSORS);
         let net = format!(
-            "vhost_user=true,socket={socket},num_queues={queues},queue_size=256,mac={GUEST_MAC},id=net0"
+            "vhost_user=true,socket={socket},num_queues={queues},queue_size=256,\
+             mac={GUEST_MAC},id=net0"
         );
         vec!["--net".into(), net.into()]
     }

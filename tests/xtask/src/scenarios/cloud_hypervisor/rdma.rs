@@ -120,7 +120,8 @@ impl Part for Rdma {
         self.generation = Some(after);
         self.works(vmm)?;
         Ok(format!(
-            "{KILLS} times: a PING that nobody was there for is answered by the next one, of another generation"
+            "{KILLS} times: a PING that nobody was there for is answered by the next one, of \
+             another generation"
         ))
     }
 

@@ -140,7 +140,8 @@ impl Machine<'_> {
     fn pieces(&self) -> Result<()> {
         self.shell(&format!(
             "gpu_io make-pieces {PIECES} --seed {PLAIN} --bytes {PIECES_BYTES} && \
-             extents=$(xfs_io -r -c fiemap {PIECES} | grep -c ']: [0-9]') && [ $extents -ge {EXTENTS} ]"
+             extents=$(xfs_io -r -c fiemap {PIECES} | grep -c ']: [0-9]') && [ $extents -ge \
+             {EXTENTS} ]"
         ))?;
         drop_caches(self.guest)?;
         let (ways, moved) = self.transfer(&format!(

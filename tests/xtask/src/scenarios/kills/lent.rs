@@ -132,7 +132,8 @@ impl Part for Lent<'_> {
         self.server.lender.stop()?;
         let [lender, borrower] = self.kills;
         Ok(format!(
-            "{lender} times the lender, {borrower} times the borrower; what had been flushed was found each time"
+            "{lender} times the lender, {borrower} times the borrower; what had been flushed was \
+             found each time"
         ))
     }
 }

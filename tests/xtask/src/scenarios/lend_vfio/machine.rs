@@ -114,8 +114,10 @@ impl<'a> Lender<'a> {
         let (nvme, window) = (function(guest, NVME)?, function(guest, IVSHMEM)?);
         let folder = format!("/sys/bus/pci/devices/{nvme}");
         guest.run(&format!(
-            "modprobe vfio-pci && modprobe vfio_iommu_type1 && echo vfio-pci >{folder}/driver_override && \
-             echo {nvme} >/sys/bus/pci/drivers_probe && test -e /sys/bus/pci/drivers/vfio-pci/{nvme}"
+            "modprobe vfio-pci && modprobe vfio_iommu_type1 && echo vfio-pci \
+             >{folder}/driver_override && \
+             echo {nvme} >/sys/bus/pci/drivers_probe && test -e \
+             /sys/bus/pci/drivers/vfio-pci/{nvme}"
         ))?;
         let term = term.map(|term| format!("term_seconds = {term}"));
         let term = term.unwrap_or_default();

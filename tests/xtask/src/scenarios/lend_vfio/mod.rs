@@ -80,7 +80,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     say(report, "fio --verify=crc32c", &figure);
     b.run(&format!(
         "mkfs.ext4 -q {node} && mount -t ext4 {node} /mnt && cp -r /usr/sbin /mnt/ && cd /mnt && \
-         find . -type f ! -name sums | xargs sha256sum >/tmp/sums && cp /tmp/sums /mnt/ && cd / && umount /mnt"
+         find . -type f ! -name sums | xargs sha256sum >/tmp/sums && cp /tmp/sums /mnt/ && cd / \
+         && umount /mnt"
     ))?;
     say(report, "mkfs.ext4, mount, cp, umount", "work");
     only_its_memory(&lender, &b, report)?;
@@ -95,7 +96,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     b.plug_vfio_user(DISK, borrower.socket())?;
     let node = namespace(&b, DISK)?;
     b.run(&format!(
-        "mount -t ext4 -o ro {node} /mnt && cd /mnt && sha256sum -c sums >/tmp/check || {{ grep -v OK /tmp/check; \
+        "mount -t ext4 -o ro {node} /mnt && cd /mnt && sha256sum -c sums >/tmp/check || {{ grep \
+         -v OK /tmp/check; \
          exit 1; }}; cd / && umount /mnt"
     ))?;
     say(
@@ -243,7 +245,8 @@ fn beyond_memory(a: &Guest, b: &Guest, report: &mut Report) -> Result<()> {
     let function = function.trim();
     let folder = format!("/sys/bus/pci/devices/{function}");
     let bar = b.run(&format!(
-        "echo {function} >{folder}/driver/unbind; read start end flags <{folder}/resource; echo $start"
+        "echo {function} >{folder}/driver/unbind; read start end flags <{folder}/resource; echo \
+         $start"
     ))?;
     let bar = u64::from_str_radix(bar.trim().trim_start_matches("0x"), 16)?;
     let set = |register: u64, value: u64| format!("devmem {:#x} 32 {value:#x}", bar + register);

@@ -1,4 +1,4 @@
-//! farlane-blk with a limb and a path on each of two nodes is killed while its limbs work for each
+//! farlane-blk with a worker and a path on each of two nodes is killed while its workers work for each
 //! other.
 
 use std::fs::{self, File};

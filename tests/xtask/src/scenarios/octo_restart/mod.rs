@@ -1,4 +1,4 @@
-//! kill -9 of the backends of devices with limbs on two nodes, under load: the next ones go on
+//! kill -9 of the backends of devices with workers on two nodes, under load: the next ones go on
 //! where they were.
 
 mod blk;

@@ -76,7 +76,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
         back += captured.sent(port)?;
     }
     let figure = format!(
-        "the same connections; not acknowledged at the kills: {} bytes to the guest, {} from it; to the guest {there}; from it {back}",
+        "the same connections; not acknowledged at the kills: {} bytes to the guest, {} from it; \
+         to the guest {there}; from it {back}",
         caught[0], caught[1]
     );
     progress::note(&figure);
@@ -160,7 +161,8 @@ mod tests {
 
     #[test]
     fn what_is_not_acknowledged_is_summed() {
-        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n\
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when \
+                     retrnsmt   uid\n\
             0: 00000000:4855 00000000:0000 0A 00000001:00000000 00:00000000 00000000     0\n\
             1: 0100007F:4855 0100007F:4856 01 00000010:00000003 00:00000000 00000000     0\n\
             2: 0100007F:4857 0100007F:4855 01 00000002:00000000 00:00000000 00000000     0\n\

@@ -167,7 +167,8 @@ impl Story<'_> {
         let device = node(self.guest, SEALED)?;
         let before = backend.metrics()?;
         let read = self.guest.run(&format!(
-            "numactl --cpunodebind=0 --membind=1 dd if={device} iflag=direct bs=256k 2>/dev/null >/dev/shm/read; \
+            "numactl --cpunodebind=0 --membind=1 dd if={device} iflag=direct bs=256k 2>/dev/null \
+             >/dev/shm/read; \
              stat -c %s /dev/shm/read; tr -d '{}' </dev/shm/read | wc -c; rm /dev/shm/read",
             String::from_utf8_lossy(SEAL)
         ))?;

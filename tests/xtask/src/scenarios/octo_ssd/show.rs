@@ -1,4 +1,4 @@
-//! What the demo shows: bytes per limb over time, while fio goes from one node to the other.
+//! What the demo shows: bytes per worker over time, while fio goes from one node to the other.
 
 use std::fs::{self, File};
 use std::process::Command;
@@ -81,7 +81,7 @@ pub fn show(run: &Run<'_>, report: &mut Report) -> Result<()> {
         "farlane-blk",
         "fio on one node, the other, the wrong one",
         format!(
-            "{} % of {} MiB by the limb of their node",
+            "{} % of {} MiB by the worker of their node",
             per_cent(moved.local(), moved.total()),
             moved.total() >> 20
         ),

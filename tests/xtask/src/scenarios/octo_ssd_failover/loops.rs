@@ -25,7 +25,8 @@ const DISK_BYTES: u64 = 48 << 20;
 
 /// Writes at random with buffers on both nodes, and checks each block soon after and all in the
 /// end.
-const JOB: &str = "--rw=randwrite --bsrange=4k-256k --iodepth=16 --size=32m --verify=crc32c --verify_fatal=1 \
+const JOB: &str = "--rw=randwrite --bsrange=4k-256k --iodepth=16 --size=32m --verify=crc32c \
+                   --verify_fatal=1 \
     --verify_backlog=64 --fsync=64 --numa_mem_policy=interleave:0-1";
 
 /// Most requests that are done before the next path is pulled, or comes back.
@@ -103,7 +104,8 @@ pub fn run(run: &Run<'_>, report: &mut Report) -> Result<()> {
     no_disk_error(&guest)?;
     no_complaint(&guest)?;
     let figure = format!(
-        "failed {:?} times, both at once {both} times: {} writes, all found again; {} requests done again",
+        "failed {:?} times, both at once {both} times: {} writes, all found again; {} requests \
+         done again",
         seen.failures,
         work.writes(),
         seen.redone
