@@ -12,4 +12,12 @@ pub mod guest_device;
 pub mod memory;
 pub mod net;
 pub mod nvme;
+mod ring;
 pub mod vfio_user;
+
+pub use ring::RingError;
+
+fn to_usize(value: impl TryInto<usize>) -> usize {
+    // This crate is for 64-bit hosts, like the devices it plays with.
+    value.try_into().unwrap_or(usize::MAX)
+}

@@ -1,5 +1,6 @@
 //! Guest memory: a memfd of this process.
 
+use crate::to_usize;
 use farlane_abi::PAGE_BYTES;
 use farlane_transport::Map;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -60,11 +61,6 @@ pub struct Half {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn to_usize(value: u64) -> usize {
-    // This crate is for 64-bit hosts, like the devices it plays with.
-    usize::try_from(value).unwrap_or(usize::MAX)
 }
 
 impl GuestMemory {

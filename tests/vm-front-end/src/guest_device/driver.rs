@@ -1,9 +1,10 @@
 //! The guest's driver: requests on the control queue, events from the event queue.
 
 use super::Error;
-use super::ring::{Part, SIZE};
-use super::vmm::{VmQueue, WindowMapping, clone_event};
+use super::vmm::{WindowMapping, clone_event};
+use crate::RingError;
 use crate::memory::GuestMemory;
+use crate::ring::{Part, Ring};
 use farlane_abi::arena::OFF_DEAD;
 use farlane_abi::config::{Config, QUEUE_CONTROL, QUEUE_DOORBELL, QUEUE_EVENT, QUEUES};
 use farlane_abi::control::{
@@ -18,6 +19,12 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use virtio_bindings::bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+
+/// Descriptors of each queue.
+pub(crate) const SIZE: u16 = 64;
+/// What of the features its rings use.
+const EVENT_IDX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
 
 /// Longest time that a request may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,7 +54,7 @@ pub(crate) struct ContextEvents {
 pub(crate) struct Driver {
     pub memory: Arc<GuestMemory>,
     pub config: Config,
-    queues: Mutex<Vec<VmQueue>>,
+    queues: Mutex<Vec<Ring>>,
     /// Held from a request to its answer.
     control: Mutex<()>,
     request: u64,
@@ -84,12 +91,13 @@ fn index(value: u64) -> usize {
 impl Driver {
     pub fn new(
         memory: &Arc<GuestMemory>,
+        features: u64,
         config: &Config,
         socket: OwnedFd,
         window: Arc<WindowMapping>,
     ) -> Result<Arc<Self>, Error> {
         let queues = (0..QUEUES)
-            .map(|_| VmQueue::new(memory))
+            .map(|_| Ring::new(memory, 0, SIZE, features & EVENT_IDX))
             .collect::<Result<Vec<_>, _>>()?;
         let queue = |index: u16| {
             let missing = || Error::Io(std::io::ErrorKind::NotFound.into());
@@ -102,9 +110,9 @@ impl Driver {
             request: memory.take(REQUEST_BYTES)?,
             answer: memory.take(ANSWER_BYTES)?,
             events: memory.take(PAGE_BYTES)?,
-            control_call: clone_event(&queue(QUEUE_CONTROL)?.call)?,
-            event_call: clone_event(&queue(QUEUE_EVENT)?.call)?,
-            doorbell: clone_event(&queue(QUEUE_DOORBELL)?.kick)?,
+            control_call: clone_event(&queue(QUEUE_CONTROL)?.place().call)?,
+            event_call: clone_event(&queue(QUEUE_EVENT)?.place().call)?,
+            doorbell: clone_event(&queue(QUEUE_DOORBELL)?.place().kick)?,
             queues: Mutex::new(queues),
             socket,
             quit: new_event()?,
@@ -119,11 +127,11 @@ impl Driver {
         Ok(driver)
     }
 
-    pub fn queues(&self) -> MutexGuard<'_, Vec<VmQueue>> {
+    pub fn queues(&self) -> MutexGuard<'_, Vec<Ring>> {
         lock(&self.queues)
     }
 
-    fn with_queue<T>(&self, index: u16, work: impl FnOnce(&mut VmQueue) -> T) -> Option<T> {
+    fn with_queue<T>(&self, index: u16, work: impl FnOnce(&mut Ring) -> T) -> Option<T> {
         self.queues().get_mut(usize::from(index)).map(work)
     }
 
@@ -147,16 +155,21 @@ impl Driver {
     pub fn post_events(&self) {
         self.with_queue(QUEUE_EVENT, |queue| {
             for head in 0..SIZE {
-                let part = Part {
-                    offset: self.events + u64::from(head) * size_of::<Event>() as u64,
-                    length: u32::try_from(size_of::<Event>()).unwrap_or(0),
-                    writable: true,
-                };
-                queue.ring.describe(head, &[part]);
-                queue.ring.publish(head);
+                queue.post(&[self.event(head)]);
             }
-            let _ = queue.kick.write(1);
+            queue.arm();
+            let _ = queue.place().kick.write(1);
         });
+    }
+
+    /// The buffer for an event of a chain, which is the same whenever the chain is posted: what was
+    /// freed last is taken first.
+    fn event(&self, head: u16) -> Part {
+        Part {
+            offset: self.events + u64::from(head) * size_of::<Event>() as u64,
+            length: u32::try_from(size_of::<Event>()).unwrap_or(0),
+            writable: true,
+        }
     }
 
     /// The device is about to be reset: all contexts are dead.
@@ -293,13 +306,12 @@ impl Driver {
             });
         }
         self.with_queue(QUEUE_CONTROL, |queue| {
-            queue.ring.describe(0, &parts);
-            queue.ring.publish(0);
-            let _ = queue.kick.write(1);
+            queue.post(&parts);
+            let _ = queue.place().kick.write(1);
         });
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let used = self.with_queue(QUEUE_CONTROL, |queue| queue.ring.take_used());
+            let used = self.with_queue(QUEUE_CONTROL, take).transpose()?;
             if let Some(Some((_, written))) = used {
                 let mut bytes = vec![0; index(u64::from(written.min(answer_bytes)))];
                 // SAFETY: the device has given the chain back.
@@ -354,17 +366,17 @@ impl Driver {
         let mut happened = Vec::new();
         self.with_queue(QUEUE_EVENT, |queue| {
             let mut posted = false;
-            while let Some((head, written)) = queue.ring.take_used() {
-                let offset = self.events + u64::from(head % SIZE) * size_of::<Event>() as u64;
+            while let Ok(Some((head, written))) = take(queue) {
+                let part = self.event(head);
                 if index(u64::from(written)) == size_of::<Event>() {
                     // SAFETY: the device has given the buffer back.
-                    happened.push(unsafe { self.memory.map().read::<Event>(index(offset)) });
+                    happened.push(unsafe { self.memory.map().read::<Event>(index(part.offset)) });
                 }
-                queue.ring.publish(head);
+                queue.post(&[part]);
                 posted = true;
             }
             if posted {
-                let _ = queue.kick.write(1);
+                let _ = queue.place().kick.write(1);
             }
         });
         let contexts = self.contexts();
@@ -381,6 +393,15 @@ impl Driver {
                 }
             }
         }
+    }
+}
+
+/// The next chain that was used: its head and the bytes written. When there is none, the next one
+/// interrupts.
+fn take(queue: &mut Ring) -> Result<Option<(u16, u32)>, RingError> {
+    match queue.take_used()? {
+        None if queue.arm() => queue.take_used(),
+        taken => Ok(taken),
     }
 }
 

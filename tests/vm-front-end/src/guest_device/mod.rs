@@ -17,7 +17,6 @@
 //! ```
 
 mod driver;
-mod ring;
 mod transport;
 mod vmm;
 
@@ -35,6 +34,9 @@ pub enum Error {
     /// The guest's memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// A queue.
+    #[error(transparent)]
+    Ring(#[from] crate::RingError),
     /// The vhost-user protocol failed.
     #[error("vhost-user: {what}")]
     Protocol {

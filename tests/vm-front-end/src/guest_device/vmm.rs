@@ -1,8 +1,7 @@
 //! The VMM's side: negotiation, memory table, queues, the window.
 
 use super::Error;
-use super::driver::{Driver, new_event};
-use super::ring::{Ring, SIZE};
+use super::driver::{Driver, SIZE, new_event};
 use super::transport::VmTransport;
 use crate::memory::{GuestBuffer, GuestMemory};
 use farlane_abi::config::{ABI_VERSION, Config, MAGIC, QUEUES, WINDOW_SHMEM_ID};
@@ -25,7 +24,7 @@ use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 /// Which VMM is played.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,7 +180,7 @@ impl Vm {
         frontend
             .set_mem_table(&memory.regions())
             .map_err(failed("SET_MEM_TABLE"))?;
-        let driver = Driver::new(&memory, &config, watched, mapping)?;
+        let driver = Driver::new(&memory, features & wanted, &config, watched, mapping)?;
         let vm = Arc::new(Self {
             manner,
             features: features & wanted,
@@ -252,7 +251,7 @@ impl Vm {
     /// Starts the queues: the driver has set DRIVER_OK.
     fn start(&self) -> Result<(), Error> {
         for queue in self.driver.queues().iter_mut() {
-            queue.ring.reset();
+            queue.reset();
         }
         // Before the driver says that it is ready.
         self.driver.post_events();
@@ -271,7 +270,7 @@ impl Vm {
             }
         }
         for (index, (queue, base)) in queues.iter_mut().zip(bases).enumerate() {
-            let [desc_table_addr, avail_ring_addr, used_ring_addr] = queue.ring.addresses();
+            let [desc_table_addr, avail_ring_addr, used_ring_addr] = queue.place().addresses();
             let addresses = VringConfigData {
                 queue_max_size: SIZE,
                 queue_size: SIZE,
@@ -282,17 +281,25 @@ impl Vm {
                 log_addr: None,
             };
             if is_cloud_hypervisor {
-                let base = queue.ring.available_index();
+                let base = queue.published();
                 frontend.set_vring_addr(index, &addresses).map_err(&step)?;
                 frontend.set_vring_base(index, base).map_err(&step)?;
-                frontend.set_vring_call(index, &queue.call).map_err(&step)?;
-                frontend.set_vring_kick(index, &queue.kick).map_err(&step)?;
+                frontend
+                    .set_vring_call(index, &queue.place().call)
+                    .map_err(&step)?;
+                frontend
+                    .set_vring_kick(index, &queue.place().kick)
+                    .map_err(&step)?;
             } else {
                 frontend.set_vring_num(index, SIZE).map_err(&step)?;
                 frontend.set_vring_base(index, *base).map_err(&step)?;
                 frontend.set_vring_addr(index, &addresses).map_err(&step)?;
-                frontend.set_vring_kick(index, &queue.kick).map_err(&step)?;
-                frontend.set_vring_call(index, &queue.call).map_err(&step)?;
+                frontend
+                    .set_vring_kick(index, &queue.place().kick)
+                    .map_err(&step)?;
+                frontend
+                    .set_vring_call(index, &queue.place().call)
+                    .map_err(&step)?;
             }
         }
         drop(queues);
@@ -381,7 +388,7 @@ impl Vm {
     /// Kicks a queue, whatever is in it.
     pub fn kick(&self, queue: u16) {
         if let Some(queue) = self.driver.queues().get(usize::from(queue)) {
-            let _ = queue.kick.write(1);
+            let _ = queue.place().kick.write(1);
         }
     }
 
@@ -454,23 +461,6 @@ fn read_config(frontend: &mut Frontend) -> Result<Config, Error> {
         });
     }
     Ok(config)
-}
-
-/// A queue and its two events.
-pub(crate) struct VmQueue {
-    pub ring: Ring,
-    pub kick: EventFd,
-    pub call: EventFd,
-}
-
-impl VmQueue {
-    pub fn new(memory: &Arc<GuestMemory>) -> Result<Self, Error> {
-        Ok(Self {
-            ring: Ring::new(memory)?,
-            kick: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
-            call: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
-        })
-    }
 }
 
 /// Another handle to an event.

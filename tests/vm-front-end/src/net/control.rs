@@ -1,7 +1,8 @@
 //! The control queue (virtio 1.2, 5.1.6.5).
 
-use super::ring::{Part, Ring, sleep};
-use super::{Error, to_usize};
+use super::Error;
+use crate::ring::{Part, Ring, sleep};
+use crate::to_usize;
 use std::time::{Duration, Instant};
 
 /// How long a device may take for a command.

@@ -1,7 +1,8 @@
 //! The VM's memory: two ranges, each of which may be bound to a node.
 
-use super::{Error, to_usize};
+use super::Error;
 use crate::memory::GuestMemory;
+use crate::to_usize;
 use std::io;
 use std::sync::Arc;
 

@@ -27,7 +27,6 @@ pub mod frame;
 mod header;
 mod memory;
 mod nic;
-mod ring;
 mod rx;
 mod tx;
 mod vmm;
@@ -66,7 +65,10 @@ pub enum Error {
         /// What is wanted.
         wanted: u16,
     },
-    /// The device breaks the rules of virtio.
+    /// A queue.
+    #[error(transparent)]
+    Ring(#[from] crate::RingError),
+    /// The device breaks the rules of a network interface.
     #[error("The device breaks the rules: {0}")]
     Device(String),
     /// A frame is larger than the buffers.
@@ -87,9 +89,4 @@ impl From<rustix::io::Errno> for Error {
     fn from(errno: rustix::io::Errno) -> Self {
         Self::Io(errno.into())
     }
-}
-
-fn to_usize(value: impl TryInto<usize>) -> usize {
-    // This crate is for 64-bit hosts, like the devices it plays with.
-    value.try_into().unwrap_or(usize::MAX)
 }

@@ -2,12 +2,12 @@
 
 use super::control::ControlQueue;
 use super::memory::{Range, make, ranges};
-use super::ring::{Ring, sleep};
 use super::rx::{Received, Rx};
 use super::tx::Tx;
 use super::vmm::{Config, Vmm};
 use super::{Error, Header, feature};
 use crate::memory::GuestMemory;
+use crate::ring::{Ring, sleep};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -100,7 +100,7 @@ impl Nic {
                 None => has,
             };
             let control = ControlQueue::new(Ring::new(&memory, 0, 64, features)?)?;
-            vmm.add(2 * super::to_usize(most), control.ring.place());
+            vmm.add(2 * crate::to_usize(most), control.ring.place());
             Some(control)
         } else {
             None

@@ -1,7 +1,8 @@
 //! Receive: buffers in the guest's memory, and a queue through which the device fills them.
 
-use super::ring::{Part, Ring, sleep};
-use super::{Error, HEADER_BYTES, Header, feature, to_usize};
+use super::{Error, HEADER_BYTES, Header, feature};
+use crate::ring::{Part, Ring, sleep};
+use crate::to_usize;
 use std::time::Duration;
 
 /// Bytes of a buffer where a frame may take several.

@@ -1,8 +1,9 @@
 //! Transmit: frames in the guest's memory, and a queue that the device takes them from.
 
-use super::ring::{Part, Ring, sleep};
-use super::{Error, HEADER_BYTES, Header, to_usize};
+use super::{Error, HEADER_BYTES, Header};
 use crate::memory::GuestMemory;
+use crate::ring::{Part, Ring, sleep};
+use crate::to_usize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes as _;
@@ -118,7 +119,7 @@ impl Tx {
     /// # Errors
     /// What the system says.
     pub fn kick(&mut self) -> Result<bool, Error> {
-        self.ring.kick()
+        Ok(self.ring.kick()?)
     }
 
     /// Looks what the device has taken; returns how many frames.

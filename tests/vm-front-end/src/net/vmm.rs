@@ -1,8 +1,8 @@
 //! The VMM's side: negotiation, memory table, queues.
 
-use super::ring::Place;
 use super::{Error, feature};
 use crate::memory::GuestMemory;
+use crate::ring::Place;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::unix::net::UnixStream;
 use std::path::Path;

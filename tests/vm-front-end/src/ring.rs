@@ -1,12 +1,15 @@
 //! The driver's side of a split virtqueue (virtio 1.2, 2.7).
 
-use super::{Error, to_usize};
-use crate::memory::GuestMemory;
+use crate::memory::{GuestMemory, MemoryError};
+use crate::to_usize;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
+use virtio_bindings::bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
+};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 const NEXT: u16 = 1;
@@ -19,6 +22,26 @@ const NO_NOTIFY: u32 = 1;
 /// Descriptors of an indirect table.
 const TABLE: usize = 32;
 const DESCRIPTOR_BYTES: usize = 16;
+
+/// Why a queue does not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// The guest's memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The device breaks the rules of virtio.
+    #[error("The device breaks the rules: {0}")]
+    Device(String),
+    /// The system failed.
+    #[error("System call failed")]
+    Io(#[from] std::io::Error),
+}
+
+impl From<rustix::io::Errno> for RingError {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Self::Io(errno.into())
+    }
+}
 
 /// A part of a chain.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +67,7 @@ pub(crate) struct Place {
 
 impl Place {
     /// Makes one in a half of the memory.
-    pub fn new(memory: &Arc<GuestMemory>, half: usize, size: u16) -> Result<Arc<Self>, Error> {
+    pub fn new(memory: &Arc<GuestMemory>, half: usize, size: u16) -> Result<Arc<Self>, RingError> {
         let n = u64::from(size);
         // Used ring, then available ring, each with the event index behind it.
         let available = 16 * n;
@@ -147,9 +170,9 @@ impl Ring {
         half: usize,
         size: u16,
         features: u64,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, RingError> {
         let place = Place::new(memory, half, size)?;
-        let tables = if features & super::feature::INDIRECT != 0 {
+        let tables = if features & 1 << VIRTIO_RING_F_INDIRECT_DESC != 0 {
             let bytes = TABLE * DESCRIPTOR_BYTES * usize::from(size);
             Some(memory.take_in(half, bytes as u64)?)
         } else {
@@ -157,7 +180,7 @@ impl Ring {
         };
         let mut ring = Self {
             place,
-            event_index: features & super::feature::EVENT_IDX != 0,
+            event_index: features & 1 << VIRTIO_RING_F_EVENT_IDX != 0,
             tables,
             free: Vec::new(),
             next: Vec::new(),
@@ -187,6 +210,11 @@ impl Ring {
 
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.place.memory
+    }
+
+    /// Chains that were made available so far.
+    pub fn published(&self) -> u16 {
+        self.published
     }
 
     /// Descriptors that a chain of so many parts takes.
@@ -249,7 +277,7 @@ impl Ring {
     }
 
     /// Tells the device of what was posted, if it wants to know.
-    pub fn kick(&mut self) -> Result<bool, Error> {
+    pub fn kick(&mut self) -> Result<bool, RingError> {
         let (new, old) = (self.published, self.told);
         if new == old {
             return Ok(false);
@@ -271,13 +299,13 @@ impl Ring {
     }
 
     /// The next chain that the device has used: its head and the bytes written.
-    pub fn take_used(&mut self) -> Result<Option<(u16, u32)>, Error> {
+    pub fn take_used(&mut self) -> Result<Option<(u16, u32)>, RingError> {
         let ready = self.used();
         if ready == 0 {
             return Ok(None);
         }
         if ready > self.place.size {
-            return Err(Error::Device(format!(
+            return Err(RingError::Device(format!(
                 "{ready} chains used of {}",
                 self.place.size
             )));
@@ -289,7 +317,11 @@ impl Ring {
         let head = u16::try_from(id).unwrap_or(u16::MAX);
         match self.outstanding.get_mut(usize::from(head)) {
             Some(outstanding) if *outstanding => *outstanding = false,
-            _ => return Err(Error::Device(format!("chain {id} used, which it has not"))),
+            _ => {
+                return Err(RingError::Device(format!(
+                    "chain {id} used, which it has not"
+                )));
+            }
         }
         self.seen = self.seen.wrapping_add(1);
         // In the order in which they are taken again: what is used last is warm.
@@ -349,7 +381,7 @@ impl Ring {
 }
 
 /// Sleeps until one of the armed queues is told of used chains, or for so long.
-pub(crate) fn sleep(rings: &[&Ring], longest: Duration) -> Result<(), Error> {
+pub(crate) fn sleep(rings: &[&Ring], longest: Duration) -> Result<(), RingError> {
     let mut fds: Vec<PollFd<'_>> = rings
         .iter()
         .map(|ring| {
