@@ -40,12 +40,8 @@ struct Options {
     /// The backend to measure.
     #[arg(long, value_name = "PATH")]
     backend: PathBuf,
-    /// Where the results go.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// Makes one tiny round of every measurement, and judges nothing.
-    #[arg(long)]
-    smoke: bool,
+    #[command(flatten)]
+    output: scale::Output,
     /// qemu-storage-daemon: the words that start it.
     #[arg(last = true, required = true)]
     reference: Vec<OsString>,
@@ -53,8 +49,7 @@ struct Options {
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    scale::set_smoke(options.smoke);
-    std::fs::create_dir_all(&options.out)?;
+    let out = options.output.begin()?;
     let mut report = Report::default();
     for (place, parent) in [
         ("tmpfs", Path::new("/dev/shm")),
@@ -64,7 +59,7 @@ fn main() -> Result<()> {
             .with_context(|| format!("Cannot use {}", parent.display()))?;
         measure(&options, place, folder.path(), &mut report)?;
     }
-    report.finish(&options.out.join("blk.json"))
+    report.finish(&out.join("blk.json"))
 }
 
 fn measure(options: &Options, place: &str, folder: &Path, report: &mut Report) -> Result<()> {

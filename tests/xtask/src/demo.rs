@@ -59,8 +59,8 @@ const PACKAGES: &[&str] = &[
 const EXAMPLES: &[&str] = &["gpu_coherence", "gpu_io", "log_scan"];
 
 /// Runs unmodified programs between two guests, then between two processes of this machine, then on
-/// a lent disk, then with a lent GPU that a disk reaches, then with a disk that has a worker on each
-/// of two nodes, and prints their figures.
+/// a lent disk, then with a lent GPU that a disk reaches, then with a disk that has a worker on
+/// each of two nodes, and prints their figures.
 pub fn run(workspace: &Workspace) -> Result<ExitCode> {
     let start = Instant::now();
     make(workspace)?;

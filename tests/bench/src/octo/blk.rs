@@ -242,5 +242,5 @@ fn splitting(rig: &Rig<'_>, report: &mut Report) -> Result<()> {
             },
         ],
     }
-    .write(&rig.options.out.join("octo-split.svg"))
+    .write(&rig.options.output.folder().join("octo-split.svg"))
 }

@@ -167,5 +167,5 @@ fn draw(options: &Options, seen: &Seen) -> Result<()> {
         log_y: false,
         lines: vec![line(0)?, line(1)?],
     }
-    .write(&options.out.join("octo-fig14-migration.svg"))
+    .write(&options.output.folder().join("octo-fig14-migration.svg"))
 }

@@ -292,7 +292,7 @@ fn draw(options: &Options, name: &str, figure: &str, points: [Vec<(f64, f64)>; 2
         log_y: true,
         lines: both(points),
     }
-    .write(&options.out.join(format!("octo-{figure}.svg")))
+    .write(&options.output.folder().join(format!("octo-{figure}.svg")))
 }
 
 /// Frames a second of small frames (fig. 8).
@@ -318,7 +318,7 @@ fn packets(options: &Options, medians: &[(&str, usize, f64, f64)]) -> Result<()>
         log_y: false,
         lines,
     }
-    .write(&options.out.join("octo-fig8-frames.svg"))
+    .write(&options.output.folder().join("octo-fig8-frames.svg"))
 }
 
 /// Times of round trips (fig. 9): the plain loop's and two wake-ups, as many as a backend needs
@@ -359,6 +359,6 @@ fn trips(
         log_y: false,
         lines: both(lines),
     }
-    .write(&options.out.join("octo-fig9-latency.svg"))
+    .write(&options.output.folder().join("octo-fig9-latency.svg"))
     .context("fig. 9")
 }

@@ -150,7 +150,7 @@ fn path_of_names(sources: &Sources, word: &str) -> Option<String> {
     let [.., owner, name] = parts[..] else {
         return None;
     };
-    let is_others = ["std", "libc", "vhost", "rustix", "block"].contains(&parts[0]);
+    let is_others = ["std", "libc", "vhost", "vhost_user_backend", "rustix"].contains(&parts[0]);
     let is_there = is_others || sources.defines(owner, name) || {
         let path = parts.join("/").replace("farlane_", "");
         sources.has_path(Path::new(""), &path)

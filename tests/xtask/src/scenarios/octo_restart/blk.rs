@@ -1,5 +1,5 @@
-//! farlane-blk with a worker and a path on each of two nodes is killed while its workers work for each
-//! other.
+//! farlane-blk with a worker and a path on each of two nodes is killed while its workers work for
+//! each other.
 
 use std::fs::{self, File};
 

@@ -1,5 +1,5 @@
-//! A disk with a worker and a path on each of two nodes: whatever thread asks, each byte is moved by
-//! the worker of the node on which it lies, where the kernel's own multipath goes by the thread.
+//! A disk with a worker and a path on each of two nodes: whatever thread asks, each byte is moved
+//! by the worker of the node on which it lies, where the kernel's own multipath goes by the thread.
 
 mod described;
 mod real;
