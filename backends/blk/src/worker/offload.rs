@@ -1,6 +1,7 @@
 //! Transfers that other nodes' workers do, and where this one runs.
 
-use super::QueueWorker;
+use super::files::PathFiles;
+use super::requests::{Request, Requests};
 use crate::counters::count;
 use crate::disk::Disk;
 use crate::per_node::executor::{Answer, Transfer};
@@ -89,23 +90,22 @@ impl Offload {
     pub fn awake(&mut self) {
         self.answers.awake();
     }
-}
 
-impl QueueWorker {
     /// Hands the transfer of what is left of a request to its node's worker. Returns whether that
     /// has taken it.
-    pub(super) fn hand_over(&mut self, slot: Slot) -> bool {
-        let Some(request) = self.requests.slots.get_mut(slot) else {
-            return false;
-        };
-        let Some(executor) = self.disk.executors().get(request.executing_node) else {
-            return false;
-        };
-        let Some(offload) = self.offload.as_mut().filter(|o| o.under_way < ROOM) else {
+    pub fn hand_over(
+        &mut self,
+        disk: &Disk,
+        files: &PathFiles,
+        request: &mut Request,
+        slot: Slot,
+    ) -> bool {
+        let executor = disk.executors().get(request.executing_node);
+        let Some(executor) = executor.filter(|_| self.under_way < ROOM) else {
             return false;
         };
         let path = request.operation.file();
-        let Some((write, extent, memory)) = request.operation.begin_elsewhere(&self.files) else {
+        let Some((write, extent, memory)) = request.operation.begin_elsewhere(files) else {
             return false;
         };
         let view = request.answer.view();
@@ -123,57 +123,38 @@ impl QueueWorker {
             extent,
             memory,
             slot,
-            answer: offload.sender.clone(),
+            answer: self.sender.clone(),
         });
-        match handed {
-            Ok(()) => {
-                offload.under_way += 1;
-                count(&self.disk.counters().handed, 1);
-                true
-            }
-            Err(memory) => {
-                let memory = returned(memory, view);
-                request.operation.back_from_elsewhere(memory, false);
-                false
-            }
+        if let Err(memory) = handed {
+            let memory = returned(memory, view);
+            request.operation.back_from_elsewhere(memory, false);
+            return false;
         }
+        self.under_way += 1;
+        count(&disk.counters().handed, 1);
+        true
     }
 
-    /// Follows the data: a request goes to `node`. Guests put the rings of all queues on one node,
-    /// whoever uses them.
-    pub(super) fn follow(&mut self, node: usize) {
-        let Some(offload) = &mut self.offload else {
-            return;
-        };
-        if let Some(home) = offload.homing.saw(node, self.home)
-            && let Some(limb) = self.disk.around().limbs.all().get(home)
-        {
-            limb.enter();
-            self.home = home;
-            count(&self.disk.counters().rehomed, 1);
+    /// Takes the result of a transfer, and gives its request the memory back.
+    pub fn take(&mut self, requests: &mut Requests) -> Option<(Slot, i32)> {
+        let Answer {
+            slot,
+            result,
+            memory,
+        } = self.answers.take()?;
+        self.under_way -= 1;
+        if let Some(request) = requests.slots.get_mut(slot) {
+            let memory = returned(memory, request.answer.view());
+            request.operation.back_from_elsewhere(memory, true);
         }
+        Some((slot, result))
     }
 
-    /// Takes what other nodes' workers have done.
-    pub(super) fn take_answers(&mut self) -> bool {
-        let mut worked = false;
-        while let Some(offload) = &mut self.offload
-            && let Some(answer) = offload.answers.take()
-        {
-            worked = true;
-            offload.under_way -= 1;
-            let Answer {
-                slot,
-                result,
-                memory,
-            } = answer;
-            if let Some(request) = self.requests.slots.get_mut(slot) {
-                let memory = returned(memory, request.answer.view());
-                request.operation.back_from_elsewhere(memory, true);
-                self.ended(slot, result);
-            }
-        }
-        worked
+    /// A request goes to `node`. Returns where the worker should be from now on, where that is not
+    /// `home`: guests put the rings of all queues on one node, whoever uses them, so that a worker
+    /// follows its data.
+    pub fn follow(&mut self, node: usize, home: usize) -> Option<usize> {
+        self.homing.saw(node, home)
     }
 }
 

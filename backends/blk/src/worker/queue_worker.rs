@@ -151,8 +151,11 @@ impl QueueWorker {
                 }
             }
         }
-        if self.offload.is_some() {
-            worked |= self.take_answers();
+        while let Some(offload) = &mut self.offload
+            && let Some((slot, result)) = offload.take(&mut self.requests)
+        {
+            worked = true;
+            self.ended(slot, result);
         }
         if !self.requests.unsettled.is_empty() {
             worked |= self.look_at_unsettled();

@@ -166,6 +166,18 @@ impl QueueWorker {
         }
     }
 
+    /// Follows the data: a request goes to `node`.
+    fn follow(&mut self, node: usize) {
+        let offload = self.offload.as_mut();
+        if let Some(home) = offload.and_then(|offload| offload.follow(node, self.home))
+            && let Some(limb) = self.disk.around().limbs.all().get(home)
+        {
+            limb.enter();
+            self.home = home;
+            count(&self.disk.counters().rehomed, 1);
+        }
+    }
+
     /// The node that is to do a request.
     fn node_of(&self, request: &mut Request) -> usize {
         let around = self.disk.around();

@@ -32,19 +32,17 @@ impl QueueWorker {
             count(&self.disk.counters().copied, 1);
         }
         if request.is_remote && !request.operation.is_moved() {
-            if self.hand_over(slot) {
+            if let Some(offload) = &mut self.offload
+                && offload.hand_over(&self.disk, &self.files, request, slot)
+            {
                 return;
             }
             // It cannot now: the worker does it itself.
-            if let Some(request) = self.requests.slots.get_mut(slot) {
-                request.is_remote = false;
-                request.executing_node = self.home;
-            }
+            request.is_remote = false;
+            request.executing_node = self.home;
         }
-        if let Some(request) = self.requests.slots.get_mut(slot) {
-            let step = request.operation.advance(&mut self.files, slot);
-            self.after(slot, step);
-        }
+        let step = request.operation.advance(&mut self.files, slot);
+        self.after(slot, step);
     }
 
     fn after(&mut self, slot: Slot, step: Step) {
