@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// How long the other end, which is there already, may take to say so.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Windows of one link. Each shows a whole file of the VM's memory, of which a VM has a handful,
+/// Windows of one session. Each shows a whole file of the VM's memory, of which a VM has a handful,
 /// and one for each DIMM that is plugged: QEMU has 256 slots at most.
 const WINDOWS: u32 = 256;
 /// Whole pages, and no more than processors address.

@@ -14,7 +14,7 @@ use farlane_daemon::run::{Daemon, Drain};
 use farlane_daemon::seccomp::{ALL_SOCKETS, NONBLOCKING, SystemCalls};
 use farlane_ntb::{IvshmemNtb, Ntb};
 use farlane_vfio_remote::borrower::{BorrowCounters, Borrowed, BorrowerConfig, Peers};
-use farlane_vfio_remote::link::{Connector, TlsIdentity};
+use farlane_vfio_remote::protocol::{Connector, TlsIdentity};
 use farlane_vfio_user::{Counters, Server, Stop};
 use farlane_zero_copy::broker::{self, Publisher, Subscription};
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use farlane_daemon::options::{DaemonOptions, TlsOptions};
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{InterruptView, PeerWindow};
 use farlane_vfio_remote::lender::is_name;
-use farlane_vfio_remote::link::Address;
+use farlane_vfio_remote::protocol::Address;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -4,8 +4,8 @@ use crate::options::{Command, LenderOptions};
 use anyhow::Context as _;
 use farlane_daemon::options::host_name;
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::link::message::{DeviceStatus, PeerName, PeerStatus};
-use farlane_vfio_remote::link::{Connector, TlsIdentity};
+use farlane_vfio_remote::protocol::message::{DeviceStatus, PeerName, PeerStatus};
+use farlane_vfio_remote::protocol::{Connector, TlsIdentity};
 use std::fmt::Write as _;
 use std::io::Write as _;
 
@@ -127,7 +127,7 @@ fn table(devices: &[DeviceStatus]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farlane_vfio_remote::link::message::{Holder, MappingStatus};
+    use farlane_vfio_remote::protocol::message::{Holder, MappingStatus};
 
     #[test]
     fn a_table_has_a_line_for_each_device() {

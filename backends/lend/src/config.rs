@@ -1,6 +1,6 @@
 //! The configuration of a lender: which devices are lent, and to whom.
 
-use farlane_vfio_remote::link::Address;
+use farlane_vfio_remote::protocol::Address;
 use serde::Deserialize;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -44,7 +44,7 @@ pub struct UserConfig {
 pub struct AddressText(pub Address);
 
 impl TryFrom<String> for AddressText {
-    type Error = farlane_vfio_remote::link::AddressError;
+    type Error = farlane_vfio_remote::protocol::AddressError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         text.parse().map(Self)

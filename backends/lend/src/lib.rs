@@ -29,14 +29,14 @@ pub const CAPABILITIES: farlane_daemon::options::Capabilities =
 #[must_use]
 pub fn metrics_text(lender: &Lender) -> String {
     let mut text = String::new();
-    let links = u64::try_from(lender.links()).unwrap_or(u64::MAX);
+    let sessions = u64::try_from(lender.sessions()).unwrap_or(u64::MAX);
     write_samples(
         &mut text,
         "farlane_lend",
         [Sample {
             name: "links",
-            help: "Links that are open.",
-            value: links,
+            help: "Lending sessions that are open.",
+            value: sessions,
         }],
     );
     let held = lender.status().into_iter().map(|device| {

@@ -3,7 +3,7 @@
 use crate::config::{Backing, DeviceConfig, GpuOptions, NvmeOptions, SourceConfig};
 use farlane_daemon::keys::{Keys, KeysError, value};
 use farlane_daemon::options::{DaemonOptions, TlsOptions};
-use farlane_vfio_remote::link::Address;
+use farlane_vfio_remote::protocol::Address;
 use std::path::PathBuf;
 use std::str::FromStr;
 

@@ -21,7 +21,7 @@ use farlane_nvme::{BlockSize, Cache, Doorbells, Host, NamespaceConfig, NvmeConfi
 use farlane_pci::{BAR_COUNT, Region, Source};
 use farlane_vfio::VfioSource;
 use farlane_vfio_remote::lender::{BridgeOffer, FarBar, Lender, LenderConfig, Offer};
-use farlane_vfio_remote::link::{Acceptor, Address, Connector, TlsIdentity};
+use farlane_vfio_remote::protocol::{Acceptor, Address, Connector, TlsIdentity};
 use ring::digest::{SHA256, digest};
 use std::collections::BTreeMap;
 use std::net::TcpListener;

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::link::message::{Reply, Request, ToBorrower, ToLender, VERSION};
-use farlane_vfio_remote::link::{Connector, LinkError, Received, Receiver, Sender};
+use farlane_vfio_remote::protocol::message::{Reply, Request, ToBorrower, ToLender, VERSION};
+use farlane_vfio_remote::protocol::{ConnectionError, Connector, Received, Receiver, Sender};
 use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
@@ -110,5 +110,8 @@ fn what_is_under_way_keeps_the_link_open() {
             other => break other.map(drop),
         }
     };
-    assert!(matches!(hung_up, Err(LinkError::Closed)), "{hung_up:?}");
+    assert!(
+        matches!(hung_up, Err(ConnectionError::Closed)),
+        "{hung_up:?}"
+    );
 }

@@ -5,8 +5,8 @@
 use farlane_attacks::lending::{Answer, Kind, Peer, attack_lender};
 use farlane_nvme::{Backing, NvmeConfig, NvmeSource};
 use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
-use farlane_vfio_remote::link::Acceptor;
-use farlane_vfio_remote::link::message::{Reply, Request};
+use farlane_vfio_remote::protocol::Acceptor;
+use farlane_vfio_remote::protocol::message::{Reply, Request};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };

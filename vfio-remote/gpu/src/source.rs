@@ -113,7 +113,7 @@ impl Source for GpuSource {
                 file: Arc::new(file),
                 file_offset: 0,
             }],
-            link: None,
+            liveness: None,
         })
     }
 

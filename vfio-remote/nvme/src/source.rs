@@ -123,7 +123,10 @@ impl Source for NvmeSource {
                 file_offset: DOORBELLS,
             }],
         };
-        Ok(Attachment { areas, link: None })
+        Ok(Attachment {
+            areas,
+            liveness: None,
+        })
     }
 
     fn take(&self, attachment: &Attachment) -> Result<Box<dyn Function>, SourceError> {
@@ -143,7 +146,7 @@ impl Source for NvmeSource {
             self.description.config.clone(),
             Arc::clone(&self.identity),
             Arc::clone(&self.counters),
-            attachment.link.clone(),
+            attachment.liveness.clone(),
             lease,
         )
         .map_err(failed("start the controller"))?;

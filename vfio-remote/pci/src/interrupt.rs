@@ -21,7 +21,7 @@ pub trait Signal: Send + Sync + std::fmt::Debug {
     fn raise(&self);
 }
 
-/// An eventfd that the virtual machine monitor waits for.
+/// An eventfd that the VMM waits for.
 #[derive(Debug)]
 pub struct EventSignal(OwnedFd);
 

@@ -81,7 +81,7 @@ pub struct Attachment {
     /// What tells the borrower of the lender's end, by being closed. Transfers of the system's that
     /// outlive the process keep it open: what a disk has begun to write into the borrower's memory
     /// it goes on writing when the lender has been killed.
-    pub link: Option<Arc<OwnedFd>>,
+    pub liveness: Option<Arc<OwnedFd>>,
 }
 
 /// What lies behind a range of addresses that a function may reach.

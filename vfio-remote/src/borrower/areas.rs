@@ -1,7 +1,7 @@
-//! Parts of a lent function that the monitor maps, as the lender has sent them.
+//! Parts of a lent function that the VMM maps, as the lender has sent them.
 
 use super::session::SessionError;
-use crate::link::message::{Attached, LinkArea};
+use crate::protocol::message::{Attached, MappableArea};
 use farlane_pci::SharedArea;
 use farlane_sys::chain;
 use farlane_sys::closing::Closing;
@@ -61,7 +61,7 @@ pub(super) fn close(descriptors: Vec<OwnedFd>) {
     }
 }
 
-fn check(attached: &Attached, area: &LinkArea, file: &OwnedFd) -> Result<(), MemoryFileError> {
+fn check(attached: &Attached, area: &MappableArea, file: &OwnedFd) -> Result<(), MemoryFileError> {
     let described = attached.description.region(area.region);
     let is_writable = described.is_some_and(|region| region.writable);
     let range = (area.file_offset, area.area.size);

@@ -3,7 +3,7 @@
 use super::deadline::Deadline;
 use super::peers::Peers;
 use super::session::Session;
-use crate::link::message::{Fence, PeerKey};
+use crate::protocol::message::{Fence, PeerKey};
 use farlane_pci::{Region, RemoteMemory};
 use farlane_sys::sync::lock;
 use farlane_zero_copy::broker::{Origin, Publication};

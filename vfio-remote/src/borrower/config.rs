@@ -4,7 +4,7 @@ use super::bars::Decoded;
 use super::device::{Borrowed, Presence, RETRY};
 use super::layout::{LayoutError, User};
 use super::session::SessionError;
-use crate::link::message::{Refusal, Request};
+use crate::protocol::message::{Refusal, Request};
 use farlane_pci::{ConfigSpace, Effects, Region};
 use farlane_sys::chain;
 use farlane_vfio_user::{Client, HeldOff};
@@ -13,18 +13,18 @@ use std::time::Duration;
 
 /// No smaller stretch of a BAR can be mapped.
 const PAGE_BYTES: u64 = 4096;
-/// So much of the monitor's time is kept for the reset itself.
+/// So much of the VMM's time is kept for the reset itself.
 const RESETTING: Duration = Duration::from_millis(500);
 
 impl Borrowed {
-    /// A device that ends what it is at may be at the monitor's memory, and this is the thread that
+    /// A device that ends what it is at may be at the VMM's memory, and this is the thread that
     /// would take the answer: that fails.
     fn hold_off(&self) -> Option<HeldOff> {
         self.client.as_ref().map(Client::hold_off)
     }
 
     /// Shows memory to the device if it is a bus master, else takes it away. So much of the
-    /// monitor's time is kept.
+    /// VMM's time is kept.
     pub(super) fn follow_bus_master(&mut self, kept: Duration) {
         let Presence::Held(session, fence) = &self.presence else {
             return;

@@ -9,8 +9,8 @@ use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
 use super::signals::{Signals, kind_of};
 use super::turns::Turns;
-use crate::link::Connector;
-use crate::link::message::{Fence, Refusal};
+use crate::protocol::Connector;
+use crate::protocol::message::{Fence, Refusal};
 use farlane_ntb::Ntb;
 use farlane_pci::{ConfigSpace, Interrupts, Region, SharedArea};
 use farlane_sys::chain;
@@ -47,10 +47,10 @@ pub struct BorrowerConfig {
 /// How a VM sees the interrupts of a function that has MSI-X.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterruptView {
-    /// As MSI, with at most 32 vectors. The monitor can be asked to unplug the device.
+    /// As MSI, with at most 32 vectors. The VMM can be asked to unplug the device.
     #[default]
     Msi,
-    /// As they are. The monitor is not asked to unplug the device: QEMU (11.1) ends when a
+    /// As they are. The VMM is not asked to unplug the device: QEMU (11.1) ends when a
     /// vfio-user device with MSI-X is unplugged.
     Msix,
 }
@@ -70,9 +70,9 @@ pub struct BorrowCounters {
 
 /// Where the device is.
 pub(super) enum Presence {
-    /// No link.
+    /// No session.
     Away,
-    /// There is a link; the device has not been asked for.
+    /// There is a session; the device has not been asked for.
     Attached(Arc<Session>),
     /// It is somebody else's; asked last then.
     Refused(Arc<Session>, Instant),
@@ -92,10 +92,10 @@ impl Presence {
     }
 }
 
-/// A function of a lender, served to one virtual machine monitor after the other.
+/// A function of a lender, served to one VMM after the other.
 ///
-/// A link to the lender is made when a monitor connects, and the device is taken when the guest
-/// resets or first touches it (device-lending-2019, section 5). It is given back when the monitor
+/// A session to the lender is made when a VMM connects, and the device is taken when the guest
+/// resets or first touches it (device-lending-2019, section 5). It is given back when the VMM
 /// disconnects. Memory is shown to the device only while its bus master bit is set.
 pub struct Borrowed {
     pub(super) config: BorrowerConfig,
@@ -113,7 +113,7 @@ pub struct Borrowed {
     /// What others are told of this device.
     pub(super) bars: Option<Arc<Bars>>,
     pub(super) signals: Arc<Signals>,
-    /// When all is over that the monitor waits for now.
+    /// When all is over that the VMM waits for now.
     deadline: Cell<Deadline>,
 }
 
@@ -157,12 +157,12 @@ impl Borrowed {
         })
     }
 
-    /// Others have had some of the monitor's time: its own lender is still asked.
+    /// Others have had some of the VMM's time: its own lender is still asked.
     pub(super) fn has_waited(&self) {
         self.deadline.set(self.deadline().after_a_wait());
     }
 
-    /// When all is over that the monitor waits for now. May have become later when another thread
+    /// When all is over that the VMM waits for now. May have become later when another thread
     /// has had the layout.
     pub(super) fn deadline(&self) -> Deadline {
         self.deadline.get()
@@ -178,7 +178,7 @@ impl Borrowed {
         }
     }
 
-    /// Makes a link.
+    /// Makes a session.
     fn attach(&mut self) -> Result<(), SessionError> {
         // The memory of this VM may be the file that the one before had.
         if let Err(LayoutError::InDoubt(doubt)) = self.layout().check_doubt() {
@@ -472,7 +472,7 @@ impl Device for Borrowed {
                 action: IrqAction::Trigger,
                 eventfds,
             } => self.bind(index, start, eventfds),
-            // Masking by eventfd needs a thread that waits for them; monitors do without.
+            // Masking by eventfd needs a thread that waits for them; VMMs do without.
             IrqRequest::Bind { .. } => Err(Errno::OPNOTSUPP),
             IrqRequest::Perform {
                 index,
@@ -518,8 +518,8 @@ impl Device for Borrowed {
         }
         self.follow_bars();
         match &self.presence {
-            // What the monitor has mapped belongs to the link that is gone: only a device without
-            // such memory can come back while it stays plugged.
+            // What the VMM has mapped belongs to the session that is gone: only a device
+            // without such memory can come back while it stays plugged.
             Presence::Lost | Presence::Away if self.areas.is_empty() && self.client.is_some() => {
                 match self.attach() {
                     Ok(()) => self.take(),

@@ -6,7 +6,7 @@ use super::peers::Target;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Doubt, Session, SessionError};
 use crate::bridge;
-use crate::link::message::{Bridge, Fence, Request};
+use crate::protocol::message::{Bridge, Fence, Request};
 use farlane_ntb::{Ntb, WindowSlice, WindowSpace};
 use farlane_pci::DmaSpace;
 use farlane_sys::chain;
@@ -44,7 +44,7 @@ pub(crate) enum LayoutError {
     /// A lender fell silent before it said that its device had stopped.
     #[error("The device may still reach what it has reached, {0}")]
     InDoubt(Doubt),
-    /// The link has failed, or the lender: the device is given up.
+    /// The session has failed, or the lender: the device is given up.
     #[error("The device is given up")]
     Session(#[from] SessionError),
 }
@@ -66,12 +66,12 @@ pub(super) struct Asked<'a> {
 /// What lies behind a stretch of guest-physical addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
-    /// A file of the monitor.
+    /// A file of the VMM.
     Ram,
     /// Another device, by the number of its publication.
     Peer(u64),
-    /// Something that only the monitor knows.
-    Monitor,
+    /// Something that only the VMM knows.
+    Vmm,
 }
 
 /// A stretch of addresses that the device is to reach.
@@ -120,7 +120,7 @@ pub(super) struct Piece {
     pub path: Option<PeerPath>,
 }
 
-/// Memory as the monitor shows it.
+/// Memory as the VMM shows it.
 pub(super) struct Range {
     size: u64,
     writable: bool,
@@ -177,21 +177,21 @@ impl Layout {
         }
     }
 
-    /// What the lender of a new link may reach by messages: nothing yet. The lender of the link
-    /// before reaches nothing any more.
+    /// What the lender of a new session may reach by messages: nothing yet. The lender of the
+    /// session before reaches nothing any more.
     pub fn new_messages(&mut self) -> Arc<DmaSpace> {
         self.messages = DmaSpace::new();
         Arc::clone(&self.messages)
     }
 
-    /// The monitor is gone, and with it all of the VM's own memory. Nobody uses it.
+    /// The VMM is gone, and with it all of the VM's own memory. Nobody uses it.
     pub fn clear(&mut self) {
         self.lose_user();
         self.ranges.clear();
         self.ways.clear();
     }
 
-    /// Takes the bridges of a new link. `descriptors` begin with theirs, which are taken off.
+    /// Takes the bridges of a new session. `descriptors` begin with theirs, which are taken off.
     pub fn set_bridges(
         &mut self,
         bridges: &[Bridge],
@@ -413,7 +413,7 @@ impl Layout {
     }
 
     /// What the device is to reach: the VM's own memory, other devices where that is not, and where
-    /// nothing is known of neither, what the monitor has.
+    /// nothing is known of neither, what the VMM has.
     fn wanted(&self) -> BTreeMap<u64, Stretch> {
         let mut wanted = BTreeMap::new();
         let mut devices: BTreeMap<u64, u64> = BTreeMap::new();
@@ -452,12 +452,12 @@ impl Layout {
                     continue;
                 }
                 if start > at {
-                    wanted.insert(at, stretch(at, start - at, Backing::Monitor));
+                    wanted.insert(at, stretch(at, start - at, Backing::Vmm));
                 }
                 at = start + bytes;
             }
             if at < end {
-                wanted.insert(at, stretch(at, end - at, Backing::Monitor));
+                wanted.insert(at, stretch(at, end - at, Backing::Vmm));
             }
         }
         wanted

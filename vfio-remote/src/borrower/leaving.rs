@@ -1,8 +1,8 @@
 //! How stretches of memory are taken away from the lender's device.
 //!
 //! A device that has begun something there, such as to read from a disk that does not answer, is
-//! waited for as long as the monitor waits for us, once for all that one request of the monitor
-//! takes away. Then the monitor is told that it was not done, and the stretch is as it was for the
+//! waited for as long as the VMM waits for us, once for all that one request of the VMM
+//! takes away. Then the VMM is told that it was not done, and the stretch is as it was for the
 //! device, until the lender says that it is not reached any more: the window goes on showing it,
 //! and nothing else is shown there. The device is not lost.
 

@@ -3,7 +3,7 @@
 use super::layout::{Asked, Backing, Layout, Placed, Stretch, Way};
 use super::resolve::PeerPath;
 use super::session::SessionError;
-use crate::link::message::{PeerName, Place, Refusal, Request};
+use crate::protocol::message::{PeerName, Place, Refusal, Request};
 use farlane_ntb::{NtbError, WindowSlice, WindowSpace};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, RemoteMemory};
 use farlane_sys::chain;
@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
-/// Memory of the monitor that has no file.
+/// Memory of the VMM that has no file.
 #[derive(Debug)]
 struct ClientMemory(Client);
 
@@ -72,8 +72,8 @@ impl Layout {
                 let found = self.show_ram(stretch, asked, &mut reasons)?;
                 found.map(|placed| (placed, None))
             }
-            Backing::Monitor => {
-                let target = self.monitor(asked);
+            Backing::Vmm => {
+                let target = self.vmm_memory(asked);
                 let found = self.by_messages(stretch, target, None, asked, &mut reasons)?;
                 found.map(|placed| (placed, None))
             }
@@ -120,8 +120,8 @@ impl Layout {
         Ok(found)
     }
 
-    /// Whatever the monitor has there.
-    pub(super) fn monitor(&self, asked: &Asked<'_>) -> DmaTarget {
+    /// Whatever the VMM has there.
+    pub(super) fn vmm_memory(&self, asked: &Asked<'_>) -> DmaTarget {
         DmaTarget::Remote(Arc::new(ClientMemory(asked.user.client.clone())))
     }
 
@@ -209,7 +209,7 @@ impl Layout {
         self.messages.map(&mapping)
     }
 
-    /// By messages over the link, which this end answers with `target`.
+    /// By messages over the session, which this end answers with `target`.
     pub(super) fn by_messages(
         &self,
         stretch: &Stretch,

@@ -5,7 +5,7 @@ use super::layout::{Asked, Layout, Placed, Stretch};
 use super::peers::Target;
 use super::placement::ask;
 use super::session::SessionError;
-use crate::link::message::{PeerKey, PeerName, Place};
+use crate::protocol::message::{PeerKey, PeerName, Place};
 use farlane_pci::{DmaTarget, Region};
 use farlane_zero_copy::broker::Origin;
 use std::fmt;
@@ -33,7 +33,7 @@ pub enum PeerPath {
     Local,
     /// The lender has a window to the other one's.
     Window,
-    /// By messages: of this borrower to the other lender, or of the monitor.
+    /// By messages: of this borrower to the other lender, or of the VMM.
     Messages,
 }
 
@@ -143,7 +143,7 @@ impl Layout {
                 offset: *offset,
             },
             (None, Some(reach)) => DmaTarget::Remote(Arc::clone(reach)),
-            (None, None) => self.monitor(asked),
+            (None, None) => self.vmm_memory(asked),
         };
         let placed = self.by_messages(stretch, far, Some(peer), asked, reasons)?;
         Ok(placed.map(|placed| (placed, PeerPath::Messages)))

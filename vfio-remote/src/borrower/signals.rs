@@ -1,4 +1,4 @@
-//! The eventfds by which the virtual machine monitor is interrupted.
+//! The eventfds by which the VMM is interrupted.
 
 use farlane_pci::{EventSignal, InterruptKind, Interrupts, Signal as _};
 use farlane_sys::sync::lock;
@@ -17,7 +17,7 @@ struct Bound {
     wanted: bool,
 }
 
-/// What is bound, and how it is raised. Used by the thread that serves the monitor and by the one
+/// What is bound, and how it is raised. Used by the thread that serves the VMM and by the one
 /// that receives from the lender.
 #[derive(Debug, Default)]
 pub(crate) struct Signals(Mutex<Bound>);
@@ -99,7 +99,7 @@ impl Signals {
         self.bound().translated = translated;
     }
 
-    /// Binds the request for the device (`VFIO_PCI_REQ_IRQ_INDEX`), upon which the monitor
+    /// Binds the request for the device (`VFIO_PCI_REQ_IRQ_INDEX`), upon which the VMM
     /// unplugs it.
     pub fn bind_request(&self, eventfd: Option<OwnedFd>) {
         let mut bound = self.bound();
@@ -111,7 +111,7 @@ impl Signals {
         }
     }
 
-    /// Asks the monitor to unplug the device.
+    /// Asks the VMM to unplug the device.
     pub fn want_back(&self) {
         let mut bound = self.bound();
         bound.wanted = true;

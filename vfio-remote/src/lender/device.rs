@@ -5,7 +5,7 @@ use super::names::Borrower;
 use super::peers::{Lent, PeerUse};
 use super::session::Control;
 use super::sublease::Sublease;
-use crate::link::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
+use crate::protocol::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
 use farlane_pci::{Function, Source};
 use farlane_sys::chain;
 use farlane_sys::sync::{held, lock};
@@ -28,7 +28,7 @@ pub struct Offer {
 
 pub(super) struct State {
     pub(super) lease: Lease,
-    /// The holder's link.
+    /// The holder's session.
     pub(super) control: Weak<Control>,
     reach: Reach,
     /// What other devices can reach of it, while it is held.
@@ -228,7 +228,7 @@ impl Device {
         self.state().reach = reach;
     }
 
-    /// The link of whoever holds it, and the lease.
+    /// The session of whoever holds it, and the lease.
     pub fn holder(&self) -> Option<(Arc<Control>, Fence)> {
         let state = self.state();
         let (_, fence, _) = state.lease.holder(Instant::now())?;

@@ -7,7 +7,7 @@ use super::peers::PeerUse;
 use super::posted::{Through, Written};
 use super::proof::Word;
 use crate::borrower::{LetGo, Subtenant};
-use crate::link::message::{MAX_WORDS, PeerKey, PeerName, Refusal};
+use crate::protocol::message::{MAX_WORDS, PeerKey, PeerName, Refusal};
 use farlane_pci::{AccessError, DmaMapping, Function, Region};
 use farlane_sys::chain;
 use farlane_sys::sync::lock;

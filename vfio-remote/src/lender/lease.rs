@@ -4,7 +4,7 @@
 //! nobody can take it: its mappings go and it is reset. The term of one that is held begins when it
 //! has been made ready for its holder. Times are handed in, so that all of it can be tested.
 
-use crate::link::message::{Fence, Refusal};
+use crate::protocol::message::{Fence, Refusal};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Numbers of leases: each is greater than all before, also before a restart of the lender, as

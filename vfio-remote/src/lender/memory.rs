@@ -2,8 +2,8 @@
 
 use super::posted::Written;
 use super::proof::Word;
-use crate::link::Sender;
-use crate::link::message::{Fence, MAX_DATA_BYTES, ToBorrower};
+use crate::protocol::Sender;
+use crate::protocol::message::{Fence, MAX_DATA_BYTES, ToBorrower};
 use farlane_pci::RemoteMemory;
 use farlane_sys::sync::{held, lock};
 use std::collections::{BTreeSet, HashMap};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// How long a borrower may take to answer a device.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Answers that may still come too late. Who owes more gives the link up with the next one.
+/// Answers that may still come too late. Who owes more gives the session up with the next one.
 const MAX_LATE: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -27,15 +27,15 @@ struct State {
     closed: bool,
 }
 
-/// The memory behind one link.
+/// The memory behind one session.
 #[derive(Debug)]
-pub(crate) struct LinkMemory {
+pub(crate) struct BorrowerMemory {
     sender: Sender,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl LinkMemory {
+impl BorrowerMemory {
     pub fn new(sender: Sender) -> Self {
         Self {
             sender,
@@ -167,19 +167,19 @@ impl LinkMemory {
     }
 }
 
-/// The memory behind a link, for the device that is held under one lease.
+/// The memory behind a session, for the device that is held under one lease.
 #[derive(Debug)]
 pub(crate) struct LeaseMemory {
-    link: Arc<LinkMemory>,
+    borrower: Arc<BorrowerMemory>,
     fence: Fence,
     /// What the device writes otherwise.
     written: Arc<Written>,
 }
 
 impl LeaseMemory {
-    pub fn new(link: Arc<LinkMemory>, fence: Fence, written: Arc<Written>) -> Self {
+    pub fn new(borrower: Arc<BorrowerMemory>, fence: Fence, written: Arc<Written>) -> Self {
         Self {
-            link,
+            borrower,
             fence,
             written,
         }
@@ -201,14 +201,14 @@ impl LeaseMemory {
             words[number] = word;
             Ok(())
         };
-        self.link.each(addresses.len(), until, message, take)?;
+        self.borrower.each(addresses.len(), until, message, take)?;
         Ok(words)
     }
 }
 
 impl RemoteMemory for LeaseMemory {
     fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
-        self.link.each_part(
+        self.borrower.each_part(
             address,
             data.len(),
             |id, address, range| ToBorrower::MemoryRead {
@@ -230,7 +230,7 @@ impl RemoteMemory for LeaseMemory {
     /// After what was written through windows before: the one may say that the other is there.
     fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
         self.written.flush();
-        self.link.each_part(
+        self.borrower.each_part(
             address,
             data.len(),
             |id, address, range| ToBorrower::MemoryWrite {

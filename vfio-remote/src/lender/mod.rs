@@ -18,8 +18,8 @@ mod worker;
 
 pub use device::Offer;
 
-use crate::link::message::{DeviceStatus, PeerName};
-use crate::link::{Acceptor, Connector, HANDSHAKE, LinkError, Peer, Receiver, Sender};
+use crate::protocol::message::{DeviceStatus, PeerName};
+use crate::protocol::{Acceptor, ConnectionError, Connector, HANDSHAKE, Peer, Receiver, Sender};
 use device::Device;
 use farlane_ntb::Ntb;
 use farlane_pci::{Counter, Region};
@@ -32,8 +32,8 @@ use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Links at the same time.
-const MAX_LINKS: usize = 256;
+/// Sessions at the same time.
+const MAX_SESSIONS: usize = 256;
 /// Connections to one address, of one user of this host or of all others together, that have not
 /// said who they are.
 const MAX_HANDSHAKES: usize = 64;
@@ -109,7 +109,11 @@ pub enum LenderError {
     #[error("{0:?} is not a name: 1 to 64 letters, digits, '-', '_' and '.'")]
     Name(String),
     /// Times that make no sense.
-    #[error("A term of {0:?} is not between {least:?} and {most:?}", least = TERMS.start(), most = TERMS.end())]
+    #[error(
+        "A term of {0:?} is not between {least:?} and {most:?}",
+        least = TERMS.start(),
+        most = TERMS.end()
+    )]
     Term(Duration),
     /// The same.
     #[error("A grace of {0:?} is longer than {LONGEST_GRACE:?}")]
@@ -119,7 +123,7 @@ pub enum LenderError {
 /// Whether hosts and devices can be called so.
 #[must_use]
 pub fn is_name(name: &str) -> bool {
-    (1..=crate::link::message::MAX_NAME_BYTES).contains(&name.len())
+    (1..=crate::protocol::message::MAX_NAME_BYTES).contains(&name.len())
         && name
             .bytes()
             .all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
@@ -134,7 +138,7 @@ pub struct Lender {
     lenders: Vec<String>,
     term: Duration,
     grace: Duration,
-    links: Arc<AtomicUsize>,
+    sessions: Arc<AtomicUsize>,
     watched: Once,
 }
 
@@ -190,7 +194,7 @@ impl Lender {
             lenders,
             term,
             grace,
-            links: Arc::default(),
+            sessions: Arc::default(),
             watched: Once::new(),
         }))
     }
@@ -210,7 +214,7 @@ impl Lender {
         });
     }
 
-    /// Serves whoever connects. Each link has threads of its own.
+    /// Serves whoever connects. Each session has threads of its own.
     pub fn serve(self: &Arc<Self>, acceptor: &Acceptor) {
         self.watch();
         // By user: one whose connections are silent keeps nobody else out. Those who may not
@@ -236,7 +240,7 @@ impl Lender {
             }
             let lender = Arc::clone(self);
             let started = std::thread::Builder::new()
-                .name("link".to_owned())
+                .name("session".to_owned())
                 .spawn(move || {
                     let until = incoming.until();
                     match incoming.finish() {
@@ -252,8 +256,8 @@ impl Lender {
         }
     }
 
-    /// Serves one link until it ends.
-    pub fn serve_link(self: &Arc<Self>, sender: Sender, receiver: Receiver) {
+    /// Serves one session until it ends.
+    pub fn serve_session(self: &Arc<Self>, sender: Sender, receiver: Receiver) {
         self.serve_finished(sender, receiver, Instant::now() + HANDSHAKE, None);
     }
 
@@ -270,8 +274,8 @@ impl Lender {
         drop(handshake);
         let served = match greeted {
             Ok(Some(borrower)) => {
-                let Some(_link) = Counted::enter(&self.links, MAX_LINKS) else {
-                    log::warn!("{MAX_LINKS} links are open: one is refused");
+                let Some(_session) = Counted::enter(&self.sessions, MAX_SESSIONS) else {
+                    log::warn!("{MAX_SESSIONS} sessions are open: one is refused");
                     sender.close();
                     return;
                 };
@@ -284,8 +288,9 @@ impl Lender {
             Err(e) => Err(e),
         };
         match served {
-            Ok(()) | Err(LinkError::Closed | LinkError::Ended | LinkError::Reset) => {}
-            Err(e) => log::warn!("A link has ended: {}", chain(&e)),
+            Ok(())
+            | Err(ConnectionError::Closed | ConnectionError::Ended | ConnectionError::Reset) => {}
+            Err(e) => log::warn!("A session has ended: {}", chain(&e)),
         }
     }
 
@@ -321,10 +326,10 @@ impl Lender {
             .collect()
     }
 
-    /// Links that are open.
+    /// Sessions that are open.
     #[must_use]
-    pub fn links(&self) -> usize {
-        self.links.load(Ordering::Relaxed)
+    pub fn sessions(&self) -> usize {
+        self.sessions.load(Ordering::Relaxed)
     }
 }
 

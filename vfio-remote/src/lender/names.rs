@@ -1,7 +1,7 @@
 //! Who may say that he is whom, and what that allows.
 
 use super::is_name;
-use crate::link::Peer;
+use crate::protocol::Peer;
 use std::collections::BTreeMap;
 
 /// What a borrower may do.

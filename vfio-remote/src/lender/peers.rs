@@ -2,7 +2,7 @@
 //! 6): both are held for the same VM.
 
 use super::device::Device;
-use crate::link::message::{Fence, PeerKey, Refusal};
+use crate::protocol::message::{Fence, PeerKey, Refusal};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, Region, SharedArea};
 use farlane_sys::chain;
 use farlane_sys::sync::lock;

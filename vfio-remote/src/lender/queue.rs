@@ -1,7 +1,7 @@
-//! What waits for the worker of a link.
+//! What waits for the worker of a session.
 
-use crate::link::Received;
-use crate::link::message::ToLender;
+use crate::protocol::Received;
+use crate::protocol::message::ToLender;
 use farlane_sys::sync::{held, lock};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};

@@ -1,4 +1,4 @@
-//! One link at the lender: what its device reaches, and over which ways.
+//! One session at the lender: what its device reaches, and over which ways.
 
 use super::device::{Device, Reach};
 use super::far::{FarDevice, Owner, Used};
@@ -8,8 +8,8 @@ use super::posted::Through;
 use super::proof::{self, Fault, Verdict, Word};
 use super::session::Ending;
 use super::unmapping;
-use super::worker::{Answer, Held, Session, Worker};
-use crate::link::message::{
+use super::worker::{Answer, AttachedDevice, Held, Worker};
+use crate::protocol::message::{
     Fence, MAX_LISTED_MAPPINGS, MAX_LISTED_PEERS, MappingStatus, PeerKey, PeerName, PeerStatus,
     Place, Refusal, Reply,
 };
@@ -131,7 +131,7 @@ impl Worker {
         self.look_again(fence, until)?;
         let lender = Arc::clone(&self.lender);
         let borrower = self.borrower.clone();
-        let (session, held) = self.held(fence)?;
+        let (attached, held) = self.held(fence)?;
         let invalid =
             |why: &str| Refusal::Invalid(format!("{length:#x} bytes at {address:#x}: {why}"));
         if length == 0
@@ -179,7 +179,7 @@ impl Worker {
                 let other = lender
                     .devices
                     .get(&device)
-                    .filter(|d| d.is_for(&borrower) && !Arc::ptr_eq(d, &session.device))
+                    .filter(|d| d.is_for(&borrower) && !Arc::ptr_eq(d, &attached.device))
                     .ok_or_else(|| Refusal::NoDevice(borrower.name.clone()))?;
                 let range = (address, length, writable);
                 let used = other.reach(key, (region, offset), &held.function, range)?;
@@ -194,14 +194,14 @@ impl Worker {
             } => {
                 let peer = peer.as_ref().ok_or_else(|| invalid("of no device"))?;
                 let device = self.far(fence, (bridge, region), peer, key, until)?;
-                let (session, held) = self.held(fence)?;
+                let (attached, held) = self.held(fence)?;
                 let place = Place::Window {
                     bridge,
                     window: 0,
                     offset,
                 };
                 let range = (length, writable);
-                let found = find(session, &place, range, true, memory as _);
+                let found = find(attached, &place, range, true, memory as _);
                 let mut found = found.map_err(|why| invalid(&why))?;
                 // Before anything is read through the window: that there is memory, not registers.
                 let ends = [offset, offset.wrapping_add(length - WORD_BYTES)];
@@ -228,7 +228,7 @@ impl Worker {
             place => {
                 let range = (length, writable);
                 let found = find(
-                    session,
+                    attached,
                     &place,
                     range,
                     peer.is_some(),
@@ -238,7 +238,7 @@ impl Worker {
                 if let Place::Window { bridge, .. } = place
                     && found.hops != Some(0)
                 {
-                    let way = session.ways.get(usize::from(bridge));
+                    let way = attached.ways.get(usize::from(bridge));
                     // To look there may not be without effect.
                     if way.is_some_and(|way| way.shows.is_some()) {
                         return Err(invalid("the window shows a device"));
@@ -268,12 +268,12 @@ impl Worker {
             used,
             unproved,
         };
-        if let Some(session) = &mut self.session
-            && let Some(held) = &mut session.held
+        if let Some(attached) = &mut self.attached
+            && let Some(held) = &mut attached.held
         {
             held.mappings.insert(address, mapped);
             held.write_through();
-            report(&session.device, held);
+            report(&attached.device, held);
         }
         Ok(Reply::Done)
     }
@@ -281,8 +281,8 @@ impl Worker {
     fn memory(&self, fence: Fence) -> LeaseMemory {
         let held = self.held(fence).ok();
         let written = held.map(|(_, held)| Arc::clone(&held.written));
-        let link = Arc::clone(&self.control.memory);
-        LeaseMemory::new(link, fence, written.unwrap_or_default())
+        let borrower = Arc::clone(&self.control.memory);
+        LeaseMemory::new(borrower, fence, written.unwrap_or_default())
     }
 
     /// The device of another lender that a window shows, for as long as it is held there.
@@ -295,8 +295,8 @@ impl Worker {
         until: Instant,
     ) -> Result<Arc<FarDevice>, Refusal> {
         let lender = Arc::clone(&self.lender);
-        let (session, held) = self.held(fence)?;
-        let way = session.ways.get(usize::from(bridge));
+        let (attached, held) = self.held(fence)?;
+        let way = attached.ways.get(usize::from(bridge));
         let shows = way.and_then(|way| way.shows.clone());
         let shows = shows.filter(|bar| bar.name() == *peer && bar.region == region);
         let PeerName {
@@ -446,10 +446,10 @@ impl Worker {
 
     /// Nothing is reached through a bridge any more under this lease.
     fn refuse_window(&mut self, bridge: u16, why: String) -> Refusal {
-        if let Some(session) = &mut self.session
-            && let Some(held) = &mut session.held
+        if let Some(attached) = &mut self.attached
+            && let Some(held) = &mut attached.held
         {
-            let way = session.ways.get(usize::from(bridge));
+            let way = attached.ways.get(usize::from(bridge));
             let name = way.map_or("none", |way| way.name.as_str());
             let borrower = &self.borrower.name;
             let what = way.and_then(|way| way.shows.as_ref()).map_or_else(
@@ -476,9 +476,9 @@ fn window_of(target: &DmaTarget, address: u64, length: u64) -> Result<Arc<DmaSpa
     Ok(window)
 }
 
-/// Memory behind a window or the link, as the lender reaches it.
+/// Memory behind a window or the session, as the lender reaches it.
 fn find(
-    session: &Session,
+    attached: &AttachedDevice,
     place: &Place,
     (length, writable): (u64, bool),
     of_device: bool,
@@ -497,7 +497,7 @@ fn find(
             through: None,
         });
     };
-    let way = session.ways.get(usize::from(bridge));
+    let way = attached.ways.get(usize::from(bridge));
     let way = way.ok_or_else(|| "no such bridge".to_owned())?;
     let shown = way.ntb.peer_window(window).map_err(|e| chain(&e))?;
     let through = (way.hops > 0 && writable).then(|| Through {

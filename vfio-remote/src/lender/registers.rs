@@ -1,9 +1,9 @@
-//! One link at the lender: registers and interrupts of its device.
+//! One session at the lender: registers and interrupts of its device.
 
 use super::posted::Ordered;
 use super::session::MessageSignal;
 use super::worker::{Answer, Held, Worker};
-use crate::link::message::{Delivery, Fence, MAX_DATA_BYTES, MAX_VECTORS, Refusal, Reply};
+use crate::protocol::message::{Delivery, Fence, MAX_DATA_BYTES, MAX_VECTORS, Refusal, Reply};
 use farlane_pci::{AccessError, EventSignal, InterruptKind, Region, Signal};
 use farlane_sys::{chain, eventfd};
 use std::os::fd::OwnedFd;
@@ -18,8 +18,8 @@ impl Worker {
         offset: u64,
         length: usize,
     ) -> Result<&Held, Refusal> {
-        let (session, held) = self.held(fence)?;
-        let description = session.device.offer.source.description();
+        let (attached, held) = self.held(fence)?;
+        let description = attached.device.offer.source.description();
         if length == 0 || length > MAX_DATA_BYTES || !description.contains(region, offset, length) {
             return Err(Refusal::Invalid(format!(
                 "{length:#x} bytes at {offset:#x} of {region:?}"
@@ -66,8 +66,8 @@ impl Worker {
         descriptors: Vec<OwnedFd>,
     ) -> Answer {
         let control = Arc::downgrade(&self.control);
-        let (session, held) = self.held(fence)?;
-        let interrupts = session.device.offer.source.description().interrupts;
+        let (attached, held) = self.held(fence)?;
+        let interrupts = attached.device.offer.source.description().interrupts;
         let count = match kind {
             InterruptKind::Intx => interrupts.intx,
             InterruptKind::Msi => interrupts.msi,

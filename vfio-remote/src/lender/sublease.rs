@@ -11,7 +11,7 @@ use super::device::Device;
 use super::names::{Borrower, Standing};
 use super::peers::Lent;
 use super::session::Control;
-use crate::link::message::{Fence, MAX_WORDS, PeerKey, Refusal, ToBorrower};
+use crate::protocol::message::{Fence, MAX_WORDS, PeerKey, Refusal, ToBorrower};
 use farlane_pci::{Description, DmaMapping, DmaSpace, Region};
 use farlane_sys::chain;
 use farlane_sys::sync::{held, lock};
@@ -34,8 +34,8 @@ fn silence(term: Duration) -> Duration {
     2 * term + STOPPING
 }
 
-/// What has come over the link of a sublease, and was heard: this lender may have been stopped, or
-/// slow.
+/// What has come over the session of a sublease, and was heard: this lender may have been stopped,
+/// or slow.
 #[derive(Clone, Copy, Debug)]
 enum Heard {
     Until(Instant),
@@ -52,7 +52,7 @@ struct State {
     goes_on: bool,
     /// It has let go.
     released: bool,
-    /// It has ended its link, which it does after it has let go, or with its process.
+    /// It has ended its session, which it does after it has let go, or with its process.
     gone: bool,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Sublease {
     pub fence: Fence,
     term: Duration,
     control: Weak<Control>,
-    /// The other lender is of this host: while its link is there, time proves nothing of it.
+    /// The other lender is of this host: while its session is there, time proves nothing of it.
     is_here: bool,
     state: Mutex<State>,
     changed: Condvar,
@@ -132,20 +132,20 @@ impl Sublease {
         self.changed.notify_all();
     }
 
-    /// Its link was broken off, by its end or by something in between. That is not heard of one of
-    /// this host.
+    /// Its session was broken off, by its end or by something in between. That is not heard of one
+    /// of this host.
     pub fn break_off(&self) {
         self.state().gone |= !self.is_here;
         self.changed.notify_all();
     }
 
-    /// All that had come over its link by then has been heard.
+    /// All that had come over its session by then has been heard.
     pub fn has_heard(&self, until: Instant) {
         self.state().heard = Heard::Until(until);
         self.changed.notify_all();
     }
 
-    /// Nothing more comes over its link.
+    /// Nothing more comes over its session.
     pub fn has_heard_all(&self) {
         self.state().heard = Heard::All;
         self.changed.notify_all();
@@ -396,7 +396,7 @@ mod tests {
         for (is_here, goes_on, gone, is_over) in [
             (false, false, false, true),
             (false, true, false, false),
-            // Of a process of another host its link does not say how far it has come.
+            // Of a process of another host its session does not say how far it has come.
             (false, true, true, false),
             (true, false, false, false),
             (true, false, true, true),

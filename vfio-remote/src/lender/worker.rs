@@ -1,4 +1,4 @@
-//! One link at the lender: the thread that works. Here are devices taken and returned;
+//! One session at the lender: the thread that works. Here are devices taken and returned;
 //! [`reach`](super::reach) has what they reach, [`registers`](super::registers) their registers and
 //! interrupts.
 
@@ -16,10 +16,10 @@ use super::session::{Control, Ending, Tenure};
 use super::sublease::Sublease;
 use super::unmapping::Unmapping;
 use crate::bridge;
-use crate::link::Received;
-use crate::link::message::{
-    Attached, Bridge, Fence, LinkArea, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, PeerKey,
-    PeerName, Refusal, Reply, Request, ToBorrower, ToLender,
+use crate::protocol::Received;
+use crate::protocol::message::{
+    Attached, Bridge, Fence, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, MappableArea,
+    PeerKey, PeerName, Refusal, Reply, Request, ToBorrower, ToLender,
 };
 use farlane_ntb::Ntb;
 use farlane_pci::{Attachment, Function};
@@ -61,17 +61,17 @@ pub(super) struct Held {
     pub far: BTreeMap<PeerName, Arc<FarDevice>>,
 }
 
-/// The device that the link is for.
-pub(super) struct Session {
+/// The device that the session is for.
+pub(super) struct AttachedDevice {
     pub device: Arc<Device>,
     attachment: Attachment,
     pub ways: Vec<Way>,
     pub held: Option<Held>,
-    /// It was taken away: it cannot be taken again over this link.
+    /// It was taken away: it cannot be taken again over this session.
     spent: bool,
 }
 
-impl Drop for Session {
+impl Drop for AttachedDevice {
     fn drop(&mut self) {
         self.device.detach();
     }
@@ -82,8 +82,8 @@ pub(crate) struct Worker {
     pub(super) lender: Arc<Lender>,
     pub(super) control: Arc<Control>,
     pub(super) borrower: Borrower,
-    pub(super) session: Option<Session>,
-    /// What the link is for, if another lender is at its other end.
+    pub(super) attached: Option<AttachedDevice>,
+    /// What the session is for, if another lender is at its other end.
     sublease: Option<(Arc<Device>, Arc<Sublease>)>,
 }
 
@@ -95,7 +95,7 @@ impl Worker {
             lender,
             control,
             borrower,
-            session: None,
+            attached: None,
             sublease: None,
         }
     }
@@ -135,7 +135,7 @@ impl Worker {
                     .send(&ToBorrower::Reply { id, result }, &fds)
                 {
                     let who = &self.borrower.name;
-                    // The end of a sublease's link is for the other lender to say.
+                    // The end of a sublease's session is for the other lender to say.
                     if self.sublease.is_some() {
                         log::debug!("{who}: cannot be answered: {e}");
                     } else {
@@ -291,7 +291,9 @@ impl Worker {
         let grace = self.lender.grace;
         match device.holder() {
             Some((holder, _)) if Arc::ptr_eq(&holder, &self.control) => {
-                return Err(Refusal::Order("The device is this link's own".to_owned()));
+                return Err(Refusal::Order(
+                    "The device is this session's own".to_owned(),
+                ));
             }
             Some((holder, fence)) => {
                 log::info!("{name}: revoked");
@@ -303,10 +305,12 @@ impl Worker {
         Ok(Reply::Done)
     }
 
-    /// A link is for one thing.
+    /// A session is for one thing.
     fn check_unused(&self) -> Result<(), Refusal> {
-        match self.session.is_some() || self.sublease.is_some() {
-            true => Err(Refusal::Order("The link has a device already".to_owned())),
+        match self.attached.is_some() || self.sublease.is_some() {
+            true => Err(Refusal::Order(
+                "The session has a device already".to_owned(),
+            )),
             false => Ok(()),
         }
     }
@@ -341,7 +345,7 @@ impl Worker {
         })
     }
 
-    /// What the link is for, if `fence` is its sublease's.
+    /// What the session is for, if `fence` is its sublease's.
     fn sublease(&self, fence: Fence) -> Result<&(Arc<Device>, Arc<Sublease>), Refusal> {
         let sublease = self.sublease.as_ref();
         let named = sublease.filter(|(_, s)| s.fence == fence && !s.is_released());
@@ -371,8 +375,8 @@ impl Worker {
             bridges.push(Bridge::Shm);
             out.push(Arc::new(theirs));
         }
-        let link = self.control.sender.keep_open();
-        attachment.link = Some(Arc::new(link.map_err(|e| Refusal::Device(chain(&e)))?));
+        let liveness = self.control.sender.keep_open();
+        attachment.liveness = Some(Arc::new(liveness.map_err(|e| Refusal::Device(chain(&e)))?));
         for (name, bridge) in &self.lender.bridges {
             if !self.borrower.is_among(&bridge.borrowers) {
                 continue;
@@ -390,7 +394,7 @@ impl Worker {
             .truncate(MAX_DESCRIPTORS.saturating_sub(out.len()));
         let areas = attachment.areas.iter().map(|area| {
             out.push(Arc::clone(&area.file));
-            LinkArea {
+            MappableArea {
                 region: area.region,
                 area: area.area,
                 file_offset: area.file_offset,
@@ -403,7 +407,7 @@ impl Worker {
         };
         device.attach();
         log::info!("{name}: {} is attached", self.borrower.name);
-        self.session = Some(Session {
+        self.attached = Some(AttachedDevice {
             device,
             attachment,
             ways,
@@ -414,12 +418,12 @@ impl Worker {
     }
 
     fn take(&mut self) -> Answer {
-        let no_device = || Refusal::Order("The link has no device".to_owned());
-        let session = self.session.as_mut().ok_or_else(no_device)?;
-        if session.held.is_some() {
+        let no_device = || Refusal::Order("The session has no device".to_owned());
+        let attached = self.attached.as_mut().ok_or_else(no_device)?;
+        if attached.held.is_some() {
             return Err(Refusal::Order("The device is taken already".to_owned()));
         }
-        if session.spent {
+        if attached.spent {
             return Err(Refusal::Order("The device was taken away".to_owned()));
         }
         let mut key = [0; 16];
@@ -427,9 +431,9 @@ impl Worker {
             return Err(Refusal::Device("there are no random numbers".to_owned()));
         }
         let key = PeerKey(key);
-        let device = Arc::clone(&session.device);
+        let device = Arc::clone(&attached.device);
         let fence = device.take(&self.borrower.name, &self.control)?;
-        let function: Arc<dyn Function> = match device.offer.source.take(&session.attachment) {
+        let function: Arc<dyn Function> = match device.offer.source.take(&attached.attachment) {
             Ok(function) => function.into(),
             Err(e) => {
                 device.give_back(fence, || ());
@@ -445,11 +449,11 @@ impl Worker {
         device.lend(Lent {
             fence,
             key,
-            areas: session.attachment.areas.clone(),
+            areas: attached.attachment.areas.clone(),
             function: Arc::downgrade(&function),
         });
         let tenure = Tenure::new(&device, fence, &function);
-        session.held = Some(Held {
+        attached.held = Some(Held {
             fence,
             function,
             mappings: BTreeMap::new(),
@@ -472,17 +476,17 @@ impl Worker {
     /// borrower and is on offer.
     pub(super) fn end_lease(&mut self, ending: Option<Ending>) {
         self.control.set_lease(None);
-        let Some(session) = &mut self.session else {
+        let Some(attached) = &mut self.attached else {
             return;
         };
-        let Some(mut held) = session.held.take() else {
+        let Some(mut held) = attached.held.take() else {
             return;
         };
         let fence = held.fence;
         let written = Arc::clone(&held.written);
         // What it is at may take a while, and so may other lenders: it begins nothing more
         // meanwhile.
-        session.device.keep_from_memory(&*held.function);
+        attached.device.keep_from_memory(&*held.function);
         // Afterwards nobody else has the function. What does not let go of another device counts as
         // reaching it until it has been reset.
         let used: Vec<_> = held.mappings.values().filter_map(Mapped::used).collect();
@@ -498,17 +502,17 @@ impl Worker {
             drop(held);
             written.flush();
         };
-        match session.device.give_back(fence, reset) {
+        match attached.device.give_back(fence, reset) {
             true => stuck.iter().for_each(Used::forget),
             // It has not been reset: it reaches them as long as this process runs.
-            false => session.device.keep(stuck),
+            false => attached.device.keep(stuck),
         }
         self.control.has_stopped();
-        let name = &session.device.offer.name;
+        let name = &attached.device.offer.name;
         match ending {
             None => log::info!("{name}: {} has returned it", self.borrower.name),
             Some(ending) => {
-                session.spent = ending == Ending::Revoked;
+                attached.spent = ending == Ending::Revoked;
                 log::warn!("{name}: taken from {}: {ending:?}", self.borrower.name);
                 if let Err(e) = self.control.sender.send(&ToBorrower::Ended { fence }, &[]) {
                     log::debug!("{name}: its borrower cannot be told: {e}");
@@ -520,7 +524,7 @@ impl Worker {
 
     /// Nothing that the device has written is under way when its borrower is answered.
     fn flush(&self) {
-        if let Some(held) = self.session.as_ref().and_then(|s| s.held.as_ref()) {
+        if let Some(held) = self.attached.as_ref().and_then(|s| s.held.as_ref()) {
             held.written.flush();
         }
     }
@@ -528,18 +532,18 @@ impl Worker {
     /// The same, to change what is known of it.
     pub(super) fn held_mut(&mut self, fence: Fence) -> Result<&mut Held, Refusal> {
         let held = self
-            .session
+            .attached
             .as_mut()
-            .and_then(|session| session.held.as_mut());
+            .and_then(|attached| attached.held.as_mut());
         held.filter(|held| held.fence == fence)
             .ok_or(Refusal::Ended(fence))
     }
 
     /// The device in use, if `fence` is its lease's.
-    pub(super) fn held(&self, fence: Fence) -> Result<(&Session, &Held), Refusal> {
-        let session = self.session.as_ref().ok_or(Refusal::Ended(fence))?;
-        match &session.held {
-            Some(held) if held.fence == fence => Ok((session, held)),
+    pub(super) fn held(&self, fence: Fence) -> Result<(&AttachedDevice, &Held), Refusal> {
+        let attached = self.attached.as_ref().ok_or(Refusal::Ended(fence))?;
+        match &attached.held {
+            Some(held) if held.fence == fence => Ok((attached, held)),
             _ => Err(Refusal::Ended(fence)),
         }
     }

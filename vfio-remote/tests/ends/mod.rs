@@ -4,8 +4,8 @@ use super::common::{listener, until};
 use super::is_signalled;
 use super::names::Authority;
 use super::unreliable::{Fate, Rig, Vmm, is_refused};
-use farlane_vfio_remote::link::message::Request;
-use farlane_vfio_remote::link::{Acceptor, Connector};
+use farlane_vfio_remote::protocol::message::Request;
+use farlane_vfio_remote::protocol::{Acceptor, Connector};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc;
 

@@ -3,7 +3,7 @@
 use super::common::{lender, listener, unix_acceptor};
 use super::names::Authority;
 use farlane_vfio_remote::borrower;
-use farlane_vfio_remote::link::{Acceptor, Connector, TlsIdentity};
+use farlane_vfio_remote::protocol::{Acceptor, Connector, TlsIdentity};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

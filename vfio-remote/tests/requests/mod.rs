@@ -3,10 +3,10 @@
 use super::common::{Copier, LENGTH, Rig, SLOW, STATUS, until};
 use super::{BAR0, Monitor, Raw};
 use farlane_pci::{InterruptKind, Region};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     Delivery, Place, Refusal, Reply, Request, ToBorrower, ToLender,
 };
-use farlane_vfio_remote::link::{LinkError, Received};
+use farlane_vfio_remote::protocol::{ConnectionError, Received};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -194,7 +194,7 @@ fn a_frame_that_is_no_message_ends_its_link_and_no_other() {
                 Err(e) => break e,
             }
         };
-        assert!(matches!(end, LinkError::Closed), "{end:?}");
+        assert!(matches!(end, ConnectionError::Closed), "{end:?}");
     }
     good.ask(Request::Renew { fence }).unwrap();
 }

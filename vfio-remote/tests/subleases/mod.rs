@@ -11,10 +11,10 @@ use super::windows::window;
 use farlane_ntb::Ntb;
 use farlane_pci::Region;
 use farlane_vfio_remote::lender::{BridgeOffer, FarBar, Lender, LenderConfig, Offer};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     Fence, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
 };
-use farlane_vfio_remote::link::{Acceptor, Connector, Sender};
+use farlane_vfio_remote::protocol::{Acceptor, Connector, Sender};
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -97,7 +97,7 @@ impl Network {
                 std::thread::spawn(move || {
                     let (sender, receiver) = incoming.finish().unwrap();
                     links.send(sender.clone()).unwrap();
-                    lender.serve_link(sender, receiver);
+                    lender.serve_session(sender, receiver);
                 });
             }
         });

@@ -10,8 +10,8 @@ use super::{
 };
 use farlane_pci::Region;
 use farlane_vfio_remote::borrower::{self, PeerWindow};
-use farlane_vfio_remote::link::message::{MAX_WORDS, Place, Refusal, Reply, Request, ToLender};
-use farlane_vfio_remote::link::{Acceptor, Connector};
+use farlane_vfio_remote::protocol::message::{MAX_WORDS, Place, Refusal, Reply, Request, ToLender};
+use farlane_vfio_remote::protocol::{Acceptor, Connector};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -4,11 +4,11 @@ use super::common::{self, AREA, Copier, STATUS, listener, memfd, serve_with, unt
 use super::{Monitor, is_signalled};
 use farlane_pci::{InterruptKind, Region, Source as _};
 use farlane_vfio_remote::borrower::Peers;
-use farlane_vfio_remote::link::message::{
-    Attached, Fence, LinkArea, PeerKey, Place, Refusal, Reply, Request, ToBorrower, ToLender,
+use farlane_vfio_remote::protocol::message::{
+    Attached, Fence, MappableArea, PeerKey, Place, Refusal, Reply, Request, ToBorrower, ToLender,
     VERSION,
 };
-use farlane_vfio_remote::link::{Acceptor, Connector, Receiver, Sender};
+use farlane_vfio_remote::protocol::{Acceptor, Connector, Receiver, Sender};
 use farlane_vfio_user::wire::Command;
 use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::event::{EventfdFlags, eventfd};
@@ -120,7 +120,7 @@ fn serve(
                 heard.requests.lock().unwrap().push(request);
                 let mut files = Vec::new();
                 if let (Some(Ok(Reply::Attached(attached))), Some(file)) = (&mut result, area) {
-                    attached.areas.push(LinkArea {
+                    attached.areas.push(MappableArea {
                         region: Region::Bar0,
                         area: AREA,
                         file_offset: AREA.offset,

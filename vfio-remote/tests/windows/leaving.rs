@@ -1,4 +1,4 @@
-//! Memory that is taken away while the device is at something that takes longer than a monitor
+//! Memory that is taken away while the device is at something that takes longer than a VMM
 //! waits.
 
 use super::super::common::{LENGTH, SLOW, SOURCE, STALL, STATUS, TARGET, memfd, until};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const BAR0: u32 = 0;
-/// How long a monitor waits for an answer.
+/// How long a VMM waits for an answer.
 const MONITOR: Duration = Duration::from_secs(5);
 /// Nearly as long as that, for each range.
 const LONG: Duration = Duration::from_millis(2700);
@@ -186,7 +186,7 @@ fn all_that_is_taken_away_at_once_is_one_wait() {
         move || {
             while !over.load(Ordering::SeqCst) {
                 if hooks.is_stalled() {
-                    // Nearly as long as the monitor waits, for each range.
+                    // Nearly as long as the VMM waits, for each range.
                     std::thread::sleep(Duration::from_millis(2500));
                     hooks.release();
                 }

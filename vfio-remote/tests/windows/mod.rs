@@ -10,10 +10,10 @@ use super::unreliable::is_refused;
 use farlane_ntb::{IvshmemNtb, Ntb};
 use farlane_vfio_remote::borrower::{BorrowerConfig, InterruptView};
 use farlane_vfio_remote::lender::{BridgeOffer, Lender};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     Fence, PeerName, Place, Refusal, Reply, Request, ToBorrower, ToLender,
 };
-use farlane_vfio_remote::link::{Acceptor, Connector, Received};
+use farlane_vfio_remote::protocol::{Acceptor, Connector, Received};
 use farlane_vfio_user::wire::Command;
 use farlane_vm_front_end::vfio_user::{ClientError, RawClient};
 use rustix::io::Errno;

@@ -2,8 +2,8 @@
 //! MSI-X vector, and a word that it copies from and to its user's memory.
 //!
 //! ```text
-//! cargo run -p farlane-vfio-user --example pci_memory -- /tmp/device.sock
-//! qemu-system-x86_64 -M q35,memory-backend=ram -object memory-backend-memfd,id=ram,size=1G,share=on \
+//! cargo run -p farlane-vfio-user --example pci_memory -- /tmp/device.sock qemu-system-x86_64 -M
+//! q35,memory-backend=ram -object memory-backend-memfd,id=ram,size=1G,share=on \
 //!     -device '{"driver":"vfio-user-pci","socket":{"type":"unix","path":"/tmp/device.sock"}}' ...
 //! ```
 //!

@@ -1,4 +1,4 @@
-//! A vfio-user server: a device outside of the virtual machine monitor.
+//! A vfio-user server: a device outside of the VMM.
 //!
 //! The protocol is that of QEMU's `docs/interop/vfio-user.rst`, version 0.1, over UNIX stream
 //! sockets; peers are QEMU's `vfio-user-pci`, Cloud Hypervisor's `--user-device` and SPDK. A device

@@ -32,7 +32,7 @@ impl Server {
     /// for logs.
     ///
     /// A device has one client at a time; the next one is served when it has gone. Until then it
-    /// waits: a virtual machine monitor that restarts must not be refused because its predecessor's
+    /// waits: a VMM that restarts must not be refused because its predecessor's
     /// end has not been noticed yet.
     ///
     /// Returns when the listener fails. Shutting it down (`shutdown(2)`) makes it fail.

@@ -3,7 +3,7 @@
 use crate::Random;
 use anyhow::Result;
 use farlane_pci::{InterruptKind, Region};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     Delivery, Fence, MAX_DATA_BYTES, MAX_FRAME_BYTES, PeerKey, PeerName, Place, Request, ToLender,
     VERSION,
 };

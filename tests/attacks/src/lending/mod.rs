@@ -9,7 +9,7 @@ pub use peer::{Answer, Peer};
 
 use crate::vfio_user::Descriptors;
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vfio_remote::link::message::{Fence, Reply, Request};
+use farlane_vfio_remote::protocol::message::{Fence, Reply, Request};
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! A borrower's end of a link that sends whatever it is told to.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     MAX_DESCRIPTORS, MAX_FRAME_BYTES, Refusal, Reply, Request, ToBorrower, ToLender, VERSION,
 };
 use rustix::io::Errno;

@@ -9,10 +9,10 @@ use crate::Input;
 use farlane_nvme::{Backing, NvmeConfig, NvmeSource};
 use farlane_gpu::GpuSource;
 use farlane_vfio_remote::lender::{Lender, LenderConfig, Offer};
-use farlane_vfio_remote::link::message::{
+use farlane_vfio_remote::protocol::message::{
     Fence, PeerKey, Place, Reply, Request, ToBorrower, ToLender, VERSION,
 };
-use farlane_vfio_remote::link::{Received, Receiver, Sender, pair};
+use farlane_vfio_remote::protocol::{Received, Receiver, Sender, pair};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ impl Holder {
     fn begin() -> Option<Self> {
         let lender = Arc::clone(lender());
         let [(sender, mut receiver), (theirs, its_receiver)] = pair().expect("a link");
-        std::thread::spawn(move || lender.serve_link(theirs, its_receiver));
+        std::thread::spawn(move || lender.serve_session(theirs, its_receiver));
         let hello = ToLender::Hello {
             version: VERSION,
             name: "holder".into(),
@@ -165,7 +165,7 @@ pub fn run(bytes: &[u8]) {
     let [(ours, mut answers), (theirs, receiver)] = pair().expect("a link");
     let serving = std::thread::spawn({
         let lender = Arc::clone(lender);
-        move || lender.serve_link(theirs, receiver)
+        move || lender.serve_session(theirs, receiver)
     });
     if input.u8() != 0xff {
         let hello = ToLender::Hello {

@@ -2,8 +2,8 @@
 
 use super::memory::{Access, AccessKind};
 use super::shared::Shared;
-use crate::link::message::{MAX_DATA_BYTES, ToBorrower};
-use crate::link::{LinkError, Received, Receiver};
+use crate::protocol::message::{MAX_DATA_BYTES, ToBorrower};
+use crate::protocol::{ConnectionError, Received, Receiver};
 use farlane_sys::chain;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -20,7 +20,7 @@ pub(super) fn start(
         .spawn(move || {
             let mut end = receive(&shared, &mut receiver, &queue);
             if end.is_of_this_end() {
-                log::warn!("The link has failed: {}", chain(&end));
+                log::warn!("The connection to the lender has failed: {}", chain(&end));
                 // The device is given up, and its lender stops it when it hears that. Its end says
                 // so.
                 shared.hang_up();
@@ -30,13 +30,13 @@ pub(super) fn start(
             match end {
                 // A lender stops its device before it hangs up, or it has ended, and its device
                 // with it.
-                LinkError::Closed => {
+                ConnectionError::Closed => {
                     shared.stopped(None);
                     log::warn!("The lender has hung up");
                 }
                 // Whoever ended it has said why.
-                LinkError::Ended => {}
-                e => log::warn!("The link has failed: {}", chain(&e)),
+                ConnectionError::Ended => {}
+                e => log::warn!("The connection to the lender has failed: {}", chain(&e)),
             }
             // What may still reach something of the lender's says by its end that it does not any
             // more.
@@ -49,8 +49,12 @@ pub(super) fn start(
     Ok(())
 }
 
-/// Takes what comes, until the link ends or cannot be used any more: why.
-fn receive(shared: &Shared, receiver: &mut Receiver, queue: &SyncSender<Access>) -> LinkError {
+/// Takes what comes, until the session ends or cannot be used any more: why.
+fn receive(
+    shared: &Shared,
+    receiver: &mut Receiver,
+    queue: &SyncSender<Access>,
+) -> ConnectionError {
     loop {
         let Received {
             message,
@@ -93,7 +97,7 @@ fn receive(shared: &Shared, receiver: &mut Receiver, queue: &SyncSender<Access>)
             } => {
                 let length = usize::try_from(length).unwrap_or(usize::MAX);
                 if length > MAX_DATA_BYTES {
-                    return LinkError::Unexpected("a read that is too long");
+                    return ConnectionError::Unexpected("a read that is too long");
                 }
                 let kind = AccessKind::Read(length);
                 let _ = queue.send(Access {
@@ -117,7 +121,7 @@ fn receive(shared: &Shared, receiver: &mut Receiver, queue: &SyncSender<Access>)
                     kind,
                 });
             }
-            ToBorrower::Welcome { .. } => return LinkError::Unexpected("a second welcome"),
+            ToBorrower::Welcome { .. } => return ConnectionError::Unexpected("a second welcome"),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The thread that does a lender's accesses to memory: it may wait for the monitor.
+//! The thread that does a lender's accesses to memory: it may wait for the VMM.
 
 use super::shared::Shared;
-use crate::link::message::{Fence, ToLender};
+use crate::protocol::message::{Fence, ToLender};
 use farlane_pci::DmaSpace;
 use farlane_sys::chain;
 use rustix::io::Errno;

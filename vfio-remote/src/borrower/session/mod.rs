@@ -1,4 +1,4 @@
-//! The borrower's end of a link: asks the lender, keeps the lease, answers about memory.
+//! The borrower's end of a session: asks the lender, keeps the lease, answers about memory.
 
 mod incoming;
 mod memory;
@@ -9,11 +9,11 @@ mod subtenant;
 use super::deadline::Deadline;
 use super::signals::Signals;
 use crate::lender::{TERMS, is_name};
-use crate::link::message::{
+use crate::protocol::message::{
     Attached, Fence, MAX_DATA_BYTES, PeerKey, Refusal, Reply, Request, ToBorrower, ToLender,
     VERSION,
 };
-use crate::link::{Connector, LinkError, Received, Receiver, Sender};
+use crate::protocol::{ConnectionError, Connector, Received, Receiver, Sender};
 use farlane_pci::{DmaSpace, Region};
 use farlane_sys::chain;
 use farlane_sys::sync::lock;
@@ -42,9 +42,9 @@ const UNPROVED: &str = "unproved:";
 /// Why something could not be done at the lender.
 #[derive(Debug, Error)]
 pub enum SessionError {
-    /// The link does not work.
-    #[error("The link to the lender does not work")]
-    Link(#[from] LinkError),
+    /// The connection does not work.
+    #[error("The connection to the lender does not work")]
+    Connection(#[from] ConnectionError),
     /// The lender speaks another version of the protocol.
     #[error("The lender speaks version {0} of the protocol, not {VERSION}")]
     Version(u32),
@@ -57,18 +57,18 @@ pub enum SessionError {
     /// It says something that is no answer to what was asked.
     #[error("The lender's answer makes no sense")]
     Nonsense,
-    /// The link has ended, or the lender does not answer.
+    /// The session has ended, or the lender does not answer.
     #[error("The lender is gone")]
     Lost,
     /// A lender fell silent, and nothing says that its device has stopped.
     #[error("The device may still reach memory of the VM that had it, {0}")]
     InDoubt(Doubt),
     /// The system failed.
-    #[error("The link cannot be served")]
+    #[error("The session cannot be served")]
     Io(#[from] std::io::Error),
 }
 
-/// A link that is attached to a device.
+/// A session at a lender that is attached to a device.
 pub(crate) struct Session {
     shared: Arc<Shared>,
     /// What was attached.
@@ -274,7 +274,7 @@ impl Session {
         }
     }
 
-    /// Gives back a device that does not do what it must, and ends the link: the VM loses it.
+    /// Gives back a device that does not do what it must, and ends the session: the VM loses it.
     /// Whether it reaches memory after this, [`doubt`](Self::doubt) says.
     pub fn give_up(&self, fence: Fence, deadline: Deadline) {
         if !self.is_lost() {
@@ -288,8 +288,8 @@ impl Session {
         self.shared.hang_up();
     }
 
-    /// Ends the link of a device that is at it for too long, without waiting any more: the VM loses
-    /// it, and its lender takes it back when it can. Until then it may reach memory, as
+    /// Ends the session of a device that is at it for too long, without waiting any more: the VM
+    /// loses it, and its lender takes it back when it can. Until then it may reach memory, as
     /// [`doubt`](Self::doubt) says.
     pub fn abandon(&self) {
         self.shared.set_at_it(true);
@@ -382,7 +382,7 @@ impl Session {
         Ok(())
     }
 
-    /// Whether interrupts can be eventfds of the monitor.
+    /// Whether interrupts can be eventfds of the VMM.
     pub fn carries_descriptors(&self) -> bool {
         self.shared.sender.carries_descriptors()
     }

@@ -2,7 +2,7 @@
 
 use super::SessionError;
 use super::shared::Shared;
-use crate::link::message::{Fence, Refusal, Request};
+use crate::protocol::message::{Fence, Refusal, Request};
 use farlane_sys::chain;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,8 +3,8 @@
 
 use super::super::signals::Signals;
 use super::SessionError;
-use crate::link::message::{Fence, Refusal, Reply, Request, ToLender};
-use crate::link::{LinkError, Sender};
+use crate::protocol::message::{Fence, Refusal, Reply, Request, ToLender};
+use crate::protocol::{ConnectionError, Sender};
 use farlane_sys::sync::{held, lock};
 use std::collections::HashMap;
 use std::fmt;
@@ -119,11 +119,12 @@ pub(super) struct Shared {
     changed: Condvar,
     /// Held while something is done for the VM that belongs to it.
     lease: Mutex<Lease>,
-    /// The lease has ended without our doing, or the link has. Changes under the lock of the lease.
+    /// The lease has ended without our doing, or the session has. Changes under the lock of the
+    /// lease.
     lost: AtomicBool,
     /// `on_loss` has been called, or is being called.
     told: AtomicBool,
-    /// Something of the lender's may still be reached: the link is to stay, whatever comes.
+    /// Something of the lender's may still be reached: the session is to stay, whatever comes.
     holds_on: AtomicBool,
     signals: Arc<Signals>,
     on_loss: OnLoss,
@@ -224,7 +225,7 @@ impl Shared {
     }
 
     /// From now on, or no more, something of the lender's may be reached, also after the lease: the
-    /// link is not hung up, and the lease is renewed.
+    /// session is not hung up, and the lease is renewed.
     pub fn hold_on(&self, holds: bool) {
         self.holds_on.store(holds, Ordering::Release);
     }
@@ -271,7 +272,7 @@ impl Shared {
         self.ask_nothing();
     }
 
-    /// Ends the link.
+    /// Ends the session.
     pub fn close(&self) {
         self.sender.close();
         self.ask_nothing();
@@ -390,7 +391,7 @@ impl Shared {
             if answers.closed || left.is_zero() {
                 answers.waiting.remove(&id);
                 if may_be_slow && !answers.closed {
-                    return Err(LinkError::Stuck.into());
+                    return Err(ConnectionError::Stuck.into());
                 }
                 drop(answers);
                 // A lender that does not answer is one that is not there.

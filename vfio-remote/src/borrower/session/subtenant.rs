@@ -1,11 +1,11 @@
-//! A lender's end of a link to another lender, a device of which its own ones reach under a
+//! A lender's end of a session to another lender, a device of which its own ones reach under a
 //! sublease.
 
 use super::renewal::Heart;
 use super::shared::Shared;
 use super::{LONGEST_TERM, SessionError, greet, incoming, memory};
-use crate::link::Connector;
-use crate::link::message::{Fence, PeerKey, PeerName, Reply, Request};
+use crate::protocol::Connector;
+use crate::protocol::message::{Fence, PeerKey, PeerName, Reply, Request};
 use farlane_pci::{DmaSpace, Region};
 use farlane_sys::chain;
 use std::sync::{Arc, OnceLock, Weak};
@@ -27,8 +27,8 @@ pub(crate) struct Subtenant {
 impl Subtenant {
     /// Connects as `name`, and shows the key of the device's lease, until then. `let_go` is called
     /// when the sublease has ended, by which side ever; with a lender that falls silent, when its
-    /// term is over. However long that takes, the sublease is renewed and the link stays: the end
-    /// of either says that nothing is reached.
+    /// term is over. However long that takes, the sublease is renewed and the session stays: the
+    /// end of either says that nothing is reached.
     pub fn open(
         connector: &Connector,
         name: &str,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::link::Acceptor;
+use crate::protocol::Acceptor;
 use farlane_pci::{ClassCode, InterruptKind, Template};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};

@@ -1,4 +1,4 @@
-//! Both ends of a link.
+//! Both ends of a connection.
 
 use super::address::{Address, AddressError};
 use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
@@ -20,14 +20,14 @@ use thiserror::Error;
 /// however the other end spreads it.
 pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Why a link does not work.
+/// Why a connection does not work.
 #[derive(Debug, Error)]
-pub enum LinkError {
+pub enum ConnectionError {
     /// The other end has hung up, and nobody else for it.
-    #[error("The link is closed")]
+    #[error("The connection is closed")]
     Closed,
     /// This end has hung up, or given the other one up.
-    #[error("The link was closed here")]
+    #[error("The connection was closed here")]
     Ended,
     /// The connection was broken off, by the other end or by something in between.
     #[error("The connection was reset")]
@@ -69,7 +69,7 @@ pub enum LinkError {
         source: std::io::Error,
     },
     /// The system failed.
-    #[error("The link failed")]
+    #[error("The connection failed")]
     Io(#[from] std::io::Error),
 }
 
@@ -99,7 +99,7 @@ pub struct Received<M> {
     pub descriptors: Vec<OwnedFd>,
 }
 
-impl LinkError {
+impl ConnectionError {
     /// Whether the other end has said something that makes no sense, and has not ended.
     pub(crate) fn is_of_this_end(&self) -> bool {
         matches!(
@@ -109,7 +109,7 @@ impl LinkError {
     }
 }
 
-/// What the other end of a link has proved of itself.
+/// What the other end of a connection has proved of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// It is a process of this host that ran as this user.
@@ -149,10 +149,10 @@ fn halves(inner: Inner) -> (Sender, Receiver) {
     (Sender(inner), receiver)
 }
 
-fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, LinkError> {
+fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, ConnectionError> {
     let frame = postcard::to_stdvec(message)?;
     match frame.len() > MAX_FRAME_BYTES {
-        true => Err(LinkError::TooLong(frame.len())),
+        true => Err(ConnectionError::TooLong(frame.len())),
         false => Ok(frame),
     }
 }
@@ -161,20 +161,21 @@ impl Sender {
     /// Sends a message. Waits a bounded time for a peer on this host, never for one behind TCP.
     ///
     /// # Errors
-    /// The link has ended or is stuck, the message is too long, or descriptors cannot be sent.
+    /// The connection has ended or is stuck, the message is too long, or descriptors cannot be
+    /// sent.
     pub fn send<M: Serialize>(
         &self,
         message: &M,
         descriptors: &[BorrowedFd<'_>],
-    ) -> Result<(), LinkError> {
+    ) -> Result<(), ConnectionError> {
         let frame = encode(message)?;
         if descriptors.len() > MAX_DESCRIPTORS {
-            return Err(LinkError::Descriptors(descriptors.len()));
+            return Err(ConnectionError::Descriptors(descriptors.len()));
         }
         match &*self.0 {
             Inner::Packet(socket) => socket.send(&frame, descriptors),
             Inner::Stream(socket) if descriptors.is_empty() => socket.send(&frame, false),
-            Inner::Stream(_) => Err(LinkError::Descriptors(descriptors.len())),
+            Inner::Stream(_) => Err(ConnectionError::Descriptors(descriptors.len())),
         }
     }
 
@@ -183,7 +184,7 @@ impl Sender {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub(crate) fn send_first<M: Serialize>(&self, message: &M) -> Result<(), LinkError> {
+    pub(crate) fn send_first<M: Serialize>(&self, message: &M) -> Result<(), ConnectionError> {
         let frame = encode(message)?;
         match &*self.0 {
             Inner::Packet(socket) => socket.send(&frame, &[]),
@@ -195,9 +196,9 @@ impl Sender {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub fn send_frame(&self, frame: &[u8]) -> Result<(), LinkError> {
+    pub fn send_frame(&self, frame: &[u8]) -> Result<(), ConnectionError> {
         if frame.len() > MAX_FRAME_BYTES {
-            return Err(LinkError::TooLong(frame.len()));
+            return Err(ConnectionError::TooLong(frame.len()));
         }
         match &*self.0 {
             Inner::Packet(socket) => socket.send(frame, &[]),
@@ -215,7 +216,7 @@ impl Sender {
         &self,
         message: &M,
         backlog: usize,
-    ) -> Result<bool, LinkError> {
+    ) -> Result<bool, ConnectionError> {
         let frame = postcard::to_stdvec(message)?;
         match &*self.0 {
             Inner::Packet(socket) => socket.try_send(&frame),
@@ -229,7 +230,10 @@ impl Sender {
     ///
     /// # Errors
     /// As [`send`](Self::send).
-    pub(crate) fn send_to_the_end<M: Serialize>(&self, message: &M) -> Result<bool, LinkError> {
+    pub(crate) fn send_to_the_end<M: Serialize>(
+        &self,
+        message: &M,
+    ) -> Result<bool, ConnectionError> {
         let frame = encode(message)?;
         match &*self.0 {
             Inner::Packet(socket) => socket.try_send(&frame),
@@ -258,7 +262,7 @@ impl Sender {
     }
 
     /// What keeps the other end from hearing that this process has ended, while it is open. Closing
-    /// the link at this end is heard all the same.
+    /// the connection at this end is heard all the same.
     pub(crate) fn keep_open(&self) -> std::io::Result<OwnedFd> {
         match &*self.0 {
             Inner::Packet(socket) => socket.keep_open(),
@@ -305,7 +309,7 @@ impl Sender {
         }
     }
 
-    /// Ends the link: both halves, at both ends, fail from now on.
+    /// Ends the connection: both halves, at both ends, fail from now on.
     pub fn close(&self) {
         match &*self.0 {
             Inner::Packet(socket) => socket.close(),
@@ -319,11 +323,11 @@ impl Receiver {
     /// something else.
     ///
     /// # Errors
-    /// The link has ended, or what came is no message; it is then to be closed.
+    /// The connection has ended, or what came is no message; it is then to be closed.
     pub fn receive<M: DeserializeOwned>(
         &mut self,
         until: Option<Instant>,
-    ) -> Result<Option<Received<M>>, LinkError> {
+    ) -> Result<Option<Received<M>>, ConnectionError> {
         let descriptors = match &*self.inner {
             Inner::Packet(socket) => match socket.receive(&mut self.buffer, until)? {
                 Some(descriptors) => descriptors,
@@ -338,7 +342,7 @@ impl Receiver {
         };
         let (message, rest) = postcard::take_from_bytes(&self.buffer)?;
         if !rest.is_empty() {
-            return Err(LinkError::Malformed(
+            return Err(ConnectionError::Malformed(
                 postcard::Error::DeserializeBadEncoding,
             ));
         }
@@ -350,8 +354,8 @@ impl Receiver {
 }
 
 impl Receiver {
-    /// Waits until the link ends, whatever else comes: how.
-    pub(crate) fn wait_for_end(&mut self) -> LinkError {
+    /// Waits until the connection ends, whatever else comes: how.
+    pub(crate) fn wait_for_end(&mut self) -> ConnectionError {
         if let Inner::Stream(socket) = &*self.inner {
             socket.ignore_frames();
         }
@@ -361,7 +365,7 @@ impl Receiver {
                 Inner::Stream(socket) => socket.receive(&mut self.buffer, None).map(drop),
             };
             match got {
-                Ok(()) | Err(LinkError::TooLong(_) | LinkError::Descriptors(_)) => {}
+                Ok(()) | Err(ConnectionError::TooLong(_) | ConnectionError::Descriptors(_)) => {}
                 Err(e) => return e,
             }
         }
@@ -381,9 +385,9 @@ impl Connector {
     ///
     /// # Errors
     /// Its host cannot be found, or there is no identity where one is needed.
-    pub fn new(address: Address, identity: Option<TlsIdentity>) -> Result<Self, LinkError> {
+    pub fn new(address: Address, identity: Option<TlsIdentity>) -> Result<Self, ConnectionError> {
         if matches!(address, Address::Tls { .. }) && identity.is_none() {
-            return Err(LinkError::NoIdentity(address));
+            return Err(ConnectionError::NoIdentity(address));
         }
         Ok(Self {
             places: address.resolve()?,
@@ -401,13 +405,16 @@ impl Connector {
     /// Connects, within a bounded time.
     ///
     /// # Errors
-    /// See [`LinkError`].
-    pub fn connect(&self) -> Result<(Sender, Receiver), LinkError> {
+    /// See [`ConnectionError`].
+    pub fn connect(&self) -> Result<(Sender, Receiver), ConnectionError> {
         self.connect_until(Instant::now() + HANDSHAKE)
     }
 
     /// The same, until then.
-    pub(crate) fn connect_until(&self, until: Instant) -> Result<(Sender, Receiver), LinkError> {
+    pub(crate) fn connect_until(
+        &self,
+        until: Instant,
+    ) -> Result<(Sender, Receiver), ConnectionError> {
         connect(&self.address, &self.places, self.identity.as_ref(), until)
     }
 }
@@ -426,8 +433,8 @@ fn connect(
     places: &[SocketAddr],
     identity: Option<&TlsIdentity>,
     until: Instant,
-) -> Result<(Sender, Receiver), LinkError> {
-    let failed = |source| LinkError::Connect {
+) -> Result<(Sender, Receiver), ConnectionError> {
+    let failed = |source| ConnectionError::Connect {
         address: address.clone(),
         source,
     };
@@ -469,10 +476,10 @@ fn connect(
     let socket = connected.ok_or_else(|| failed(last))?;
     let tls = match address {
         Address::Tls { host, .. } => {
-            let identity = identity.ok_or_else(|| LinkError::NoIdentity(address.clone()))?;
+            let identity = identity.ok_or_else(|| ConnectionError::NoIdentity(address.clone()))?;
             let name = tls::server_name(host)?;
             let client = ClientConnection::new(Arc::clone(&identity.client), name)
-                .map_err(|e| LinkError::Tls(e.to_string()))?;
+                .map_err(|e| ConnectionError::Tls(e.to_string()))?;
             Some(client.into())
         }
         _ => None,
@@ -482,19 +489,19 @@ fn connect(
     )?)))
 }
 
-/// Two ends of a link within this process.
+/// Two ends of a connection within this process.
 ///
 /// # Errors
 /// Out of descriptors.
-pub fn pair() -> Result<[(Sender, Receiver); 2], LinkError> {
+pub fn pair() -> Result<[(Sender, Receiver); 2], ConnectionError> {
     let (one, other) = rustix::net::socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC,
         None,
     )
-    .map_err(|e| LinkError::Io(e.into()))?;
-    let end = |socket| Ok::<_, LinkError>(halves(Inner::Packet(PacketSocket::new(socket)?)));
+    .map_err(|e| ConnectionError::Io(e.into()))?;
+    let end = |socket| Ok::<_, ConnectionError>(halves(Inner::Packet(PacketSocket::new(socket)?)));
     Ok([end(one)?, end(other)?])
 }
 
@@ -558,7 +565,7 @@ impl Incoming {
     ///
     /// # Errors
     /// The peer does not finish it, or is not to be believed.
-    pub fn finish(self) -> Result<(Sender, Receiver), LinkError> {
+    pub fn finish(self) -> Result<(Sender, Receiver), ConnectionError> {
         let until = self.until;
         match self.pending {
             Pending::Unix(socket) => Ok(halves(Inner::Packet(PacketSocket::new(socket)?))),
@@ -566,7 +573,7 @@ impl Incoming {
                 let tls = match identity {
                     Some(identity) => Some(
                         ServerConnection::new(identity.server)
-                            .map_err(|e| LinkError::Tls(e.to_string()))?
+                            .map_err(|e| ConnectionError::Tls(e.to_string()))?
                             .into(),
                     ),
                     None => None,

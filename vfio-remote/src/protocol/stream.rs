@@ -4,7 +4,7 @@
 //! the thread that receives. Frames are encrypted when the socket takes them, so that one that is
 //! urgent passes those that wait.
 
-use super::connection::{LinkError, time_left};
+use super::connection::{ConnectionError, time_left};
 use super::message::MAX_FRAME_BYTES;
 use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -50,7 +50,7 @@ struct State {
 
 impl State {
     /// Encrypts the frame that goes next. False where there is none.
-    fn encode_next(&mut self) -> Result<bool, LinkError> {
+    fn encode_next(&mut self) -> Result<bool, ConnectionError> {
         let next = self.urgent.pop_front();
         let Some(frame) = next.or_else(|| self.waiting.pop_front()) else {
             return Ok(false);
@@ -116,7 +116,7 @@ impl StreamSocket {
         socket: TcpStream,
         mut tls: Option<Connection>,
         until: Instant,
-    ) -> Result<Self, LinkError> {
+    ) -> Result<Self, ConnectionError> {
         let mut arrived = Vec::new();
         socket.set_nodelay(true)?;
         rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BYTES)
@@ -137,7 +137,7 @@ impl StreamSocket {
         }
         socket.set_nonblocking(true)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| LinkError::Io(e.into()))?;
+            .map_err(|e| ConnectionError::Io(e.into()))?;
         Ok(Self {
             socket,
             state: Mutex::new(State {
@@ -181,17 +181,17 @@ impl StreamSocket {
 
     /// Sends a frame, now or as soon as the peer takes it; one that is urgent before those that
     /// wait.
-    pub fn send(&self, frame: &[u8], is_urgent: bool) -> Result<(), LinkError> {
+    pub fn send(&self, frame: &[u8], is_urgent: bool) -> Result<(), ConnectionError> {
         let state = self.state();
         if state.ended {
-            return Err(LinkError::Closed);
+            return Err(ConnectionError::Closed);
         }
         self.append(state, frame, is_urgent)
     }
 
     /// The same, also to a peer that has nothing to say any more: it may go on listening. False
     /// where something waits already.
-    pub fn send_to_the_end(&self, frame: &[u8]) -> Result<bool, LinkError> {
+    pub fn send_to_the_end(&self, frame: &[u8]) -> Result<bool, ConnectionError> {
         let mut state = self.state();
         // Nobody receives any more who would send what waits.
         self.flush(&mut state)?;
@@ -206,14 +206,15 @@ impl StreamSocket {
         mut state: MutexGuard<'_, State>,
         frame: &[u8],
         is_urgent: bool,
-    ) -> Result<(), LinkError> {
-        let length = u32::try_from(frame.len()).map_err(|_| LinkError::TooLong(frame.len()))?;
+    ) -> Result<(), ConnectionError> {
+        let length =
+            u32::try_from(frame.len()).map_err(|_| ConnectionError::TooLong(frame.len()))?;
         if state.cut {
-            return Err(LinkError::Reset);
+            return Err(ConnectionError::Reset);
         }
         let limit = MAX_PENDING_BYTES + if is_urgent { MAX_URGENT_BYTES } else { 0 };
         if state.waiting_bytes > limit {
-            return Err(LinkError::Stuck);
+            return Err(ConnectionError::Stuck);
         }
         let frame = [&length.to_le_bytes()[..], frame].concat();
         state.waiting_bytes += frame.len();
@@ -231,9 +232,9 @@ impl StreamSocket {
     /// Gives the socket what it takes. Where it takes nothing any more, the peer may have hung up,
     /// and its last words may still be to be read; or something else has happened. The receiver
     /// finds out.
-    fn flush(&self, state: &mut State) -> Result<(), LinkError> {
+    fn flush(&self, state: &mut State) -> Result<(), ConnectionError> {
         let flushed = match state.cut {
-            true => Err(LinkError::Reset),
+            true => Err(ConnectionError::Reset),
             false => self.try_flush(state),
         };
         if flushed.is_err() {
@@ -246,14 +247,14 @@ impl StreamSocket {
         flushed
     }
 
-    fn try_flush(&self, state: &mut State) -> Result<(), LinkError> {
+    fn try_flush(&self, state: &mut State) -> Result<(), ConnectionError> {
         loop {
             if state.wire.is_empty() && !state.encode_next()? {
                 return Ok(());
             }
             let (first, _) = state.wire.as_slices();
             match (&self.socket).write(first) {
-                Ok(0) => return Err(LinkError::Reset),
+                Ok(0) => return Err(ConnectionError::Reset),
                 Ok(n) => drop(state.wire.drain(..n)),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -264,7 +265,7 @@ impl StreamSocket {
 
     /// Takes what the socket has. False where the peer has hung up, and not something in between:
     /// TLS has it say so.
-    fn fill(&self, state: &mut State) -> Result<bool, LinkError> {
+    fn fill(&self, state: &mut State) -> Result<bool, ConnectionError> {
         let State {
             tls, arrived, wire, ..
         } = state;
@@ -282,9 +283,9 @@ impl StreamSocket {
                 if let Ok(bytes) = read {
                     let state = tls
                         .process_new_packets()
-                        .map_err(|e| LinkError::Tls(e.to_string()))?;
+                        .map_err(|e| ConnectionError::Tls(e.to_string()))?;
                     if !state.peer_has_closed() && bytes == 0 {
-                        return Err(LinkError::Reset);
+                        return Err(ConnectionError::Reset);
                     }
                     read_plain(tls, arrived)?;
                     if state.peer_has_closed() {
@@ -312,11 +313,15 @@ impl StreamSocket {
     }
 
     /// The next frame into `buffer`; false when the time is over, or there was a nudge.
-    pub fn receive(&self, buffer: &mut Vec<u8>, until: Option<Instant>) -> Result<bool, LinkError> {
+    pub fn receive(
+        &self,
+        buffer: &mut Vec<u8>,
+        until: Option<Instant>,
+    ) -> Result<bool, ConnectionError> {
         self.receive_frame(buffer, until).map_err(|e| {
             // What follows from this end's hanging up says nothing of the other one.
             match self.ended.load(Ordering::Acquire) {
-                true => LinkError::Ended,
+                true => ConnectionError::Ended,
                 false => e,
             }
         })
@@ -326,12 +331,12 @@ impl StreamSocket {
         &self,
         buffer: &mut Vec<u8>,
         until: Option<Instant>,
-    ) -> Result<bool, LinkError> {
+    ) -> Result<bool, ConnectionError> {
         // Once at least: whoever comes late with its question hears what has arrived.
         let mut has_looked = false;
         loop {
             if self.ended.load(Ordering::Acquire) {
-                return Err(LinkError::Ended);
+                return Err(ConnectionError::Ended);
             }
             let wants_out = {
                 let mut state = self.state();
@@ -341,7 +346,7 @@ impl StreamSocket {
                     return Ok(true);
                 }
                 if state.ended {
-                    return Err(LinkError::Closed);
+                    return Err(ConnectionError::Closed);
                 }
                 !state.wire.is_empty()
             };
@@ -369,7 +374,7 @@ impl StreamSocket {
                 Ok(0) => return Ok(false),
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
-                Err(e) => return Err(LinkError::Io(e.into())),
+                Err(e) => return Err(ConnectionError::Io(e.into())),
             }
             let _ = farlane_sys::eventfd::drain(self.wake.as_fd());
             let mut state = self.state();
@@ -462,10 +467,10 @@ impl StreamSocket {
     }
 }
 
-fn handshake_error(error: io::Error) -> LinkError {
+fn handshake_error(error: io::Error) -> ConnectionError {
     match error.kind() {
-        io::ErrorKind::InvalidData => LinkError::Tls(error.to_string()),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => LinkError::Stuck,
+        io::ErrorKind::InvalidData => ConnectionError::Tls(error.to_string()),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ConnectionError::Stuck,
         _ => closed_or(error),
     }
 }
@@ -478,16 +483,16 @@ fn comes_later(error: &io::Error) -> bool {
     )
 }
 
-fn closed_or(error: io::Error) -> LinkError {
+fn closed_or(error: io::Error) -> ConnectionError {
     match error.kind() {
-        io::ErrorKind::UnexpectedEof => LinkError::Closed,
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => LinkError::Reset,
-        _ => LinkError::Io(error),
+        io::ErrorKind::UnexpectedEof => ConnectionError::Closed,
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => ConnectionError::Reset,
+        _ => ConnectionError::Io(error),
     }
 }
 
 /// Appends what TLS has decrypted.
-fn read_plain(tls: &mut Connection, arrived: &mut Vec<u8>) -> Result<(), LinkError> {
+fn read_plain(tls: &mut Connection, arrived: &mut Vec<u8>) -> Result<(), ConnectionError> {
     let mut chunk = [0; CHUNK_BYTES];
     loop {
         match tls.reader().read(&mut chunk) {
@@ -500,13 +505,13 @@ fn read_plain(tls: &mut Connection, arrived: &mut Vec<u8>) -> Result<(), LinkErr
 }
 
 /// Takes the first frame off `arrived`, if all of it is there.
-fn take_frame(arrived: &mut Vec<u8>, frame: &mut Vec<u8>) -> Result<bool, LinkError> {
+fn take_frame(arrived: &mut Vec<u8>, frame: &mut Vec<u8>) -> Result<bool, ConnectionError> {
     let Some((length, rest)) = arrived.split_first_chunk::<LENGTH_BYTES>() else {
         return Ok(false);
     };
     let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
     if length > MAX_FRAME_BYTES {
-        return Err(LinkError::TooLong(length));
+        return Err(ConnectionError::TooLong(length));
     }
     let Some(bytes) = rest.get(..length) else {
         return Ok(false);

@@ -1,6 +1,6 @@
 //! What lender and borrower say to each other.
 //!
-//! A link belongs to one device of one VM. The borrower asks; the lender answers under the same
+//! A session belongs to one device of one VM. The borrower asks; the lender answers under the same
 //! number. Whatever touches a device carries the fencing number of the lease it belongs to, so
 //! that what is late is refused.
 
@@ -154,8 +154,8 @@ pub enum ToBorrower {
     },
     /// The lease is over, and the device has begun nothing since, but is still at what it had
     /// begun. Comes again and again, about once a second, also where the borrower has hung up,
-    /// until [`Ended`](Self::Ended), the answer to [`Request::Return`] or the end of the link says
-    /// that it has stopped.
+    /// until [`Ended`](Self::Ended), the answer to [`Request::Return`] or the end of the session
+    /// says that it has stopped.
     Stopping {
         /// The lease.
         fence: Fence,
@@ -175,12 +175,12 @@ pub enum Request {
         /// Name of the device.
         device: String,
     },
-    /// This link is for that device from now on. Does not touch it.
+    /// This session is for that device from now on. Does not touch it.
     Attach {
         /// Name of the device.
         device: String,
     },
-    /// Takes the device: it is this link's alone, and reset.
+    /// Takes the device: it is this session's alone, and reset.
     Take,
     /// Goes on holding it.
     Renew {
@@ -272,7 +272,7 @@ pub enum Request {
         may: bool,
     },
     /// Asked by a lender, for a device of its own that is to reach a device of this one through a
-    /// window: this link is for a sublease of that from now on. It ends with the device's lease,
+    /// window: this session is for a sublease of that from now on. It ends with the device's lease,
     /// and is renewed and returned as a lease is.
     Sublet {
         /// Name of the device that is to be reached.
@@ -313,7 +313,7 @@ pub enum Place {
         /// Offset in the window, in bytes.
         offset: u64,
     },
-    /// Behind this link: the lender asks for each access.
+    /// Behind this session: the lender asks for each access.
     Messages,
     /// In another device of the same lender.
     Device {
@@ -363,7 +363,7 @@ pub enum Bridge {
 
 /// An area of a region that the borrower maps; the next descriptor has its bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LinkArea {
+pub struct MappableArea {
     /// The region.
     pub region: Region,
     /// Where in the region.
@@ -380,7 +380,7 @@ pub struct Attached {
     /// All bridges.
     pub bridges: Vec<Bridge>,
     /// All areas.
-    pub areas: Vec<LinkArea>,
+    pub areas: Vec<MappableArea>,
 }
 
 /// Answers a request.
@@ -462,7 +462,7 @@ pub struct DeviceStatus {
     pub about: String,
     /// Who holds it.
     pub holder: Option<Holder>,
-    /// Links that are attached to it, the holder's included.
+    /// Sessions that are attached to it, the holder's included.
     pub attached: u32,
     /// Who may borrow it; empty for everybody who can connect.
     pub borrowers: Vec<String>,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::link::TlsIdentity;
+use crate::protocol::TlsIdentity;
 use rustls::{ClientConnection, ServerConnection};
 use std::net::TcpListener;
 use std::time::Duration;
@@ -44,10 +44,13 @@ fn identity() -> TlsIdentity {
 /// Has nothing be sent any more at this end.
 fn cut(near: &StreamSocket, same: &TcpStream) {
     same.shutdown(Shutdown::Write).unwrap();
-    assert!(matches!(near.send(b"late", false), Err(LinkError::Reset)));
+    assert!(matches!(
+        near.send(b"late", false),
+        Err(ConnectionError::Reset)
+    ));
 }
 
-fn next(near: &StreamSocket) -> Result<Vec<u8>, LinkError> {
+fn next(near: &StreamSocket) -> Result<Vec<u8>, ConnectionError> {
     let mut buffer = Vec::new();
     match near.receive(&mut buffer, Some(patience()))? {
         true => Ok(buffer),
@@ -67,7 +70,7 @@ fn what_the_peer_has_said_is_heard_behind_a_send_that_failed() {
         assert_eq!(next(&near).unwrap(), b"one");
         assert_eq!(next(&near).unwrap(), b"two");
         far.close();
-        assert!(matches!(next(&near), Err(LinkError::Closed)));
+        assert!(matches!(next(&near), Err(ConnectionError::Closed)));
     }
 }
 
@@ -78,7 +81,7 @@ fn a_connection_that_breaks_behind_a_send_that_failed_is_no_goodbye() {
     // Something in between ends it: without close_notify.
     far.socket.shutdown(Shutdown::Both).unwrap();
     let end = next(&near);
-    assert!(matches!(end, Err(LinkError::Reset)), "{end:?}");
+    assert!(matches!(end, Err(ConnectionError::Reset)), "{end:?}");
 }
 
 #[test]
@@ -118,10 +121,10 @@ fn a_frame_that_is_too_long_leaves_the_end_to_be_heard() {
     let (near, _same, far) = pair(None);
     far.state().wire.extend(u32::MAX.to_le_bytes());
     far.send(b"more", false).unwrap();
-    assert!(matches!(next(&near), Err(LinkError::TooLong(_))));
+    assert!(matches!(next(&near), Err(ConnectionError::TooLong(_))));
     near.ignore_frames();
     far.close();
-    assert!(matches!(next(&near), Err(LinkError::Closed)));
+    assert!(matches!(next(&near), Err(ConnectionError::Closed)));
 }
 
 #[test]
@@ -145,7 +148,7 @@ fn all_that_was_sent_is_heard_and_the_goodbye_whatever_the_other_end_still_says(
                 near.stop();
                 assert!(matches!(
                     near.receive(&mut Vec::new(), Some(patience())),
-                    Err(LinkError::Ended)
+                    Err(ConnectionError::Ended)
                 ));
             }
             let ending = std::thread::spawn(move || {
@@ -158,7 +161,7 @@ fn all_that_was_sent_is_heard_and_the_goodbye_whatever_the_other_end_still_says(
                 let _ = far.send(b"not heard either", false);
             }
             let end = next(&far);
-            assert!(matches!(end, Err(LinkError::Closed)), "{end:?}");
+            assert!(matches!(end, Err(ConnectionError::Closed)), "{end:?}");
             far.close();
             ending.join().unwrap();
         }

@@ -14,6 +14,6 @@ mod tls;
 pub use address::{Address, AddressError};
 pub(crate) use connection::HANDSHAKE;
 pub use connection::{
-    Acceptor, Connector, Incoming, LinkError, Peer, Received, Receiver, Sender, pair,
+    Acceptor, ConnectionError, Connector, Incoming, Peer, Received, Receiver, Sender, pair,
 };
 pub use tls::{TlsError, TlsIdentity};

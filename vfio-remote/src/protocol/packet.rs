@@ -1,6 +1,6 @@
 //! Frames as packets of a UNIX socket, descriptors beside them.
 
-use super::connection::LinkError;
+use super::connection::ConnectionError;
 use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -30,15 +30,15 @@ pub(crate) struct PacketSocket {
 }
 
 impl PacketSocket {
-    pub fn new(socket: OwnedFd) -> Result<Self, LinkError> {
+    pub fn new(socket: OwnedFd) -> Result<Self, ConnectionError> {
         // A frame must fit; the kernel caps and doubles it.
         sockopt::set_socket_send_buffer_size(&socket, 8 * MAX_FRAME_BYTES)
-            .map_err(|e| LinkError::Io(e.into()))?;
+            .map_err(|e| ConnectionError::Io(e.into()))?;
         let peer = farlane_zero_copy::peer_user(socket.as_fd())?;
         Ok(Self {
             socket,
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|e| LinkError::Io(e.into()))?,
+                .map_err(|e| ConnectionError::Io(e.into()))?,
             ended: AtomicBool::new(false),
             peer,
         })
@@ -55,7 +55,11 @@ impl PacketSocket {
 
     /// Sends a frame. Waits a bounded time for room; a peer that makes none by then is of no use
     /// any more.
-    pub fn send(&self, frame: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+    pub fn send(
+        &self,
+        frame: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), ConnectionError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let until = Instant::now() + PATIENCE;
         loop {
@@ -63,7 +67,7 @@ impl PacketSocket {
             if !descriptors.is_empty()
                 && !control.push(SendAncillaryMessage::ScmRights(descriptors))
             {
-                return Err(LinkError::Descriptors(descriptors.len()));
+                return Err(ConnectionError::Descriptors(descriptors.len()));
             }
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             match sendmsg(&self.socket, &[IoSlice::new(frame)], &mut control, flags) {
@@ -74,23 +78,23 @@ impl PacketSocket {
                         &mut [PollFd::new(&self.socket, PollFlags::OUT)],
                         Some(until),
                     )? {
-                        return Err(LinkError::Stuck);
+                        return Err(ConnectionError::Stuck);
                     }
                 }
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(LinkError::Closed),
-                Err(e) => return Err(LinkError::Io(e.into())),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(ConnectionError::Closed),
+                Err(e) => return Err(ConnectionError::Io(e.into())),
             }
         }
     }
 
     /// Sends a frame if there is room. False where there is not.
-    pub fn try_send(&self, frame: &[u8]) -> Result<bool, LinkError> {
+    pub fn try_send(&self, frame: &[u8]) -> Result<bool, ConnectionError> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match send(&self.socket, frame, flags) {
             Ok(_) => Ok(true),
             Err(Errno::AGAIN | Errno::INTR) => Ok(false),
-            Err(Errno::PIPE | Errno::CONNRESET) => Err(LinkError::Closed),
-            Err(e) => Err(LinkError::Io(e.into())),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(ConnectionError::Closed),
+            Err(e) => Err(ConnectionError::Io(e.into())),
         }
     }
 
@@ -105,7 +109,7 @@ impl PacketSocket {
         &self,
         buffer: &mut Vec<u8>,
         until: Option<Instant>,
-    ) -> Result<Option<Vec<OwnedFd>>, LinkError> {
+    ) -> Result<Option<Vec<OwnedFd>>, ConnectionError> {
         loop {
             let mut fds = [
                 PollFd::new(&self.wake, PollFlags::IN),
@@ -119,7 +123,7 @@ impl PacketSocket {
                 return Ok(None);
             }
             if self.ended.load(Ordering::Acquire) {
-                return Err(LinkError::Ended);
+                return Err(ConnectionError::Ended);
             }
             let has_hung_up = fds[1]
                 .revents()
@@ -140,7 +144,7 @@ impl PacketSocket {
                 // It has ended without reading all, and is told once: what it has said before is
                 // still there.
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => continue,
-                Err(e) => return Err(LinkError::Io(e.into())),
+                Err(e) => return Err(ConnectionError::Io(e.into())),
             };
             let mut descriptors = Vec::new();
             for message in control.drain() {
@@ -149,17 +153,17 @@ impl PacketSocket {
                 }
             }
             if got.bytes == 0 && self.ended.load(Ordering::Acquire) {
-                return Err(LinkError::Ended);
+                return Err(ConnectionError::Ended);
             }
             // Else it is an empty packet, which is no message.
             if got.bytes == 0 && has_hung_up {
-                return Err(LinkError::Closed);
+                return Err(ConnectionError::Closed);
             }
             if got.bytes > MAX_FRAME_BYTES || got.flags.contains(ReturnFlags::TRUNC) {
-                return Err(LinkError::TooLong(got.bytes));
+                return Err(ConnectionError::TooLong(got.bytes));
             }
             if got.flags.contains(ReturnFlags::CTRUNC) {
-                return Err(LinkError::Descriptors(descriptors.len()));
+                return Err(ConnectionError::Descriptors(descriptors.len()));
             }
             buffer.truncate(got.bytes);
             return Ok(Some(descriptors));
@@ -182,7 +186,7 @@ impl PacketSocket {
 }
 
 /// Waits for one of these; false when the time is over.
-fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> Result<bool, LinkError> {
+fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> Result<bool, ConnectionError> {
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = left.map(|left| Timespec {
@@ -193,7 +197,7 @@ fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> Result<bool, LinkErro
             Ok(0) => return Ok(false),
             Ok(_) => return Ok(true),
             Err(Errno::INTR) => {}
-            Err(e) => return Err(LinkError::Io(e.into())),
+            Err(e) => return Err(ConnectionError::Io(e.into())),
         }
     }
 }
