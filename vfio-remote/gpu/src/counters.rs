@@ -1,33 +1,11 @@
 //! What a GPU counts, over all its users.
 
-use farlane_pci::Counter;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-macro_rules! counters {
-    ($($field:ident $name:literal $help:literal)*) => {
-        /// The numbers.
-        #[derive(Debug, Default)]
-        pub struct Counters {
-            $(#[doc = $help] pub $field: AtomicU64,)*
-        }
-
-        impl Counters {
-            /// All of them.
-            pub fn list(&self) -> Vec<Counter> {
-                vec![$(Counter {
-                    name: $name,
-                    help: $help,
-                    value: self.$field.load(Ordering::Relaxed),
-                },)*]
-            }
-        }
-    };
-}
-
-counters! {
+farlane_pci::counters! {
     commands "gpu_commands" "Commands completed without an error."
     errors "gpu_errors" "Commands completed with an error."
-    faults "gpu_faults" "Queues that could not be."
+    faults "gpu_faults" "Queue setups rejected as invalid."
     copied_in_bytes "gpu_copied_in_bytes" "Bytes copied from system memory to video memory."
     copied_out_bytes "gpu_copied_out_bytes" "Bytes copied from video memory to system memory."
     searched_bytes "gpu_searched_bytes" "Bytes of video memory that were searched."

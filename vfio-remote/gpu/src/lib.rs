@@ -7,7 +7,7 @@
 //! * `command`: commands, parsed once.
 //! * `memory`: video memory.
 //! * `queue`: ring mechanics.
-//! * `registers`, `interrupts`: what the driver touches.
+//! * `registers`: what the driver touches. `function`: the rest of the PCI function.
 //! * `execute`, `search`: the engines.
 //! * `worker`: the thread that gives them their turns.
 
@@ -22,7 +22,6 @@ mod execute_tests;
 mod function;
 #[cfg(test)]
 mod function_tests;
-mod interrupts;
 mod memory;
 mod queue;
 mod registers;

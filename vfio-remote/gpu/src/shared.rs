@@ -1,12 +1,12 @@
 //! What the users of a function and its worker share.
 
 use crate::counters::{Counters, count};
-use crate::interrupts::Interrupts;
 use crate::memory::VideoMemory;
 use crate::queue::{Place, Queue};
 use crate::registers::{Effect, Registers};
 use farlane_abi::gpu::VECTOR_FAULT;
-use farlane_pci::DmaSpace;
+use farlane_pci::emulated::InterruptLines;
+use farlane_pci::{DmaSpace, Interrupts};
 use farlane_sys::sync::{held, lock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -50,14 +50,14 @@ pub struct Shared {
     /// System memory.
     pub dma: Arc<DmaSpace>,
     /// Interrupts.
-    pub interrupts: Interrupts,
+    pub interrupts: InterruptLines<Counters>,
     /// Numbers.
     pub counters: Arc<Counters>,
 }
 
 impl Shared {
     /// As after a reset.
-    pub fn new(memory: VideoMemory, counters: Arc<Counters>) -> Self {
+    pub fn new(memory: VideoMemory, interrupts: Interrupts, counters: Arc<Counters>) -> Self {
         Self {
             state: Mutex::new(State {
                 registers: Registers::new(memory.len()),
@@ -71,7 +71,7 @@ impl Shared {
             epoch: AtomicU64::new(0),
             memory,
             dma: DmaSpace::new(),
-            interrupts: Interrupts::new(Arc::clone(&counters)),
+            interrupts: InterruptLines::new(interrupts, Arc::clone(&counters), |c| &c.interrupts),
             counters,
         }
     }
@@ -96,12 +96,12 @@ impl Shared {
     }
 
     /// Reads registers.
-    pub fn read(&self, offset: u64, data: &mut [u8]) {
+    pub fn read_registers(&self, offset: u64, data: &mut [u8]) {
         self.state().registers.read(offset, data);
     }
 
     /// Writes a register.
-    pub fn write(&self, offset: u64, data: &[u8]) {
+    pub fn write_register(&self, offset: u64, data: &[u8]) {
         let mut state = self.state();
         match state.registers.write(offset, data) {
             Effect::None => (),
@@ -188,7 +188,7 @@ impl Shared {
     ///
     /// # Errors
     /// It has ended, or memory cannot be cleared.
-    pub fn reset(&self) -> std::io::Result<()> {
+    pub fn reset_all(&self) -> std::io::Result<()> {
         let mut state = self.state();
         state.registers = Registers::new(self.memory.len());
         self.turn(&mut state);
@@ -205,14 +205,14 @@ impl Shared {
     }
 
     /// The worker is to end.
-    pub fn stop(&self) {
+    pub fn stop_worker(&self) {
         let mut state = self.state();
         state.stopping = true;
         self.turn(&mut state);
     }
 
     /// The worker has ended.
-    pub fn end(&self) {
+    pub fn worker_ended(&self) {
         self.state().ended = true;
         self.settled.notify_all();
     }

@@ -66,7 +66,7 @@ impl<'s> Still<'s> {
         let epoch = *epoch;
         let go_on = || {
             if !meanwhile() {
-                shared.write(u64::from(REG_CONTROL), &[0; 4]);
+                shared.write_register(u64::from(REG_CONTROL), &[0; 4]);
             }
             shared.is_current(epoch)
         };
@@ -94,7 +94,7 @@ impl<'s> Still<'s> {
     pub fn is_ready(&self) -> bool {
         let mut status = [0; 4];
         self.shared
-            .read(u64::from(farlane_abi::gpu::REG_STATUS), &mut status);
+            .read_registers(u64::from(farlane_abi::gpu::REG_STATUS), &mut status);
         u32::from_le_bytes(status) == STATUS_READY
     }
 }

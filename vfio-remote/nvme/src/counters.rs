@@ -1,30 +1,8 @@
 //! What a controller counts, over all its users.
 
-use farlane_pci::Counter;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-macro_rules! counters {
-    ($($field:ident $name:literal $help:literal)*) => {
-        /// The numbers.
-        #[derive(Debug, Default)]
-        pub struct Counters {
-            $(#[doc = $help] pub $field: AtomicU64,)*
-        }
-
-        impl Counters {
-            /// All of them.
-            pub fn list(&self) -> Vec<Counter> {
-                vec![$(Counter {
-                    name: $name,
-                    help: $help,
-                    value: self.$field.load(Ordering::Relaxed),
-                },)*]
-            }
-        }
-    };
-}
-
-counters! {
+farlane_pci::counters! {
     reads "nvme_reads" "Read commands completed."
     read_bytes "nvme_read_bytes" "Bytes read by completed commands."
     writes "nvme_writes" "Write commands completed."

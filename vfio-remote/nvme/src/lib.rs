@@ -6,7 +6,7 @@
 //!
 //! * `bits`, `cmds`: wire layout, and commands parsed from it.
 //! * `data`: where a command's data lies: physical region pages, scatter gather lists.
-//! * `registers`, `doorbells`, `interrupts`: what the driver touches.
+//! * `registers`, `doorbells`: what the driver touches.
 //! * `queue`: ring mechanics.
 //! * `controller`: the worker.
 //! * `remote`: for memory that is not mapped.
@@ -30,7 +30,6 @@ mod error_log;
 mod features;
 mod function;
 mod identify;
-mod interrupts;
 mod namespace;
 mod queue;
 mod registers;

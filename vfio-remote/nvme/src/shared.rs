@@ -3,9 +3,9 @@
 use crate::counters::{Counters, count};
 use crate::doorbells::DoorbellPage;
 use crate::identify::Identity;
-use crate::interrupts::Interrupts;
 use crate::registers::Registers;
-use farlane_pci::DmaSpace;
+use farlane_pci::emulated::InterruptLines;
+use farlane_pci::{DmaSpace, Interrupts};
 use farlane_sys::sync::{held, lock};
 use farlane_worker::wake::Sleep;
 use rustix::event::EventfdFlags;
@@ -41,7 +41,7 @@ pub struct Shared {
     /// The driver's memory.
     pub dma: Arc<DmaSpace>,
     /// Interrupts.
-    pub interrupts: Interrupts,
+    pub interrupts: InterruptLines<Counters>,
     /// The parts of the controller that never change.
     pub identity: Arc<Identity>,
     /// Counters.
@@ -58,7 +58,11 @@ impl Shared {
         identity: Arc<Identity>,
         counters: Arc<Counters>,
     ) -> std::io::Result<Self> {
-        let vectors = identity.io_queues + 1;
+        let interrupts = Interrupts {
+            intx: 1,
+            msi: 0,
+            msix: identity.io_queues + 1,
+        };
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             registers: Mutex::default(),
@@ -66,7 +70,7 @@ impl Shared {
             ended: AtomicBool::new(false),
             doorbells,
             dma: DmaSpace::new(),
-            interrupts: Interrupts::new(vectors, Arc::clone(&counters)),
+            interrupts: InterruptLines::new(interrupts, Arc::clone(&counters), |c| &c.interrupts),
             identity,
             counters,
             notices: AtomicU32::new(0),
@@ -121,7 +125,7 @@ impl Shared {
     ///
     /// # Errors
     /// It has ended.
-    pub fn reset(&self) -> std::io::Result<()> {
+    pub fn reset_and_wait(&self) -> std::io::Result<()> {
         let mut registers = self.registers();
         registers.reset();
         self.notify(Notice::Control);

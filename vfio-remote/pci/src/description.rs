@@ -1,5 +1,6 @@
 //! What can be said of a function without using it.
 
+use crate::registers::BarType;
 use serde::{Deserialize, Serialize};
 
 /// Base address registers of a function (PCI 3.0, 6.2.5.1).
@@ -135,9 +136,8 @@ impl Description {
     /// Whether reading `region` changes nothing: a prefetchable memory BAR (PCI 3.0, 6.2.5.1).
     #[must_use]
     pub fn is_prefetchable(&self, region: Region) -> bool {
-        let register = region.bar().and_then(|bar| self.config.get(0x10 + 4 * bar));
-        // Bit 0: ports. Bit 3: prefetchable.
-        self.region(region).is_some() && register.is_some_and(|byte| byte & 0x09 == 0x08)
+        let kind = region.bar().map(|number| BarType::of(&self.config, number));
+        self.region(region).is_some() && kind.is_some_and(BarType::is_prefetchable)
     }
 
     /// Whether it is consistent: for descriptions that come from a peer.

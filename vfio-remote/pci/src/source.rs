@@ -22,6 +22,14 @@ pub enum SourceError {
     Busy,
 }
 
+impl SourceError {
+    /// What has failed, for `map_err`.
+    pub fn failed(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Failed { what, source }
+    }
+}
+
 /// Why an operation on a function was refused.
 #[derive(Debug, Error)]
 pub enum AccessError {

@@ -1,9 +1,8 @@
 //! Interrupts on their way out: MSI-X vectors, or the pin.
 
-use crate::counters::{Counters, count};
-use farlane_pci::{AccessError, InterruptKind, Signal};
+use crate::{AccessError, InterruptKind, Interrupts, Signal};
 use farlane_sys::sync::lock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// One MSI-X vector.
@@ -21,28 +20,48 @@ struct Pin {
     masked: bool,
 }
 
-/// All interrupts of a function.
+/// The interrupts of a function.
 #[derive(Debug)]
-pub struct Interrupts {
+pub struct InterruptLines<C> {
     vectors: Vec<Vector>,
     /// Vectors that go somewhere: with any, the pin is silent.
     connected: AtomicUsize,
-    pin: Mutex<Pin>,
-    counters: Arc<Counters>,
+    /// None where the function has none.
+    pin: Option<Mutex<Pin>>,
+    counters: Arc<C>,
+    /// What counts interrupts raised.
+    raised: fn(&C) -> &AtomicU64,
 }
 
-impl Interrupts {
-    /// So many MSI-X vectors, and the pin; all go nowhere.
-    pub fn new(vectors: u16, counters: Arc<Counters>) -> Self {
+impl<C> InterruptLines<C> {
+    /// Those that `count` names; all go nowhere. `raised` of the counters counts them.
+    #[must_use]
+    pub fn new(count: Interrupts, counters: Arc<C>, raised: fn(&C) -> &AtomicU64) -> Self {
         Self {
-            vectors: (0..vectors).map(|_| Vector::default()).collect(),
+            vectors: (0..count.msix).map(|_| Vector::default()).collect(),
             connected: AtomicUsize::new(0),
-            pin: Mutex::default(),
+            pin: (count.intx > 0).then(Mutex::default),
             counters,
+            raised,
         }
     }
 
+    fn signal(&self, signal: &dyn Signal) {
+        signal.raise();
+        (self.raised)(&self.counters).fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn pin(&self) -> Result<&Mutex<Pin>, AccessError> {
+        self.pin.as_ref().ok_or(AccessError::Interrupt {
+            kind: InterruptKind::Intx,
+            vector: 0,
+        })
+    }
+
     /// Connects or disconnects one.
+    ///
+    /// # Errors
+    /// There is none such.
     pub fn set(
         &self,
         kind: InterruptKind,
@@ -65,12 +84,12 @@ impl Interrupts {
                 if let Some(signal) = &*current
                     && slot.pending.swap(false, Ordering::SeqCst)
                 {
-                    signal.raise();
+                    self.signal(&**signal);
                 }
                 Ok(())
             }
             InterruptKind::Intx if vector == 0 => {
-                let mut pin = lock(&self.pin);
+                let mut pin = lock(self.pin()?);
                 pin.signal = signal;
                 pin.masked = false;
                 Ok(())
@@ -80,11 +99,16 @@ impl Interrupts {
     }
 
     /// Masks or unmasks the pin.
-    pub fn mask_pin(&self, masked: bool) {
-        lock(&self.pin).masked = masked;
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn mask_pin(&self, masked: bool) -> Result<(), AccessError> {
+        lock(self.pin()?).masked = masked;
+        Ok(())
     }
 
     /// Whether interrupts go by the pin.
+    #[must_use]
     pub fn by_pin(&self) -> bool {
         self.connected.load(Ordering::Relaxed) == 0
     }
@@ -96,8 +120,7 @@ impl Interrupts {
         };
         let signal = lock(&slot.signal);
         if let Some(signal) = &*signal {
-            signal.raise();
-            count(&self.counters.interrupts, 1);
+            self.signal(&**signal);
         } else {
             slot.pending.store(true, Ordering::SeqCst);
         }
@@ -105,14 +128,15 @@ impl Interrupts {
 
     /// The pin's level is high: raises it unless it is masked, and masks it.
     pub fn assert_pin(&self) {
-        let mut pin = lock(&self.pin);
-        if pin.masked {
+        let Some(pin) = &self.pin else {
             return;
-        }
-        if let Some(signal) = &pin.signal {
-            signal.raise();
+        };
+        let mut pin = lock(pin);
+        if !pin.masked
+            && let Some(signal) = &pin.signal
+        {
+            self.signal(&**signal);
             pin.masked = true;
-            count(&self.counters.interrupts, 1);
         }
     }
 
@@ -124,6 +148,7 @@ impl Interrupts {
     }
 
     /// The pending bits, eight to a byte (PCI 3.0, 6.8.2.7).
+    #[must_use]
     pub fn pending_bits(&self) -> Vec<u8> {
         let bit = |v: &Vector| u8::from(v.pending.load(Ordering::SeqCst));
         self.vectors
@@ -147,9 +172,14 @@ mod tests {
         }
     }
 
+    fn lines(msix: u16, intx: u16) -> InterruptLines<AtomicU64> {
+        let count = Interrupts { intx, msi: 0, msix };
+        InterruptLines::new(count, Arc::default(), |counter| counter)
+    }
+
     #[test]
     fn what_was_raised_without_a_listener_is_raised_when_there_is_one() {
-        let interrupts = Interrupts::new(9, Arc::default());
+        let interrupts = lines(9, 1);
         let raised = Arc::new(Raised::default());
         interrupts.raise(8);
         assert_eq!(interrupts.pending_bits(), [0, 1]);
@@ -169,7 +199,7 @@ mod tests {
 
     #[test]
     fn the_pin_masks_itself() {
-        let interrupts = Interrupts::new(1, Arc::default());
+        let interrupts = lines(1, 1);
         let raised = Arc::new(Raised::default());
         interrupts
             .set(InterruptKind::Intx, 0, Some(raised.clone()))
@@ -177,8 +207,18 @@ mod tests {
         interrupts.assert_pin();
         interrupts.assert_pin();
         assert_eq!(raised.0.load(Ordering::SeqCst), 1);
-        interrupts.mask_pin(false);
+        interrupts.mask_pin(false).unwrap();
         interrupts.assert_pin();
         assert_eq!(raised.0.load(Ordering::SeqCst), 2);
+    }
+
+    #[test]
+    fn a_function_without_a_pin_has_no_intx() {
+        let interrupts = lines(2, 0);
+        assert!(interrupts.set(InterruptKind::Intx, 0, None).is_err());
+        assert!(interrupts.mask_pin(true).is_err());
+        interrupts.raise(0);
+        interrupts.clear_pending();
+        assert_eq!(interrupts.pending_bits(), [0]);
     }
 }
