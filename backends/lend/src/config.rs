@@ -1,5 +1,6 @@
 //! The configuration of a lender: which devices are lent, and to whom.
 
+use farlane_sys::{PciAddress, PciAddressError};
 use farlane_vfio_remote::protocol::Address;
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -230,36 +231,24 @@ pub struct Function {
 }
 
 impl FromStr for Function {
-    type Err = String;
+    type Err = PciAddressError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self {
-            function: FunctionAddress::try_from(text.to_owned())?,
-        })
+        let function = FunctionAddress(text.parse()?);
+        Ok(Self { function })
     }
 }
 
-/// Address of a function as sysfs writes it: `0000:01:00.0`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+/// Address of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub struct FunctionAddress(pub String);
+pub struct FunctionAddress(pub PciAddress);
 
 impl TryFrom<String> for FunctionAddress {
-    type Error = String;
+    type Error = PciAddressError;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        let parts: Vec<&str> = text.split([':', '.']).collect();
-        let widths = [4, 2, 2, 1];
-        let fits = parts.len() == widths.len()
-            && text.matches(':').count() == 2
-            && parts.iter().zip(widths).all(|(part, width)| {
-                part.len() == width && part.bytes().all(|b| b.is_ascii_hexdigit())
-            });
-        if fits {
-            Ok(Self(text))
-        } else {
-            Err(format!("{text:?} is not a function such as 0000:01:00.0"))
-        }
+        text.parse().map(Self)
     }
 }
 

@@ -20,7 +20,7 @@ use farlane_ntb::{IvshmemNtb, Ntb, OutboundWindow, PciNtb};
 use farlane_nvme::{BlockSize, Cache, Doorbells, Host, NamespaceConfig, NvmeConfig, NvmeSource};
 use farlane_pci::{BAR_COUNT, Region, Source};
 use farlane_vfio::VfioSource;
-use farlane_vfio_remote::lender::{BridgeOffer, FarBar, Lender, LenderConfig, Offer};
+use farlane_vfio_remote::lender::{BridgeOffer, ForeignBar, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::protocol::{Acceptor, Address, Connector, TlsIdentity};
 use ring::digest::{SHA256, digest};
 use std::collections::BTreeMap;
@@ -197,7 +197,9 @@ fn bridge_offer(
     Ok(BridgeOffer {
         ntb: bridge(window)?,
         borrowers: window.borrowers.clone(),
-        shows: shows.map(|shows| far_bar(shows, identity)).transpose()?,
+        shows: shows
+            .map(|shows| foreign_bar(shows, identity))
+            .transpose()?,
     })
 }
 
@@ -243,7 +245,7 @@ fn source(device: &DeviceConfig, host: &Host) -> anyhow::Result<Box<dyn Source>>
             Box::new(GpuSource::new(bytes)?)
         }
         SourceConfig::Vfio(function) => {
-            Box::new(VfioSource::open(&function.function.0, Path::new("/sys"))?)
+            Box::new(VfioSource::open(function.function.0, Path::new("/sys"))?)
         }
     })
 }
@@ -302,7 +304,7 @@ fn nvme(name: &str, options: &NvmeOptions, host: &Host) -> NvmeConfig {
 
 fn bridge(window: &WindowConfig) -> anyhow::Result<Arc<dyn Ntb>> {
     Ok(match &window.bridge {
-        BridgeConfig::Ivshmem { function } => IvshmemNtb::open_pci(&function.0)?,
+        BridgeConfig::Ivshmem { function } => IvshmemNtb::open_pci(function.0)?,
         BridgeConfig::Pci {
             function,
             bar,
@@ -310,7 +312,7 @@ fn bridge(window: &WindowConfig) -> anyhow::Result<Arc<dyn Ntb>> {
             size,
         } => {
             let outbound = OutboundWindow {
-                function: function.0.clone(),
+                function: function.0,
                 bar: *bar,
                 offset: *offset,
                 size: size.0,
@@ -322,9 +324,9 @@ fn bridge(window: &WindowConfig) -> anyhow::Result<Arc<dyn Ntb>> {
 }
 
 /// A device of another lender, which a window shows.
-fn far_bar(shows: &ShowsConfig, identity: Option<&TlsIdentity>) -> anyhow::Result<FarBar> {
+fn foreign_bar(shows: &ShowsConfig, identity: Option<&TlsIdentity>) -> anyhow::Result<ForeignBar> {
     let region = Region::from_index(shows.bar.into()).filter(|region| region.bar().is_some());
-    Ok(FarBar {
+    Ok(ForeignBar {
         lender: shows.lender.clone(),
         connector: Connector::new(shows.address.0.clone(), identity.cloned())?,
         device: shows.device.clone(),

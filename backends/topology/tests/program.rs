@@ -92,7 +92,7 @@ fn what_is_moved_while_it_looks_is_drawn_and_added_up() {
     let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut out, &mut line).unwrap();
-    assert!(line.contains("blk d0  limb 0 "), "{line}");
+    assert!(line.contains("blk d0  node 0 "), "{line}");
     device.add(Node(0), Node(0), 0, 3_000_000);
     device.add(Node(1), Node(0), 0, 1_000_000);
     // The second look from now on begins after this.
@@ -155,7 +155,7 @@ fn who_cannot_be_watched_is_named() {
     answer(&listener, String::new);
     let output = watch(&socket);
     assert!(!output.status.success());
-    assert!(text(&output.stderr).contains("tells of limbs"));
+    assert!(text(&output.stderr).contains("counts bytes by node"));
     let output = program().args(["--sysfs", "/nowhere"]).output().unwrap();
     assert!(text(&output.stderr).contains("/nowhere is no folder"));
     assert!(!output.status.success());

@@ -3,6 +3,7 @@
 use crate::{Bars, GpuError};
 use farlane_abi::gpu as abi;
 use farlane_abi::width::to_usize;
+use farlane_sys::PciAddress;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -92,13 +93,10 @@ impl SysfsBars {
     /// There is none such, it is another kind of device, in use, or this user may not.
     pub fn open(sysfs: &Path, address: &str) -> Result<Self, GpuError> {
         let device = || address.to_owned();
-        let is_address = address
-            .bytes()
-            .all(|b| b.is_ascii_hexdigit() || matches!(b, b':' | b'.'));
-        let folder = sysfs.join("bus/pci/devices").join(address);
-        if !is_address || address.contains("..") || !folder.is_dir() {
-            return Err(GpuError::None { device: device() });
-        }
+        let parsed = address.parse::<PciAddress>();
+        let folder = parsed.ok().map(|parsed| parsed.folder(sysfs));
+        let folder = folder.filter(|folder| folder.is_dir());
+        let folder = folder.ok_or_else(|| GpuError::None { device: device() })?;
         let (vendor, id) = (number(&folder, "vendor")?, number(&folder, "device")?);
         if (vendor, id) != (abi::VENDOR.into(), abi::DEVICE.into()) {
             return Err(GpuError::Kind {

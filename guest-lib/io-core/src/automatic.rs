@@ -3,6 +3,7 @@
 
 use crate::provider::Provider;
 use crate::{registry, sys};
+use farlane_sys::PciAddress;
 use rustix::fs::Stat;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, RawFd};
@@ -25,22 +26,8 @@ fn provider_of(path: &Path) -> Option<&'static str> {
 
 /// Whether a folder is that of a PCI function: `0000:00:1f.2`.
 fn is_device(folder: &Path) -> bool {
-    let parts = |name: &str| {
-        let (domain, rest) = name.split_once(':')?;
-        let (bus, rest) = rest.split_once(':')?;
-        let (slot, function) = rest.split_once('.')?;
-        let hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let lengths = [
-            domain.len() >= 4,
-            bus.len() == 2,
-            slot.len() == 2,
-            function.len() == 1,
-        ];
-        let all_hex = [domain, bus, slot, function].into_iter().all(hex);
-        Some(all_hex && lengths.into_iter().all(|right| right))
-    };
     let name = folder.file_name().and_then(|name| name.to_str());
-    name.and_then(parts) == Some(true)
+    name.is_some_and(|name| name.parse::<PciAddress>().is_ok())
 }
 
 /// Device number of sysfs, plus one; zero before it is known.

@@ -9,6 +9,7 @@ use crate::file::Examined;
 use crate::sysfs::{SysfsFunction, open};
 use crate::{FileId, Limits, LinkState, Ntb, NtbError, PeerWindow, Translation, WindowLimits};
 use crate::{event, ivshmem};
+use farlane_sys::PciAddress;
 use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{Mapping, SharedMemory};
 use std::collections::BTreeMap;
@@ -31,8 +32,8 @@ pub struct InboundWindow {
 /// A window onto the other host's memory: a stretch of a BAR of a function of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboundWindow {
-    /// The NTB endpoint, like `0000:65:00.1`.
-    pub function: String,
+    /// The NTB endpoint.
+    pub function: PciAddress,
     /// Which BAR.
     pub bar: u8,
     /// Where in the BAR it begins: a multiple of the page size.
@@ -138,7 +139,7 @@ impl InboundWindow {
 
 impl OutboundWindow {
     fn open(&self, sysfs: &Path) -> Result<Outbound, NtbError> {
-        let function = SysfsFunction::find(sysfs, &self.function)?;
+        let function = SysfsFunction::find(sysfs, self.function)?;
         function.enable()?;
         let (file, bytes) = function.open_bar(self.bar, self.write_combining)?;
         let aligned = self.offset.is_multiple_of(PAGE) && self.size.is_multiple_of(PAGE);
@@ -244,7 +245,7 @@ mod tests {
 
     fn outbound(offset: u64, size: u64, write_combining: bool) -> OutboundWindow {
         OutboundWindow {
-            function: FUNCTION.into(),
+            function: FUNCTION.parse().unwrap(),
             bar: 2,
             offset,
             size,
@@ -314,7 +315,7 @@ mod tests {
                 ..outbound(0, 0x1000, false)
             },
             OutboundWindow {
-                function: "0000:65:00.2".into(),
+                function: "0000:65:00.2".parse().unwrap(),
                 ..outbound(0, 0x1000, false)
             },
         ] {

@@ -7,7 +7,7 @@ use super::session::SessionError;
 use crate::protocol::message::{Refusal, Request};
 use farlane_pci::{ConfigSpace, Effects, Region};
 use farlane_sys::chain;
-use farlane_vfio_user::{Client, HeldOff};
+use farlane_vfio_user::{AccessPause, Client};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ const RESETTING: Duration = Duration::from_millis(500);
 impl Borrowed {
     /// A device that ends what it is at may be at the VMM's memory, and this is the thread that
     /// would take the answer: that fails.
-    fn hold_off(&self) -> Option<HeldOff> {
-        self.client.as_ref().map(Client::hold_off)
+    fn pause_access(&self) -> Option<AccessPause> {
+        self.client.as_ref().map(Client::pause_access)
     }
 
     /// Shows memory to the device if it is a bus master, else takes it away. So much of the
@@ -33,7 +33,7 @@ impl Borrowed {
         let is_master = self.space.as_ref().is_some_and(ConfigSpace::is_bus_master);
         match self.client.clone().filter(|_| is_master) {
             None => {
-                let _held_off = self.hold_off();
+                let _held_off = self.pause_access();
                 let mut layout = self.layout();
                 layout.remove_user(self.deadline().earlier(kept));
             }
@@ -49,7 +49,7 @@ impl Borrowed {
                 if let Err(e) = shown {
                     log::error!("{}: given up: {}", self.config.device, chain(&e));
                     match e {
-                        LayoutError::StillThere { .. } => session.abandon(),
+                        LayoutError::Busy { .. } => session.abandon(),
                         _ => session.give_up(fence, self.deadline()),
                     }
                 }
@@ -168,7 +168,7 @@ impl Borrowed {
     /// Resets the device in use, and what of it is virtual: it is no bus master, decodes nothing
     /// and masks nothing (PCI Express 3.0, 6.6.2).
     pub(super) fn reset_function(&mut self) {
-        let _held_off = self.hold_off();
+        let _held_off = self.pause_access();
         let was_silent = self.space.as_mut().is_some_and(|space| {
             let was_silent = space.is_intx_disabled();
             space.reset();
@@ -176,8 +176,8 @@ impl Borrowed {
         });
         self.follow_bars();
         self.follow_bus_master(RESETTING);
-        let is_at_it = self.layout().is_at_it();
-        self.with_device("reset", |session, fence, deadline| match is_at_it {
+        let is_busy = self.layout().is_busy();
+        self.with_device("reset", |session, fence, deadline| match is_busy {
             // There is no time to wait for it again.
             true => {
                 session.abandon();

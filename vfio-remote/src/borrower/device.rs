@@ -3,12 +3,12 @@
 use super::areas::{areas, close};
 use super::bars::Bars;
 use super::deadline::Deadline;
+use super::fair_mutex::FairMutex;
 use super::layout::{Layout, LayoutError};
 use super::peers::Peers;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Session, SessionError};
 use super::signals::{Signals, kind_of};
-use super::turns::Turns;
 use crate::protocol::Connector;
 use crate::protocol::message::{Fence, Refusal};
 use farlane_ntb::Ntb;
@@ -109,7 +109,7 @@ pub struct Borrowed {
     pub(super) translated: bool,
     pub(super) areas: Vec<SharedArea>,
     /// Shared with a thread that follows the VM's other devices.
-    layout: Arc<Turns<Layout>>,
+    layout: Arc<FairMutex<Layout>>,
     /// What others are told of this device.
     pub(super) bars: Option<Arc<Bars>>,
     pub(super) signals: Arc<Signals>,
@@ -124,7 +124,7 @@ impl Borrowed {
     /// The system refuses a thread.
     pub fn new(config: BorrowerConfig, counters: Arc<BorrowCounters>) -> io::Result<Self> {
         let layout = Layout::new(&config.device, config.peer_windows.clone());
-        let layout = Arc::new(Turns::new(layout));
+        let layout = Arc::new(FairMutex::new(layout));
         let bars = match &config.peers {
             Some(peers) => {
                 let number = peers.join(Arc::clone(&layout))?;
@@ -284,7 +284,7 @@ impl Borrowed {
             }
         };
         // What the lender says behind its answer counts.
-        self.signals.be_content();
+        self.signals.clear_unplug_request();
         match session.take(self.deadline()) {
             Ok((fence, key)) => {
                 log::info!("{}: taken, lease {fence}", self.config.device);
@@ -336,7 +336,7 @@ impl Borrowed {
     fn memory_error(&self, what: &str, error: &LayoutError) -> Errno {
         log::error!("{}: cannot {what}: {}", self.config.device, chain(error));
         match error {
-            LayoutError::StillThere { .. } => Errno::BUSY,
+            LayoutError::Busy { .. } => Errno::BUSY,
             _ => Errno::IO,
         }
     }

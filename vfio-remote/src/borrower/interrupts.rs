@@ -118,7 +118,7 @@ impl Borrowed {
     ) -> Result<(), Errno> {
         if index == REQUEST_IRQ {
             if action == IrqAction::Trigger && selected.contains(&true) {
-                self.signals.want_back();
+                self.signals.request_unplug();
                 return Ok(());
             }
             return Err(Errno::OPNOTSUPP);

@@ -1,10 +1,10 @@
 //! Memory of the VM, and how the lender's device reaches it.
 
 use super::deadline::Deadline;
-use super::leaving::Leaving;
 use super::peers::Target;
 use super::resolve::{PeerPath, PeerWindow};
 use super::session::{Doubt, Session, SessionError};
+use super::unmapping::PendingUnmap;
 use crate::bridge;
 use crate::protocol::message::{Bridge, Fence, Request};
 use farlane_ntb::{Ntb, WindowSlice, WindowSpace};
@@ -32,7 +32,7 @@ pub(crate) enum LayoutError {
     },
     /// The device is still at what it has begun there.
     #[error("The device is still at {length:#x} bytes at {address:#x}")]
-    StillThere {
+    Busy {
         /// Guest-physical address.
         address: u64,
         /// Bytes.
@@ -40,7 +40,7 @@ pub(crate) enum LayoutError {
     },
     /// No time is left to ask the lender for all that is needed.
     #[error("The lender takes too long to be shown memory")]
-    Late,
+    TimedOut,
     /// A lender fell silent before it said that its device had stopped.
     #[error("The device may still reach what it has reached, {0}")]
     InDoubt(Doubt),
@@ -58,7 +58,7 @@ pub(crate) struct User {
 }
 
 /// Who is asked for a way to a stretch, and until when.
-pub(super) struct Asked<'a> {
+pub(super) struct Requester<'a> {
     pub user: &'a User,
     pub deadline: Deadline,
 }
@@ -97,7 +97,7 @@ impl Stretch {
 
 /// How the device reaches a stretch.
 #[derive(Debug)]
-pub(super) enum Placed {
+pub(super) enum Placement {
     /// Through a window of one of the bridges, which this end has set up.
     Window {
         way: usize,
@@ -116,7 +116,7 @@ pub(super) enum Placed {
 /// A stretch that has been dealt with.
 pub(super) struct Piece {
     pub stretch: Stretch,
-    pub placed: Placed,
+    pub placed: Placement,
     pub path: Option<PeerPath>,
 }
 
@@ -145,7 +145,7 @@ pub(crate) struct Layout {
     pub(super) targets: BTreeMap<u64, Arc<Target>>,
     pub(super) pieces: BTreeMap<u64, Piece>,
     /// What the device may still reach of what it is to reach no more.
-    pub(super) leaving: VecDeque<Leaving>,
+    pub(super) leaving: VecDeque<PendingUnmap>,
     /// What is to be shown and is not, as something that leaves is in the way, or as there was no
     /// time left; who is told that there is something.
     put_off: Vec<Stretch>,
@@ -258,7 +258,7 @@ impl Layout {
             false => Ok(()),
         });
         if let Err(
-            LayoutError::Unreachable { .. } | LayoutError::StillThere { .. } | LayoutError::Late,
+            LayoutError::Unreachable { .. } | LayoutError::Busy { .. } | LayoutError::TimedOut,
         ) = &settled
         {
             self.ranges.remove(&address);
@@ -319,7 +319,7 @@ impl Layout {
         }
         self.check_in_time((0, u64::MAX))?;
         if !deadline.has_time_to_ask() {
-            return Err(LayoutError::Late);
+            return Err(LayoutError::TimedOut);
         }
         Ok(self.set_bus_master(true, deadline)?)
     }
@@ -329,7 +329,7 @@ impl Layout {
     fn check_in_time(&self, range: (u64, u64)) -> Result<(), LayoutError> {
         let mut own = self.put_off.iter().filter(|s| !s.is_of_a_peer());
         match own.any(|stretch| stretch.overlaps(range)) {
-            true => Err(LayoutError::Late),
+            true => Err(LayoutError::TimedOut),
             false => Ok(()),
         }
     }
@@ -505,7 +505,7 @@ impl Layout {
                 self.put_off.push(stretch);
                 continue;
             }
-            let asked = Asked {
+            let asked = Requester {
                 user: &user,
                 deadline,
             };
@@ -537,7 +537,7 @@ impl Layout {
     fn check_own_memory(&self) -> Result<(), LayoutError> {
         let pieces = self.pieces.values();
         let own = pieces.filter(|piece| !piece.stretch.is_of_a_peer());
-        let missing = |piece: &&Piece| matches!(piece.placed, Placed::Nowhere(_));
+        let missing = |piece: &&Piece| matches!(piece.placed, Placement::Nowhere(_));
         let mut reached = own.clone().filter(|piece| !missing(piece));
         // Of what it reaches some of, only what is in files must not be missing.
         let needed = reached.next().map(|_| Backing::Ram);
@@ -545,7 +545,7 @@ impl Layout {
         match own.filter(missing).find(is_needed) {
             Some(Piece {
                 stretch,
-                placed: Placed::Nowhere(why),
+                placed: Placement::Nowhere(why),
                 ..
             }) => Err(LayoutError::Unreachable {
                 address: stretch.address,

@@ -1,8 +1,8 @@
 //! The devices of one VM, and what each of them has for the others.
 
 use super::deadline::Deadline;
+use super::fair_mutex::FairMutex;
 use super::layout::Layout;
-use super::turns::Turns;
 use farlane_pci::RemoteMemory;
 use farlane_sys::chain;
 use farlane_sys::sync::lock;
@@ -78,7 +78,7 @@ impl Peers {
     /// # Errors
     /// See [`subscribe`].
     pub fn subscribe(self: &Arc<Self>, path: &Path) -> io::Result<Subscription> {
-        let outside = Outside {
+        let outside = ExternalPublisher {
             peers: Arc::clone(self),
             numbers: Mutex::default(),
         };
@@ -86,7 +86,7 @@ impl Peers {
     }
 
     /// A device whose memory is `layout` is one of them: its number.
-    pub(crate) fn join(&self, layout: Arc<Turns<Layout>>) -> io::Result<usize> {
+    pub(crate) fn join(&self, layout: Arc<FairMutex<Layout>>) -> io::Result<usize> {
         let (sender, notices) = channel();
         let sender = Arc::new(sender);
         let mut state = self.state();
@@ -186,7 +186,7 @@ fn others(
     all.filter(move |&(number, _)| Some(number) != owner)
 }
 
-fn follow(layout: &Turns<Layout>, notices: &Receiver<Notice>) {
+fn follow(layout: &FairMutex<Layout>, notices: &Receiver<Notice>) {
     loop {
         let is_put_off = layout.lock().is_put_off();
         let notice = match is_put_off {
@@ -223,13 +223,13 @@ fn follow(layout: &Turns<Layout>, notices: &Receiver<Notice>) {
 }
 
 /// What one other backend publishes.
-struct Outside {
+struct ExternalPublisher {
     peers: Arc<Peers>,
     /// Numbers of this process by those of the publisher.
     numbers: Mutex<BTreeMap<u64, u64>>,
 }
 
-impl Subscriber for Outside {
+impl Subscriber for ExternalPublisher {
     fn published(&self, id: u64, publication: Publication) {
         if let Some(number) = self.peers.publish(None, publication, None) {
             let mut numbers = lock(&self.numbers);

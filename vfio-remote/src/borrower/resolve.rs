@@ -1,7 +1,7 @@
 //! How a device reaches memory of another one of its VM: the resolvers of device-lending-2019,
 //! section 6, the shortest path first.
 
-use super::layout::{Asked, Layout, Placed, Stretch};
+use super::layout::{Layout, Placement, Requester, Stretch};
 use super::peers::Target;
 use super::placement::ask;
 use super::session::SessionError;
@@ -54,9 +54,9 @@ impl Layout {
         &self,
         stretch: &Stretch,
         target: &Target,
-        asked: &Asked<'_>,
+        asked: &Requester<'_>,
         reasons: &mut Vec<String>,
-    ) -> Result<Option<(Placed, PeerPath)>, SessionError> {
+    ) -> Result<Option<(Placement, PeerPath)>, SessionError> {
         let origin = target.publication.origin.as_ref();
         let peer = name_of(origin);
         let found = match self.same_lender(stretch, origin, &peer, asked, reasons)? {
@@ -64,7 +64,7 @@ impl Layout {
             None => self.other_lender(stretch, target, &peer, asked, reasons)?,
         };
         if let Some((placed, path)) = &found
-            && !matches!(placed, Placed::Nowhere(_))
+            && !matches!(placed, Placement::Nowhere(_))
         {
             log::info!(
                 "{} reaches {}/{} ({:#x} bytes at {:#x}): {path}",
@@ -84,9 +84,9 @@ impl Layout {
         stretch: &Stretch,
         origin: Option<&Origin>,
         peer: &PeerName,
-        asked: &Asked<'_>,
+        asked: &Requester<'_>,
         reasons: &mut Vec<String>,
-    ) -> Result<Option<Placed>, SessionError> {
+    ) -> Result<Option<Placement>, SessionError> {
         // The other device's key is for nobody but its own lender, and the one that asks that for a
         // sublease.
         let session = &asked.user.session;
@@ -104,7 +104,7 @@ impl Layout {
             key: PeerKey(origin.key),
         };
         Ok(match ask(asked, stretch, place, Some(peer))? {
-            Ok(()) => Some(Placed::There),
+            Ok(()) => Some(Placement::There),
             Err(refusal) => {
                 reasons.push(format!("same lender: {refusal}"));
                 None
@@ -117,9 +117,9 @@ impl Layout {
         stretch: &Stretch,
         target: &Target,
         peer: &PeerName,
-        asked: &Asked<'_>,
+        asked: &Requester<'_>,
         reasons: &mut Vec<String>,
-    ) -> Result<Option<(Placed, PeerPath)>, SessionError> {
+    ) -> Result<Option<(Placement, PeerPath)>, SessionError> {
         let publication = &target.publication;
         // Its bytes are at hand: as memory of the VM.
         if let Some((file, offset)) = &publication.file {
@@ -133,11 +133,11 @@ impl Layout {
         let origin = publication.origin.as_ref().filter(|_| is_proved);
         if let Some(place) = origin.and_then(|o| self.shown(o)) {
             match ask(asked, stretch, place, Some(peer))? {
-                Ok(()) => return Ok(Some((Placed::There, PeerPath::Window))),
+                Ok(()) => return Ok(Some((Placement::There, PeerPath::Window))),
                 Err(refusal) => reasons.push(format!("window: {refusal}")),
             }
         }
-        let far = match (&publication.file, &target.reach) {
+        let memory = match (&publication.file, &target.reach) {
             (Some((file, offset)), _) => DmaTarget::Device {
                 file: Arc::clone(file),
                 offset: *offset,
@@ -145,7 +145,7 @@ impl Layout {
             (None, Some(reach)) => DmaTarget::Remote(Arc::clone(reach)),
             (None, None) => self.vmm_memory(asked),
         };
-        let placed = self.by_messages(stretch, far, Some(peer), asked, reasons)?;
+        let placed = self.by_messages(stretch, memory, Some(peer), asked, reasons)?;
         Ok(placed.map(|placed| (placed, PeerPath::Messages)))
     }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 #[derive(Debug, Default)]
-struct Bound {
+struct Bindings {
     /// By kind and vector.
     vectors: BTreeMap<(u8, u16), Arc<OwnedFd>>,
     request: Option<EventSignal>,
@@ -20,7 +20,7 @@ struct Bound {
 /// What is bound, and how it is raised. Used by the thread that serves the VMM and by the one
 /// that receives from the lender.
 #[derive(Debug, Default)]
-pub(crate) struct Signals(Mutex<Bound>);
+pub(crate) struct Signals(Mutex<Bindings>);
 
 /// The order of kinds is VFIO's (`VFIO_PCI_INTX_IRQ_INDEX` and so on).
 fn number(kind: InterruptKind) -> u8 {
@@ -51,7 +51,7 @@ pub(crate) fn count_of(interrupts: Interrupts, kind: InterruptKind) -> u16 {
 }
 
 impl Signals {
-    fn bound(&self) -> MutexGuard<'_, Bound> {
+    fn bound(&self) -> MutexGuard<'_, Bindings> {
         lock(&self.0)
     }
 
@@ -112,7 +112,7 @@ impl Signals {
     }
 
     /// Asks the VMM to unplug the device.
-    pub fn want_back(&self) {
+    pub fn request_unplug(&self) {
         let mut bound = self.bound();
         bound.wanted = true;
         if let Some(request) = &bound.request {
@@ -122,11 +122,11 @@ impl Signals {
 
     /// As for a new device.
     pub fn clear(&self) {
-        *self.bound() = Bound::default();
+        *self.bound() = Bindings::default();
     }
 
     /// The device is there (again).
-    pub fn be_content(&self) {
+    pub fn clear_unplug_request(&self) {
         self.bound().wanted = false;
     }
 }

@@ -1,8 +1,8 @@
 //! A device on offer.
 
-use super::lease::{Lease, NotNow};
+use super::lease::{Lease, TakeError};
 use super::names::Borrower;
-use super::peers::{Lent, PeerUse};
+use super::peers::{PeerAccess, PeerRange};
 use super::session::Control;
 use super::sublease::Sublease;
 use crate::protocol::message::{DeviceStatus, Fence, Holder, MappingStatus, PeerStatus, Refusal};
@@ -32,9 +32,9 @@ pub(super) struct State {
     pub(super) control: Weak<Control>,
     reach: Reach,
     /// What other devices can reach of it, while it is held.
-    pub lent: Option<Lent>,
+    pub lent: Option<PeerAccess>,
     /// Those of this lender that do.
-    pub users: Vec<Arc<PeerUse>>,
+    pub users: Vec<Arc<PeerRange>>,
     /// Other lenders whose devices do.
     pub subleases: Vec<Arc<Sublease>>,
     /// What it may still reach, as it was not reset: that is kept for it.
@@ -110,12 +110,12 @@ impl Device {
                     state.control = Arc::downgrade(control);
                     return Ok(fence);
                 }
-                Err(NotNow::Held(holder)) => return Err(Refusal::Busy { holder }),
-                Err(NotNow::Returning) if now < until => {
+                Err(TakeError::Held(holder)) => return Err(Refusal::Busy { holder }),
+                Err(TakeError::Returning) if now < until => {
                     state = held(self.changed.wait_timeout(state, until - now)).0;
                 }
-                Err(NotNow::Quarantined(why)) => return Err(quarantined(&why)),
-                Err(NotNow::Returning) => {
+                Err(TakeError::Quarantined(why)) => return Err(quarantined(&why)),
+                Err(TakeError::Returning) => {
                     return Err(Refusal::Busy {
                         holder: "somebody who is returning it".to_owned(),
                     });
@@ -144,7 +144,7 @@ impl Device {
     }
 
     /// The holder has it now: others can reach what it has for them.
-    pub fn lend(&self, lent: Lent) {
+    pub fn lend(&self, lent: PeerAccess) {
         self.state().lent = Some(lent);
     }
 

@@ -1,6 +1,6 @@
 //! Memory of a VM that a device reaches by messages.
 
-use super::posted::Written;
+use super::posted::PostedWrites;
 use super::proof::Word;
 use crate::protocol::Sender;
 use crate::protocol::message::{Fence, MAX_DATA_BYTES, ToBorrower};
@@ -173,11 +173,11 @@ pub(crate) struct LeaseMemory {
     borrower: Arc<BorrowerMemory>,
     fence: Fence,
     /// What the device writes otherwise.
-    written: Arc<Written>,
+    written: Arc<PostedWrites>,
 }
 
 impl LeaseMemory {
-    pub fn new(borrower: Arc<BorrowerMemory>, fence: Fence, written: Arc<Written>) -> Self {
+    pub fn new(borrower: Arc<BorrowerMemory>, fence: Fence, written: Arc<PostedWrites>) -> Self {
         Self {
             borrower,
             fence,

@@ -1,7 +1,7 @@
 //! Offers functions, one borrower at a time.
 
 mod device;
-mod far;
+mod foreign;
 mod lease;
 mod memory;
 mod names;
@@ -74,12 +74,12 @@ pub struct BridgeOffer {
     /// Whose memory it shows: names of hosts. To anybody else it would be a way into that memory.
     pub borrowers: Vec<String>,
     /// Where it shows a device of another lender, instead of a VM's memory: which.
-    pub shows: Option<FarBar>,
+    pub shows: Option<ForeignBar>,
 }
 
 /// A BAR of a device of another lender, which a window shows from its beginning on.
 #[derive(Clone, Debug)]
-pub struct FarBar {
+pub struct ForeignBar {
     /// Name of the other lender.
     pub lender: String,
     /// Where it listens.
@@ -90,7 +90,7 @@ pub struct FarBar {
     pub region: Region,
 }
 
-impl FarBar {
+impl ForeignBar {
     fn name(&self) -> PeerName {
         PeerName {
             lender: self.lender.clone(),
@@ -161,10 +161,10 @@ impl Lender {
         let said = users.values().flatten();
         let borrowers = offers.iter().flat_map(|offer| &offer.borrowers);
         let shown = bridges.values().flat_map(|bridge| &bridge.borrowers);
-        let far = bridges.values().filter_map(|bridge| bridge.shows.as_ref());
-        let far = far.flat_map(|far| [&far.lender, &far.device]);
+        let foreign = bridges.values().filter_map(|bridge| bridge.shows.as_ref());
+        let foreign = foreign.flat_map(|bar| [&bar.lender, &bar.device]);
         let names = said.chain(borrowers).chain(shown).chain(bridges.keys());
-        let names = names.chain(far).chain(&lenders);
+        let names = names.chain(foreign).chain(&lenders);
         let wrong = names.chain([&name]).find(|name| !is_name(name)).cloned();
         if let Some(name) = wrong {
             return Err(LenderError::Name(name));
@@ -233,7 +233,7 @@ impl Lender {
                 .user()
                 .filter(|&user| Peer::User(user).is_own() || self.users.contains_key(&user));
             let others = handshakes.entry(user).or_default();
-            let handshake = Counted::enter(others, MAX_HANDSHAKES);
+            let handshake = Permit::enter(others, MAX_HANDSHAKES);
             if handshake.is_none() {
                 log::warn!("{MAX_HANDSHAKES} connections are being made: one is refused");
                 continue;
@@ -268,13 +268,13 @@ impl Lender {
         sender: Sender,
         mut receiver: Receiver,
         until: Instant,
-        handshake: Option<Counted>,
+        handshake: Option<Permit>,
     ) {
         let greeted = session::greet(self, &sender, &mut receiver, until);
         drop(handshake);
         let served = match greeted {
             Ok(Some(borrower)) => {
-                let Some(_session) = Counted::enter(&self.sessions, MAX_SESSIONS) else {
+                let Some(_session) = Permit::enter(&self.sessions, MAX_SESSIONS) else {
                     log::warn!("{MAX_SESSIONS} sessions are open: one is refused");
                     sender.close();
                     return;
@@ -334,16 +334,16 @@ impl Lender {
 }
 
 /// One of a limited number, until it is dropped.
-struct Counted(Arc<AtomicUsize>);
+struct Permit(Arc<AtomicUsize>);
 
-impl Counted {
+impl Permit {
     fn enter(count: &Arc<AtomicUsize>, limit: usize) -> Option<Self> {
         let counted = Self(Arc::clone(count));
         (count.fetch_add(1, Ordering::Relaxed) < limit).then_some(counted)
     }
 }
 
-impl Drop for Counted {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

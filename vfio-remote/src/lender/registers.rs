@@ -1,8 +1,8 @@
 //! One session at the lender: registers and interrupts of its device.
 
-use super::posted::Ordered;
+use super::posted::FlushingSignal;
 use super::session::MessageSignal;
-use super::worker::{Answer, Held, Worker};
+use super::worker::{Answer, HeldDevice, Worker};
 use crate::protocol::message::{Delivery, Fence, MAX_DATA_BYTES, MAX_VECTORS, Refusal, Reply};
 use farlane_pci::{AccessError, EventSignal, InterruptKind, Region, Signal};
 use farlane_sys::{chain, eventfd};
@@ -17,7 +17,7 @@ impl Worker {
         region: Region,
         offset: u64,
         length: usize,
-    ) -> Result<&Held, Refusal> {
+    ) -> Result<&HeldDevice, Refusal> {
         let (attached, held) = self.held(fence)?;
         let description = attached.device.offer.source.description();
         if length == 0 || length > MAX_DATA_BYTES || !description.contains(region, offset, length) {
@@ -101,7 +101,7 @@ impl Worker {
             };
             let ordered = signal.map(|signal| -> Arc<dyn Signal> {
                 let written = Arc::clone(&held.written);
-                Arc::new(Ordered { written, signal })
+                Arc::new(FlushingSignal { written, signal })
             });
             held.function
                 .set_interrupt(kind, vector, ordered)

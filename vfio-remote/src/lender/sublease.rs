@@ -9,7 +9,7 @@
 
 use super::device::Device;
 use super::names::{Borrower, Standing};
-use super::peers::Lent;
+use super::peers::PeerAccess;
 use super::session::Control;
 use crate::protocol::message::{Fence, MAX_WORDS, PeerKey, Refusal, ToBorrower};
 use farlane_pci::{Description, DmaMapping, DmaSpace, Region};
@@ -324,7 +324,7 @@ impl Device {
 
 /// Memory of a device, in which reading changes nothing.
 struct Readable<'a> {
-    lent: Lent,
+    lent: PeerAccess,
     description: &'a Description,
     region: Region,
     /// What the holder maps, at its offsets in the region.
@@ -332,7 +332,11 @@ struct Readable<'a> {
 }
 
 impl<'a> Readable<'a> {
-    fn new(lent: Lent, description: &'a Description, region: Region) -> Result<Self, Refusal> {
+    fn new(
+        lent: PeerAccess,
+        description: &'a Description,
+        region: Region,
+    ) -> Result<Self, Refusal> {
         let areas = DmaSpace::new();
         for area in lent.areas.iter().filter(|area| area.region == region) {
             let mapped = areas.map(&DmaMapping {

@@ -4,7 +4,7 @@
 //! the borrower's request for it is held up by that, and for a moment at most; it is asked again
 //! until it is done. Registers, interrupts and the lease do not wait.
 
-use super::far::Used;
+use super::foreign::PeerMapping;
 use super::reach::report;
 use super::registers::device_error;
 use super::worker::{Answer, Worker};
@@ -30,7 +30,7 @@ impl Unmapping {
     /// Begins. Memory of another device is `used`.
     pub fn begin(
         function: &Arc<dyn Function>,
-        used: Option<Used>,
+        used: Option<PeerMapping>,
         range: (u64, u64),
     ) -> io::Result<Self> {
         let function = Arc::clone(function);

@@ -2,15 +2,15 @@
 //! [`reach`](super::reach) has what they reach, [`registers`](super::registers) their registers and
 //! interrupts.
 
-use super::FarBar;
+use super::ForeignBar;
 use super::Lender;
 use super::device::Device;
-use super::far::{FarDevice, Used};
+use super::foreign::{ForeignDevice, PeerMapping};
 use super::names::{Borrower, Standing};
-use super::peers::Lent;
-use super::posted::Written;
+use super::peers::PeerAccess;
+use super::posted::PostedWrites;
 use super::queue::Work;
-use super::reach::Mapped;
+use super::reach::{DmaRange, ReachedRange};
 use super::registers::device_error;
 use super::session::{Control, Ending, Tenure};
 use super::sublease::Sublease;
@@ -40,25 +40,25 @@ pub(super) struct Way {
     pub ntb: Arc<dyn Ntb>,
     pub hops: u32,
     /// The device of another lender that it leads to, instead of the borrower's memory.
-    pub shows: Option<FarBar>,
+    pub shows: Option<ForeignBar>,
 }
 
 /// A device in use.
-pub(super) struct Held {
+pub(super) struct HeldDevice {
     fence: Fence,
     /// Others have it for as long as they take memory of another device away from it.
     pub function: Arc<dyn Function>,
-    pub mappings: BTreeMap<u64, Mapped>,
+    pub mappings: BTreeMap<u64, ReachedRange>,
     /// What of them is being taken away.
     pub unmapping: Option<Unmapping>,
     /// The windows between hosts through which it may write.
-    pub written: Arc<Written>,
+    pub written: Arc<PostedWrites>,
     /// Why bridges, by number, show another memory than the borrower's VM's.
     pub refused: BTreeMap<u16, String>,
     /// The range behind a window that was looked at again last.
     pub looked_at: u64,
     /// Devices of other lenders that it reaches. They are let go of after the function.
-    pub far: BTreeMap<PeerName, Arc<FarDevice>>,
+    pub foreign: BTreeMap<PeerName, Arc<ForeignDevice>>,
 }
 
 /// The device that the session is for.
@@ -66,7 +66,7 @@ pub(super) struct AttachedDevice {
     pub device: Arc<Device>,
     attachment: Attachment,
     pub ways: Vec<Way>,
-    pub held: Option<Held>,
+    pub held: Option<HeldDevice>,
     /// It was taken away: it cannot be taken again over this session.
     spent: bool,
 }
@@ -196,7 +196,12 @@ impl Worker {
                 place,
                 peer,
             } => {
-                let mapped = self.map(fence, (address, length), writable, place, peer);
+                let range = DmaRange {
+                    address,
+                    length,
+                    writable,
+                };
+                let mapped = self.map(fence, range, place, peer);
                 if mapped.is_err() {
                     self.let_go_of_the_unused(fence);
                 }
@@ -446,14 +451,14 @@ impl Worker {
             device.offer.name,
             self.borrower.name
         );
-        device.lend(Lent {
+        device.lend(PeerAccess {
             fence,
             key,
             areas: attached.attachment.areas.clone(),
             function: Arc::downgrade(&function),
         });
         let tenure = Tenure::new(&device, fence, &function);
-        attached.held = Some(Held {
+        attached.held = Some(HeldDevice {
             fence,
             function,
             mappings: BTreeMap::new(),
@@ -461,7 +466,7 @@ impl Worker {
             written: Arc::default(),
             refused: BTreeMap::new(),
             looked_at: 0,
-            far: BTreeMap::new(),
+            foreign: BTreeMap::new(),
         });
         device.begin(fence);
         self.control.set_lease(Some(tenure));
@@ -489,10 +494,14 @@ impl Worker {
         attached.device.keep_from_memory(&*held.function);
         // Afterwards nobody else has the function. What does not let go of another device counts as
         // reaching it until it has been reset.
-        let used: Vec<_> = held.mappings.values().filter_map(Mapped::used).collect();
-        let (taken, stuck): (Vec<_>, Vec<_>) = used.into_iter().partition(Used::take);
-        taken.iter().chain(&stuck).for_each(Used::part);
-        held.far.values().for_each(|far| far.part());
+        let used: Vec<_> = held
+            .mappings
+            .values()
+            .filter_map(ReachedRange::used)
+            .collect();
+        let (taken, stuck): (Vec<_>, Vec<_>) = used.into_iter().partition(PeerMapping::take);
+        taken.iter().chain(&stuck).for_each(PeerMapping::part);
+        held.foreign.values().for_each(|device| device.part());
         let reset = || {
             if let Some(unmapping) = held.unmapping.take()
                 && let Err(e) = unmapping.finish()
@@ -503,7 +512,7 @@ impl Worker {
             written.flush();
         };
         match attached.device.give_back(fence, reset) {
-            true => stuck.iter().for_each(Used::forget),
+            true => stuck.iter().for_each(PeerMapping::forget),
             // It has not been reset: it reaches them as long as this process runs.
             false => attached.device.keep(stuck),
         }
@@ -530,7 +539,7 @@ impl Worker {
     }
 
     /// The same, to change what is known of it.
-    pub(super) fn held_mut(&mut self, fence: Fence) -> Result<&mut Held, Refusal> {
+    pub(super) fn held_mut(&mut self, fence: Fence) -> Result<&mut HeldDevice, Refusal> {
         let held = self
             .attached
             .as_mut()
@@ -540,7 +549,7 @@ impl Worker {
     }
 
     /// The device in use, if `fence` is its lease's.
-    pub(super) fn held(&self, fence: Fence) -> Result<(&AttachedDevice, &Held), Refusal> {
+    pub(super) fn held(&self, fence: Fence) -> Result<(&AttachedDevice, &HeldDevice), Refusal> {
         let attached = self.attached.as_ref().ok_or(Refusal::Ended(fence))?;
         match &attached.held {
             Some(held) if held.fence == fence => Ok((attached, held)),

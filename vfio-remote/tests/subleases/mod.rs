@@ -10,7 +10,7 @@ use super::peers::taken;
 use super::windows::window;
 use farlane_ntb::Ntb;
 use farlane_pci::Region;
-use farlane_vfio_remote::lender::{BridgeOffer, FarBar, Lender, LenderConfig, Offer};
+use farlane_vfio_remote::lender::{BridgeOffer, ForeignBar, Lender, LenderConfig, Offer};
 use farlane_vfio_remote::protocol::message::{
     Fence, PeerKey, PeerName, Place, Refusal, Reply, Request, ToLender,
 };
@@ -133,7 +133,7 @@ fn first_over(copier: Copier, ntb: Arc<dyn Ntb>, connector: Connector) -> Rig {
     let bridge = BridgeOffer {
         ntb,
         borrowers: vec!["s".to_owned()],
-        shows: Some(FarBar {
+        shows: Some(ForeignBar {
             lender: "second".to_owned(),
             connector,
             device: "mapped".to_owned(),

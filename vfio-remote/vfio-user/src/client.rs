@@ -47,9 +47,9 @@ pub enum ClientError {
     /// [`Device`](crate::Device): it would wait for itself.
     #[error("The client cannot be reached while it is being answered")]
     OwnThread,
-    /// The answers are not taken: see [`Client::hold_off`].
+    /// The answers are not taken: see [`Client::pause_access`].
     #[error("The client's answers are not taken now")]
-    HeldOff,
+    AccessPause,
     /// Too many messages are under way.
     #[error("{MAX_PENDING} messages are under way")]
     Busy,
@@ -65,7 +65,7 @@ enum Answer {
     /// It is an error.
     Refused(Errno),
     /// It is not waited for.
-    HeldOff,
+    AccessPause,
 }
 
 #[derive(Debug, Default)]
@@ -155,17 +155,17 @@ impl Client {
     /// For whoever keeps the thread that takes the answers waiting for something that may itself
     /// wait for one.
     #[must_use]
-    pub fn hold_off(&self) -> HeldOff {
+    pub fn pause_access(&self) -> AccessPause {
         let mut pending = self.pending();
         pending.held_off += 1;
         for (_, answer) in pending.answers.values_mut() {
             if matches!(answer, Answer::Awaited) {
-                *answer = Answer::HeldOff;
+                *answer = Answer::AccessPause;
             }
         }
         drop(pending);
         self.0.changed.notify_all();
-        HeldOff(self.clone())
+        AccessPause(self.clone())
     }
 
     /// Ends the connection. The device is told by
@@ -287,7 +287,7 @@ impl Client {
             return Err(ClientError::Gone);
         }
         if pending.held_off > 0 {
-            return Err(ClientError::HeldOff);
+            return Err(ClientError::AccessPause);
         }
         if pending.answers.len() >= MAX_PENDING {
             return Err(ClientError::Busy);
@@ -315,18 +315,18 @@ impl Client {
         match pending.answers.remove(&id) {
             Some((_, Answer::Body(body))) => Ok(body),
             Some((_, Answer::Refused(error))) => Err(ClientError::Refused(error)),
-            Some((_, Answer::HeldOff)) => Err(ClientError::HeldOff),
+            Some((_, Answer::AccessPause)) => Err(ClientError::AccessPause),
             _ if pending.ended => Err(ClientError::Gone),
             _ => Err(ClientError::Timeout),
         }
     }
 }
 
-/// While it is there, nothing of a client's memory is reached: see [`Client::hold_off`].
+/// While it is there, nothing of a client's memory is reached: see [`Client::pause_access`].
 #[derive(Debug)]
-pub struct HeldOff(Client);
+pub struct AccessPause(Client);
 
-impl Drop for HeldOff {
+impl Drop for AccessPause {
     fn drop(&mut self) {
         self.0.pending().held_off -= 1;
     }

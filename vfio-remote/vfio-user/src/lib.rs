@@ -40,7 +40,7 @@ mod stop;
 pub mod wire;
 
 pub use capabilities::{Capabilities, CapabilitiesError};
-pub use client::{ANSWER_TIMEOUT, Client, ClientError, HeldOff};
+pub use client::{ANSWER_TIMEOUT, AccessPause, Client, ClientError};
 pub use counters::{CounterValues, Counters};
 pub use device::{
     Device, DeviceInfo, DmaMap, IoFd, IoFdKind, IrqAction, IrqInfo, IrqRequest, MAX_IRQ_TYPES,

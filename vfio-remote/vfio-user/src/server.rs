@@ -21,7 +21,7 @@ const MAX_BODY_BYTES: usize = MAX_TRANSFER_BYTES as usize + size_of::<wire::Regi
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long few connections are told about.
-const STORY: Duration = Duration::from_secs(20);
+const LOG_PERIOD: Duration = Duration::from_secs(20);
 
 /// Serves a device.
 #[derive(Debug)]
@@ -60,11 +60,11 @@ impl Server {
             return error;
         }
         let mut buffers = Buffers::default();
-        let mut story = Story::default();
+        let mut log = ConnectionLog::default();
         loop {
             match listener.accept() {
                 Ok((stream, _)) => {
-                    let told = story.tell(name);
+                    let told = log.tell(name);
                     if told {
                         log::info!("{name}: a client has connected");
                     }
@@ -105,19 +105,19 @@ fn is_shortage(error: &io::Error) -> bool {
 
 /// Connections that are told about: a client that connects again and again must not fill the log.
 #[derive(Debug, Default)]
-struct Story {
+struct ConnectionLog {
     begin: Option<Instant>,
     told: u32,
     untold: u64,
 }
 
-impl Story {
-    /// Connections told about in a [`STORY`].
+impl ConnectionLog {
+    /// Connections told about in a [`LOG_PERIOD`].
     const MOST: u32 = 10;
 
     /// Whether the next one is told about.
     fn tell(&mut self, name: &str) -> bool {
-        if self.begin.is_none_or(|begin| begin.elapsed() > STORY) {
+        if self.begin.is_none_or(|begin| begin.elapsed() > LOG_PERIOD) {
             if self.untold > 0 {
                 log::warn!("{name}: {} more clients have connected", self.untold);
             }

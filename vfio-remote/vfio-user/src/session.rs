@@ -32,7 +32,7 @@ struct Bounds {
 
 /// What has been agreed with the client, and what it has done.
 #[derive(Debug)]
-struct Agreed {
+struct Negotiated {
     capabilities: Capabilities,
     regions: Vec<Bounds>,
     irqs: Vec<IrqInfo>,
@@ -46,7 +46,7 @@ struct Agreed {
 pub struct Session<'a, D: Device> {
     device: &'a mut D,
     client: Client,
-    agreed: Option<Agreed>,
+    agreed: Option<Negotiated>,
 }
 
 impl<'a, D: Device> Session<'a, D> {
@@ -219,7 +219,7 @@ impl<'a, D: Device> Session<'a, D> {
         let irqs: Vec<_> = irqs
             .map(|index| self.device.irq(index).unwrap_or_default())
             .collect();
-        self.agreed = Some(Agreed {
+        self.agreed = Some(Negotiated {
             capabilities,
             regions,
             irqs_used: vec![false; irqs.len()],
@@ -262,7 +262,7 @@ fn first_and_count<T>(mut all: impl Iterator<Item = T>) -> Option<(T, usize)> {
     Some((first, all.count()))
 }
 
-impl Agreed {
+impl Negotiated {
     fn map(&mut self, device: &mut impl Device, map: MapRequest) -> Result<(), Errno> {
         let limit = self.capabilities.max_dma_maps;
         self.mappings.check(map.address, map.size, limit)?;
@@ -512,7 +512,7 @@ fn push_unmap(reply: &mut Reply, flags: u32, address: u64, size: u64) {
     });
 }
 
-fn push_device_info(reply: &mut Reply, device: &impl Device, agreed: &Agreed) {
+fn push_device_info(reply: &mut Reply, device: &impl Device, agreed: &Negotiated) {
     let reset = if device.info().resettable {
         wire::DEVICE_RESET
     } else {

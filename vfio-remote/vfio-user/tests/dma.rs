@@ -196,14 +196,20 @@ fn while_answers_are_not_taken_nobody_waits_for_one() {
         move || client.read(0, &mut [0])
     });
     let late = peer.receive().unwrap();
-    let held_off = client.hold_off();
+    let held_off = client.pause_access();
     // Also if that is over before it has noticed.
-    let other = client.hold_off();
+    let other = client.pause_access();
     drop(other);
     let result = worker.join().unwrap();
-    assert!(matches!(result, Err(ClientError::HeldOff)), "{result:?}");
+    assert!(
+        matches!(result, Err(ClientError::AccessPause)),
+        "{result:?}"
+    );
     let result = client.write(0, &[1]);
-    assert!(matches!(result, Err(ClientError::HeldOff)), "{result:?}");
+    assert!(
+        matches!(result, Err(ClientError::AccessPause)),
+        "{result:?}"
+    );
     drop(held_off);
     let worker = thread::spawn(move || {
         let mut byte = [0];

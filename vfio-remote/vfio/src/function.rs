@@ -1,15 +1,18 @@
 //! A physical function in use by one borrower.
 
-use crate::config::{COMMAND, COMMAND_IO, COMMAND_MASTER, COMMAND_MEMORY};
 use crate::interrupts::InterruptRouter;
 use crate::kernel::Kernel;
 use crate::mappings::Mappings;
 use crate::source::{Counts, Shared};
+use farlane_pci::registers::{self, COMMAND_IO, COMMAND_MASTER, COMMAND_MEMORY};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
 use farlane_sys::sync::lock;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Where the command register is.
+const COMMAND: u64 = registers::COMMAND as u64;
 
 /// Registers have at most as many bytes. What is longer is data.
 const REGISTER_BYTES: usize = 8;

@@ -5,6 +5,7 @@ use crate::OpenError;
 use crate::descriptor::duplicate_above_all;
 use crate::sysfs::BoundFunction;
 use farlane_pci::{InterruptKind, Region};
+use farlane_sys::PciAddress;
 use farlane_sys::sync::lock;
 use std::fmt::Debug;
 use std::io;
@@ -142,7 +143,7 @@ fn irq_index(kind: InterruptKind) -> u32 {
     }
 }
 
-fn open_error(error: VfioError, address: &str) -> OpenError {
+fn open_error(error: VfioError, address: PciAddress) -> OpenError {
     let what = match &error {
         VfioError::OpenGroup(e, _) if e.kind() == io::ErrorKind::ResourceBusy => format!(
             "use {address}: its IOMMU group is in use, maybe by another function of it, which \
@@ -157,13 +158,13 @@ fn open_error(error: VfioError, address: &str) -> OpenError {
 }
 
 impl VfioKernel {
-    pub fn open(function: &BoundFunction, address: &str) -> Result<Self, OpenError> {
+    pub fn open(function: &BoundFunction, address: PciAddress) -> Result<Self, OpenError> {
         let container = VfioContainer::new(None).map_err(|e| open_error(e, address))?;
         let container = Arc::new(container);
         let device = VfioDevice::new(&function.folder, container.clone(), false)
             .map_err(|e| open_error(e, address))?;
         if !can_reset(&device).map_err(OpenError::failed(format!("examine {address}")))? {
-            return Err(OpenError::NoReset(address.into()));
+            return Err(OpenError::NoReset(address));
         }
         let first = duplicate_above_all(borrow(&device));
         let first = first.inspect_err(|e| {
@@ -182,7 +183,7 @@ impl VfioKernel {
             .collect();
         let info = iommu_info(&container).map_err(OpenError::failed("examine the IOMMU"))?;
         let limits = IommuLimits::parse(&info).ok_or_else(|| OpenError::Odd {
-            function: address.into(),
+            function: address,
             why: format!("its IOMMU's description has {} bytes", info.len()),
         })?;
         Ok(Self {
@@ -391,7 +392,10 @@ fn borrow(device: &VfioDevice) -> BorrowedFd<'_> {
 }
 
 /// What the source of a function at `address` needs of the system.
-pub(crate) fn open(sysfs: &Path, address: &str) -> Result<(VfioKernel, BoundFunction), OpenError> {
+pub(crate) fn open(
+    sysfs: &Path,
+    address: PciAddress,
+) -> Result<(VfioKernel, BoundFunction), OpenError> {
     let function = BoundFunction::find(sysfs, address)?;
     Ok((VfioKernel::open(&function, address)?, function))
 }

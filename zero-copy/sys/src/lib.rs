@@ -4,12 +4,15 @@
 //! * [`closing`]: descriptors of others, which may take for ever to close.
 //! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`log_limit`]: log lines that somebody else can cause.
+//! * [`PciAddress`]: where a PCI function is.
 //! * [`sync`]: locks without poison.
 
 mod chain;
 pub mod closing;
 pub mod eventfd;
 pub mod log_limit;
+mod pci_address;
 pub mod sync;
 
 pub use chain::chain;
+pub use pci_address::{PciAddress, PciAddressError};

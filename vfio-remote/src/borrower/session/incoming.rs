@@ -24,7 +24,7 @@ pub(super) fn start(
                 // The device is given up, and its lender stops it when it hears that. Its end says
                 // so.
                 shared.hang_up();
-                shared.lose_and_tell();
+                shared.lose_and_notify();
                 end = receiver.wait_for_end();
             }
             match end {
@@ -44,7 +44,7 @@ pub(super) fn start(
                 true => shared.ask_nothing(),
                 false => shared.close(),
             }
-            shared.lose_and_tell();
+            shared.lose_and_notify();
         })?;
     Ok(())
 }
@@ -74,7 +74,7 @@ fn receive(
                 shared.with_current(fence, |signals| signals.raise_from_lender(kind, vector));
             }
             ToBorrower::Revoking { fence, grace_ms } => {
-                let is_meant = shared.with_current(fence, |signals| signals.want_back());
+                let is_meant = shared.with_current(fence, |signals| signals.request_unplug());
                 if is_meant {
                     log::info!("The lender wants the device back within {grace_ms} ms");
                 }
@@ -82,7 +82,7 @@ fn receive(
             ToBorrower::Ended { fence } => {
                 if shared.stopped(Some(fence)) {
                     log::warn!("The lender has ended lease {fence}");
-                    shared.lose_and_tell();
+                    shared.lose_and_notify();
                 }
             }
             ToBorrower::Stopping { fence } => {

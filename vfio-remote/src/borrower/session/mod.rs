@@ -17,7 +17,7 @@ use crate::protocol::{ConnectionError, Connector, Received, Receiver, Sender};
 use farlane_pci::{DmaSpace, Region};
 use farlane_sys::chain;
 use farlane_sys::sync::lock;
-use renewal::Heart;
+use renewal::Renewer;
 pub use shared::Doubt;
 pub(crate) use shared::OnLoss;
 use shared::Shared;
@@ -25,7 +25,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-pub(crate) use subtenant::{LetGo, Subtenant};
+pub(crate) use subtenant::{ReleaseFn, Subtenant};
 use thiserror::Error;
 
 /// Before a lender is asked again.
@@ -80,7 +80,7 @@ pub(crate) struct Session {
     /// Whether the lender has proved that it is called so.
     pub is_proved: bool,
     /// Taken alone.
-    heart: Mutex<Option<Heart>>,
+    renewer: Mutex<Option<Renewer>>,
     /// Writes that nobody has waited for, since the last one that was waited for.
     posted: AtomicU32,
 }
@@ -162,7 +162,7 @@ impl Session {
                 false => format!("{UNPROVED}{lender}"),
             },
             is_proved,
-            heart: Mutex::default(),
+            renewer: Mutex::default(),
             posted: AtomicU32::new(0),
         };
         let (Reply::Attached(attached), descriptors) = session.shared.ask(request, &[], until)?
@@ -204,14 +204,14 @@ impl Session {
         }
     }
 
-    fn heart(&self) -> MutexGuard<'_, Option<Heart>> {
-        lock(&self.heart)
+    fn renewer(&self) -> MutexGuard<'_, Option<Renewer>> {
+        lock(&self.renewer)
     }
 
     /// Renews no more.
     fn rest(&self) {
-        let heart = self.heart().take();
-        drop(heart);
+        let renewer = self.renewer().take();
+        drop(renewer);
     }
 
     /// Takes the device, and goes on renewing the lease.
@@ -222,11 +222,11 @@ impl Session {
             return Err(SessionError::Nonsense);
         };
         let term = self.shared.term().ok_or(SessionError::Nonsense)?;
-        let heart = match term <= LONGEST_TERM {
-            true => Heart::start(Arc::clone(&self.shared), fence, term),
+        let renewer = match term <= LONGEST_TERM {
+            true => Renewer::start(Arc::clone(&self.shared), fence, term),
             false => Err(SessionError::Nonsense),
         };
-        *self.heart() = Some(heart.inspect_err(|_| self.give_up(fence, deadline))?);
+        *self.renewer() = Some(renewer.inspect_err(|_| self.give_up(fence, deadline))?);
         Ok((fence, key))
     }
 
@@ -256,11 +256,11 @@ impl Session {
             };
             match self.shared.ask(request, &[], deadline.answered_by()) {
                 Ok((Reply::Done, _)) => {
-                    self.shared.set_at_it(false);
+                    self.shared.set_busy(false);
                     return Ok(true);
                 }
                 Err(SessionError::Refused(Refusal::InProgress)) => {
-                    self.shared.set_at_it(true);
+                    self.shared.set_busy(true);
                     if !again || !deadline.has_time(PAUSE) {
                         return Ok(false);
                     }
@@ -292,7 +292,7 @@ impl Session {
     /// loses it, and its lender takes it back when it can. Until then it may reach memory, as
     /// [`doubt`](Self::doubt) says.
     pub fn abandon(&self) {
-        self.shared.set_at_it(true);
+        self.shared.set_busy(true);
         self.shared.hang_up();
     }
 
@@ -311,14 +311,12 @@ impl Session {
         data: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), SessionError> {
-        let mut at = offset;
-        for part in data.chunks_mut(MAX_DATA_BYTES) {
-            let length = u32::try_from(part.len()).unwrap_or(0);
+        for (offset, part) in offsets(offset).zip(data.chunks_mut(MAX_DATA_BYTES)) {
             let request = Request::Read {
                 fence,
                 region,
-                offset: at,
-                length,
+                offset,
+                length: u32::try_from(part.len()).map_err(|_| SessionError::Nonsense)?,
             };
             match self.shared.ask(request, &[], deadline.answered_by())? {
                 (Reply::Data(bytes), _) if bytes.len() == part.len() => {
@@ -326,7 +324,6 @@ impl Session {
                 }
                 _ => return Err(SessionError::Nonsense),
             }
-            at += u64::from(length);
         }
         Ok(())
     }
@@ -340,16 +337,14 @@ impl Session {
         data: &[u8],
         deadline: Deadline,
     ) -> Result<(), SessionError> {
-        let mut at = offset;
-        for part in data.chunks(MAX_DATA_BYTES) {
+        for (offset, part) in offsets(offset).zip(data.chunks(MAX_DATA_BYTES)) {
             let request = Request::Write {
                 fence,
                 region,
-                offset: at,
+                offset,
                 data: part.to_vec(),
             };
             self.ask(request, &[], deadline)?;
-            at += u64::try_from(part.len()).unwrap_or(0);
         }
         Ok(())
     }
@@ -368,16 +363,14 @@ impl Session {
             self.posted.store(0, Ordering::Relaxed);
             return self.write(fence, region, offset, data, deadline);
         }
-        let mut at = offset;
-        for part in data.chunks(MAX_DATA_BYTES) {
+        for (offset, part) in offsets(offset).zip(data.chunks(MAX_DATA_BYTES)) {
             let message = ToLender::Post {
                 fence,
                 region,
-                offset: at,
+                offset,
                 data: part.to_vec(),
             };
             self.shared.send(&message)?;
-            at += u64::try_from(part.len()).unwrap_or(0);
         }
         Ok(())
     }
@@ -391,6 +384,11 @@ impl Session {
     pub fn is_lost(&self) -> bool {
         self.shared.is_lost()
     }
+}
+
+/// Where the parts of an access begin that are as long as a message allows.
+fn offsets(first: u64) -> impl Iterator<Item = u64> {
+    (first..).step_by(MAX_DATA_BYTES)
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ pub(super) struct Tenure {
     /// When a renewal was last answered.
     pub renewed: Instant,
     /// The lender has said that its device has not let go of memory yet.
-    pub at_it: bool,
+    pub is_busy: bool,
     /// It has said that the lease is over, and not yet that its device has stopped.
     pub stopping: bool,
 }
@@ -81,7 +81,7 @@ impl Tenure {
             fence,
             term: Duration::from_millis(u64::from(term_ms)).max(SHORTEST_TERM),
             renewed: Instant::now(),
-            at_it: false,
+            is_busy: false,
             stopping: false,
         }
     }
@@ -89,7 +89,7 @@ impl Tenure {
     /// How long the device may reach memory, where time proves something of a lender that is
     /// silent, or not.
     fn doubt(&self, time_proves: bool, now: Instant) -> Option<Doubt> {
-        if !time_proves || self.at_it || self.stopping {
+        if !time_proves || self.is_busy || self.stopping {
             return Some(Doubt::WhileItRuns);
         }
         // A renewal that nobody has heard of may have reached the lender in the last moment of the
@@ -123,7 +123,7 @@ pub(super) struct Shared {
     /// lease.
     lost: AtomicBool,
     /// `on_loss` has been called, or is being called.
-    told: AtomicBool,
+    notified: AtomicBool,
     /// Something of the lender's may still be reached: the session is to stay, whatever comes.
     holds_on: AtomicBool,
     signals: Arc<Signals>,
@@ -141,7 +141,7 @@ impl Shared {
             changed: Condvar::new(),
             lease: Mutex::default(),
             lost: AtomicBool::new(false),
-            told: AtomicBool::new(false),
+            notified: AtomicBool::new(false),
             holds_on: AtomicBool::new(false),
             signals,
             on_loss,
@@ -183,9 +183,9 @@ impl Shared {
     }
 
     /// The lender has said that its device has not let go of memory yet, or that it has.
-    pub fn set_at_it(&self, at_it: bool) {
+    pub fn set_busy(&self, is_busy: bool) {
         if let Some(tenure) = &mut self.lease().tenure {
-            tenure.at_it = at_it;
+            tenure.is_busy = is_busy;
         }
     }
 
@@ -220,8 +220,8 @@ impl Shared {
     }
 
     /// Whether it is known, or being said, to whom it concerns that the lease has ended.
-    pub fn is_told(&self) -> bool {
-        self.told.load(Ordering::Acquire)
+    pub fn is_notified(&self) -> bool {
+        self.notified.load(Ordering::Acquire)
     }
 
     /// From now on, or no more, something of the lender's may be reached, also after the lease: the
@@ -244,17 +244,17 @@ impl Shared {
     pub fn lose(&self) {
         let lease = self.lease();
         if !lease.retired && !self.lost.swap(true, Ordering::AcqRel) {
-            self.signals.want_back();
+            self.signals.request_unplug();
         }
     }
 
     /// The same, and says so to whom it concerns. Not by a thread that holds locks: that may wait
     /// for other devices.
-    pub fn lose_and_tell(&self) {
+    pub fn lose_and_notify(&self) {
         self.lose();
         let taken = self.lease().taken;
         if let Some(fence) = taken
-            && !self.told.swap(true, Ordering::AcqRel)
+            && !self.notified.swap(true, Ordering::AcqRel)
         {
             (self.on_loss)(fence);
         }
@@ -414,7 +414,7 @@ mod tests {
             fence: Fence(1),
             term: Duration::from_secs(3),
             renewed,
-            at_it: false,
+            is_busy: false,
             stopping: false,
         };
         let after = |seconds| renewed + Duration::from_secs(seconds);
@@ -422,9 +422,9 @@ mod tests {
         assert_eq!(tenure.doubt(true, after(7)), Some(Doubt::For(left)));
         assert_eq!(tenure.doubt(true, after(8)), None);
         assert_eq!(tenure.doubt(false, after(1000)), Some(Doubt::WhileItRuns));
-        for (at_it, stopping) in [(true, false), (false, true)] {
+        for (is_busy, stopping) in [(true, false), (false, true)] {
             let tenure = Tenure {
-                at_it,
+                is_busy,
                 stopping,
                 ..tenure
             };

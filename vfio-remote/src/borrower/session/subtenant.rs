@@ -1,7 +1,7 @@
 //! A lender's end of a session to another lender, a device of which its own ones reach under a
 //! sublease.
 
-use super::renewal::Heart;
+use super::renewal::Renewer;
 use super::shared::Shared;
 use super::{LONGEST_TERM, SessionError, greet, incoming, memory};
 use crate::protocol::Connector;
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 const RETURNING: Duration = Duration::from_secs(1);
 
 /// Has whoever reaches the other lender's device let go of it. False where that cannot be had.
-pub(crate) type LetGo = Box<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type ReleaseFn = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// A sublease, at the lender whose devices reach the other one's.
 pub(crate) struct Subtenant {
     shared: Arc<Shared>,
     fence: Fence,
-    heart: Option<Heart>,
+    renewer: Option<Renewer>,
 }
 
 impl Subtenant {
@@ -33,7 +33,7 @@ impl Subtenant {
         connector: &Connector,
         name: &str,
         (device, key): (&PeerName, PeerKey),
-        let_go: LetGo,
+        let_go: ReleaseFn,
         until: Instant,
     ) -> Result<Self, SessionError> {
         let (sender, receiver, lender) = greet(connector, name, until)?;
@@ -66,7 +66,7 @@ impl Subtenant {
         let mut subtenant = Self {
             shared: Arc::clone(&shared),
             fence: Fence(0),
-            heart: None,
+            renewer: None,
         };
         let queue = memory::start(&shared, DmaSpace::new())?;
         incoming::start(&shared, receiver, queue)?;
@@ -83,7 +83,7 @@ impl Subtenant {
         // The other lender counts from when it has answered, which may be a while ago.
         let until = until.min(Instant::now() + term);
         shared.ask(Request::Renew { fence }, &[], until)?;
-        subtenant.heart = Some(Heart::start(shared, fence, term)?);
+        subtenant.renewer = Some(Renewer::start(shared, fence, term)?);
         Ok(subtenant)
     }
 
@@ -131,7 +131,7 @@ fn has_let_go(shared: &Shared, fence: Fence) {
 
 impl Drop for Subtenant {
     fn drop(&mut self) {
-        drop(self.heart.take());
+        drop(self.renewer.take());
         self.shared.retire();
         self.shared.close();
     }

@@ -156,7 +156,7 @@ fn what_a_lender_says_after_the_session_reaches_nobody() {
     // Not given back: what is known of the lease stays.
     drop(rig.session);
     assert!(!shared.with_current(fence, |signals| signals.raise(InterruptKind::Msi, 0)));
-    shared.lose_and_tell();
+    shared.lose_and_notify();
     assert!(!is_signalled(&interrupt) && !is_signalled(&rig.request));
     drop(shared);
     wait_alone(&rig.signals);

@@ -232,7 +232,7 @@ impl Kernel for Fake {
 
 fn source() -> (Arc<Fake>, VfioSource) {
     let fake = Fake::new();
-    let source = VfioSource::new(fake.clone(), "0000:01:00.0", false).unwrap();
+    let source = VfioSource::new(fake.clone(), "0000:01:00.0".parse().unwrap(), false).unwrap();
     (fake, source)
 }
 

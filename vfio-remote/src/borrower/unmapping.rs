@@ -7,13 +7,13 @@
 //! and nothing else is shown there. The device is not lost.
 
 use super::deadline::Deadline;
-use super::layout::{Backing, Layout, LayoutError, Piece, Placed, Stretch, User};
+use super::layout::{Backing, Layout, LayoutError, Piece, Placement, Stretch, User};
 use super::placement::free;
 use farlane_sys::chain;
 use std::time::Duration;
 
 /// A stretch that the device may still reach, and whose device that is.
-pub(super) struct Leaving {
+pub(super) struct PendingUnmap {
     piece: Piece,
     user: User,
 }
@@ -26,12 +26,12 @@ impl Layout {
         let Some(piece) = self.pieces.remove(&address) else {
             return;
         };
-        let is_reached = !matches!(piece.placed, Placed::Nowhere(_));
+        let is_reached = !matches!(piece.placed, Placement::Nowhere(_));
         if is_reached && let Some(user) = self.user.clone() {
             // One after the other: the lender takes one range away at a time.
             let is_next = self.leaving.is_empty() && deadline.has_time(Duration::ZERO);
             if !is_next || !self.take_away(&user, &piece.stretch, true, deadline) {
-                self.leaving.push_back(Leaving { piece, user });
+                self.leaving.push_back(PendingUnmap { piece, user });
                 return;
             }
         }
@@ -81,10 +81,10 @@ impl Layout {
     /// Sees what is leaving end, as far as it does in time. What is not `needed` is asked for once.
     pub(super) fn chase(&mut self, is_needed: bool, deadline: Deadline) {
         while deadline.has_time(Duration::ZERO)
-            && let Some(Leaving { piece, user }) = self.leaving.pop_front()
+            && let Some(PendingUnmap { piece, user }) = self.leaving.pop_front()
         {
             if !self.take_away(&user, &piece.stretch, is_needed, deadline) {
-                self.leaving.push_front(Leaving { piece, user });
+                self.leaving.push_front(PendingUnmap { piece, user });
                 return;
             }
             self.release(piece);
@@ -94,11 +94,12 @@ impl Layout {
     /// Another device's memory is about to go, whose owner does not wait longer: a device that is
     /// still at it then is given up.
     pub(super) fn give_up_for(&mut self, peer: u64, deadline: Deadline) {
-        let is_peers = |leaving: &&Leaving| leaving.piece.stretch.backing == Backing::Peer(peer);
+        let is_peers =
+            |leaving: &&PendingUnmap| leaving.piece.stretch.backing == Backing::Peer(peer);
         if self.leaving.iter().any(|leaving| is_peers(&leaving)) {
             self.chase(true, deadline);
         }
-        let Some(Leaving { piece, user }) = self.leaving.iter().find(is_peers) else {
+        let Some(PendingUnmap { piece, user }) = self.leaving.iter().find(is_peers) else {
             return;
         };
         let Stretch {
@@ -113,7 +114,7 @@ impl Layout {
 
     /// There is nobody to be asked any more.
     pub(super) fn release_leaving(&mut self) {
-        while let Some(Leaving { piece, user }) = self.leaving.pop_front() {
+        while let Some(PendingUnmap { piece, user }) = self.leaving.pop_front() {
             self.forget(&user);
             self.release(piece);
         }
@@ -122,13 +123,13 @@ impl Layout {
     /// Nothing of a range is leaving.
     pub(super) fn check_left(&self, (address, length): (u64, u64)) -> Result<(), LayoutError> {
         match self.is_leaving((address, length)) {
-            true => Err(LayoutError::StillThere { address, length }),
+            true => Err(LayoutError::Busy { address, length }),
             false => Ok(()),
         }
     }
 
     /// Whether the device is still at what it has begun.
-    pub fn is_at_it(&self) -> bool {
+    pub fn is_busy(&self) -> bool {
         !self.leaving.is_empty()
     }
 
@@ -144,7 +145,7 @@ impl Layout {
             address, length, ..
         } = piece.stretch;
         match piece.placed {
-            Placed::Window {
+            Placement::Window {
                 way,
                 slice,
                 is_readable,
@@ -156,12 +157,12 @@ impl Layout {
                     free(windows, slice);
                 }
             }
-            Placed::Messages => {
+            Placement::Messages => {
                 if let Err(e) = self.messages.unmap(address, length) {
                     log::debug!("Memory at {address:#x} was not mapped: {}", chain(&e));
                 }
             }
-            Placed::There | Placed::Nowhere(_) => {}
+            Placement::There | Placement::Nowhere(_) => {}
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Devices of other lenders, which windows show, as devices of this one reach them; and ranges of
 //! others, here and there.
 
-use super::FarBar;
+use super::ForeignBar;
 use super::device::Device;
-use super::peers::PeerUse;
-use super::posted::{Through, Written};
+use super::peers::PeerRange;
+use super::posted::{PostedWrites, WriteWindow};
 use super::proof::Word;
-use crate::borrower::{LetGo, Subtenant};
+use crate::borrower::{ReleaseFn, Subtenant};
 use crate::protocol::message::{MAX_WORDS, PeerKey, PeerName, Refusal};
 use farlane_pci::{AccessError, DmaMapping, Function, Region};
 use farlane_sys::chain;
@@ -25,26 +25,26 @@ const TAKING_AWAY: Duration = Duration::from_secs(1);
 struct State {
     /// The sublease has ended: nothing can be reached any more.
     is_over: bool,
-    uses: Vec<Arc<PeerUse>>,
+    uses: Vec<Arc<PeerRange>>,
 }
 
 /// The ranges that one device of this lender reaches in one of another lender.
-pub(super) struct Uses {
+pub(super) struct ForeignRanges {
     state: Mutex<State>,
     /// The windows through which it may write there.
-    written: Written,
+    written: PostedWrites,
     /// The device of this lender, until it is given back. Never the last reference to it: the lock
     /// is held while it is used.
     source: Mutex<Option<Weak<dyn Function>>>,
 }
 
-impl fmt::Debug for Uses {
+impl fmt::Debug for ForeignRanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Uses").finish_non_exhaustive()
+        f.debug_struct("ForeignRanges").finish_non_exhaustive()
     }
 }
 
-impl Uses {
+impl ForeignRanges {
     /// Whether nothing can be reached any more.
     pub fn is_over(&self) -> bool {
         self.state().is_over
@@ -123,28 +123,28 @@ impl Uses {
 
 /// A device of another lender, as far as one device of this lender may reach it: as long as the
 /// other lender's device is held.
-pub(crate) struct FarDevice {
+pub(crate) struct ForeignDevice {
     key: PeerKey,
-    uses: Arc<Uses>,
+    uses: Arc<ForeignRanges>,
     subtenant: Subtenant,
 }
 
-impl FarDevice {
+impl ForeignDevice {
     /// Takes a sublease of what a window shows, for `source`, as the lender `name`.
     pub fn open(
         name: &str,
-        bar: &FarBar,
+        bar: &ForeignBar,
         key: PeerKey,
         source: &Arc<dyn Function>,
         until: Instant,
     ) -> Result<Arc<Self>, Refusal> {
-        let uses = Arc::new(Uses {
+        let uses = Arc::new(ForeignRanges {
             state: Mutex::default(),
-            written: Written::default(),
+            written: PostedWrites::default(),
             source: Mutex::new(Some(Arc::downgrade(source))),
         });
         let ended = Arc::clone(&uses);
-        let let_go: LetGo = Box::new(move || ended.end());
+        let let_go: ReleaseFn = Box::new(move || ended.end());
         let device = bar.name();
         let opened = Subtenant::open(&bar.connector, name, (&device, key), let_go, until);
         let subtenant = opened.map_err(|e| {
@@ -200,36 +200,32 @@ impl FarDevice {
         &self,
         source: &Arc<dyn Function>,
         mapping: DmaMapping,
-        through: Option<&mut Through>,
-    ) -> Result<Arc<PeerUse>, Refusal> {
+        through: Option<&mut WriteWindow>,
+    ) -> Result<Arc<PeerRange>, Refusal> {
         if let Some(through) = through {
             self.uses.written.add(through);
-            through.far = Some(Arc::clone(&self.uses));
+            through.foreign = Some(Arc::clone(&self.uses));
         }
         let mut state = self.uses.state();
         if state.is_over {
             return Err(Refusal::Invalid("the sublease has ended".to_owned()));
         }
         // One that ends from now on waits for what is here, and takes it away.
-        let (used, mapped) = PeerUse::map(source, mapping, |used| {
+        let register = |used: &Arc<PeerRange>| {
             state.uses.push(Arc::clone(used));
             drop(state);
-        });
-        if let Err(e) = mapped {
-            self.forget(&used);
-            return Err(Refusal::Invalid(chain(&e)));
-        }
-        Ok(used)
+        };
+        PeerRange::map(source, mapping, register, |used| self.forget(used))
     }
 
     /// A range was taken away.
-    pub fn forget(&self, used: &Arc<PeerUse>) {
+    pub fn forget(&self, used: &Arc<PeerRange>) {
         let mut state = self.uses.state();
         state.uses.retain(|other| !Arc::ptr_eq(other, used));
     }
 }
 
-impl Drop for FarDevice {
+impl Drop for ForeignDevice {
     fn drop(&mut self) {
         self.part();
         // Once it is over, its memory may be another's.
@@ -246,22 +242,22 @@ pub(super) enum Owner {
     /// This lender's.
     Here(Arc<Device>),
     /// Another lender's.
-    Far(Arc<FarDevice>),
+    Foreign(Arc<ForeignDevice>),
 }
 
 /// A range of another device.
 #[derive(Clone)]
-pub(super) struct Used {
+pub(super) struct PeerMapping {
     owner: Owner,
-    range: Arc<PeerUse>,
+    range: Arc<PeerRange>,
 }
 
-impl Used {
-    pub fn new(owner: Owner, range: Arc<PeerUse>) -> Self {
+impl PeerMapping {
+    pub fn new(owner: Owner, range: Arc<PeerRange>) -> Self {
         Self { owner, range }
     }
 
-    /// Takes the range away, unless that has been done. See [`PeerUse::end`].
+    /// Takes the range away, unless that has been done. See [`PeerRange::end`].
     pub fn end(&self) -> Result<(), AccessError> {
         self.range.end()
     }
@@ -277,7 +273,7 @@ impl Used {
 
     /// The function is about to go.
     pub fn part(&self) {
-        if let Owner::Far(device) = &self.owner {
+        if let Owner::Foreign(device) = &self.owner {
             device.part();
         }
     }
@@ -286,7 +282,7 @@ impl Used {
     pub fn forget(&self) {
         match &self.owner {
             Owner::Here(device) => device.forget(&self.range),
-            Owner::Far(device) => device.forget(&self.range),
+            Owner::Foreign(device) => device.forget(&self.range),
         }
     }
 }

@@ -7,14 +7,14 @@ use std::sync::{Mutex, MutexGuard, TryLockError};
 /// been waiting for it: nobody waits for more than what one other thread does with it, once it is
 /// the next one.
 #[derive(Debug, Default)]
-pub(crate) struct Turns<T> {
+pub(crate) struct FairMutex<T> {
     /// Held while the next one waits. Taken before what it is about, and given back when that is
     /// had.
     next: Mutex<()>,
     what: Mutex<T>,
 }
 
-impl<T> Turns<T> {
+impl<T> FairMutex<T> {
     pub fn new(what: T) -> Self {
         Self {
             next: Mutex::default(),
@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn who_waits_comes_before_who_asks_again() {
         for _ in 0..10 {
-            let turns = Arc::new(Turns::new(0));
+            let turns = Arc::new(FairMutex::new(0));
             let held = turns.lock();
             let waiting = std::thread::spawn({
                 let turns = Arc::clone(&turns);
