@@ -1,5 +1,6 @@
 //! What a GPU counts, over all its users.
 
+use farlane_abi::width::to_u64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 farlane_pci::counters! {
@@ -16,5 +17,5 @@ farlane_pci::counters! {
 
 /// Adds to a number.
 pub fn count(counter: &AtomicU64, by: usize) {
-    counter.fetch_add(u64::try_from(by).unwrap_or(0), Ordering::Relaxed);
+    counter.fetch_add(to_u64(by), Ordering::Relaxed);
 }

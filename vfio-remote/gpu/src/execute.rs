@@ -5,6 +5,7 @@ use crate::counters::{Counters, count};
 use crate::memory::{Span, VideoMemory};
 use crate::queue::Results;
 use crate::search::{self, Patterns};
+use farlane_abi::width::to_u64;
 use farlane_pci::DmaSpace;
 
 /// Bytes that are worked on between two looks at whether to go on.
@@ -162,7 +163,7 @@ impl Engine<'_> {
 }
 
 fn bytes(length: usize) -> u64 {
-    u64::try_from(length).unwrap_or(u64::MAX)
+    to_u64(length)
 }
 
 fn unreachable(error: &farlane_pci::DmaError) -> CommandError {

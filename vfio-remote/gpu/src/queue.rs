@@ -4,6 +4,7 @@ use crate::command::CommandError;
 use crate::memory::{Span, VideoMemory};
 use farlane_abi::PAGE_BYTES;
 use farlane_abi::gpu as abi;
+use farlane_abi::width::to_usize;
 use farlane_abi::zerocopy::{FromZeros as _, IntoBytes as _};
 use farlane_worker::wake;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -88,8 +89,8 @@ impl<'m> Queue<'m> {
 
     fn slot(&self, ring: Span, bytes: u64) -> Span {
         let index = u64::from(self.count & (self.place.entries - 1));
-        let at = usize::try_from(index * bytes).unwrap_or(usize::MAX);
-        ring.part(at, usize::try_from(bytes).unwrap_or(0))
+        let at = to_usize(index * bytes);
+        ring.part(at, to_usize(bytes))
     }
 
     /// The next command, copied out.

@@ -2,6 +2,7 @@
 
 use crate::queue::Place;
 use farlane_abi::gpu as abi;
+use farlane_abi::width::to_usize;
 
 /// What a write has changed besides the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +56,7 @@ impl Registers {
     /// Reads bytes; what is no register reads as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (at, byte) in (offset..).zip(data) {
-            let lane = usize::try_from(at % 4).unwrap_or(0);
+            let lane = to_usize(at % 4);
             let dword = u32::try_from(at & !3).map_or(0, |at| self.dword(at));
             *byte = dword.to_le_bytes()[lane];
         }

@@ -1,6 +1,7 @@
 //! What every bridge can be asked.
 
 use crate::{FileId, NtbError};
+use farlane_abi::width::to_usize;
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -41,7 +42,7 @@ impl Limits {
     /// # Errors
     /// There is no such window.
     pub fn window(&self, window: u32) -> Result<&WindowLimits, NtbError> {
-        let at = usize::try_from(window).unwrap_or(usize::MAX);
+        let at = to_usize(window.into());
         self.windows.get(at).ok_or(NtbError::Window {
             window,
             count: self.window_count(),

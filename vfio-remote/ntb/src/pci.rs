@@ -9,6 +9,7 @@ use crate::file::Examined;
 use crate::sysfs::{SysfsFunction, open};
 use crate::{FileId, Limits, LinkState, Ntb, NtbError, PeerWindow, Translation, WindowLimits};
 use crate::{event, ivshmem};
+use farlane_abi::width::to_usize;
 use farlane_sys::PciAddress;
 use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{Mapping, SharedMemory};
@@ -169,7 +170,7 @@ impl Outbound {
     fn read(&self, offset: u64) -> Result<(), NtbError> {
         let at = self.window.locate(offset, WORD_BYTES)?;
         let (page, word) = (at - at % PAGE, at % PAGE);
-        let word = usize::try_from(word).unwrap_or(usize::MAX);
+        let word = to_usize(word);
         let read_word = |memory: &SharedMemory| {
             let word = memory.word(word).map_err(|_| NtbError::Range {
                 offset,

@@ -2,6 +2,7 @@
 
 use crate::file::Examined;
 use crate::{LinkState, Ntb, NtbError, Translation};
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -236,7 +237,7 @@ impl WindowSpace {
             offset: slice.offset,
             length: slice.length,
         };
-        let at = usize::try_from(slice.window).unwrap_or(usize::MAX);
+        let at = to_usize(slice.window.into());
         let Some(slot) = slots.get_mut(at) else {
             return Err(unknown);
         };

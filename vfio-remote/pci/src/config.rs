@@ -17,6 +17,7 @@ use crate::registers::{
     ROM, bar,
 };
 use crate::{Description, Region};
+use farlane_abi::width::{to_u64, to_usize};
 
 /// Beyond this no processor addresses memory.
 const ADDRESS_END: u64 = 1 << 52;
@@ -191,7 +192,7 @@ impl ConfigSpace {
     /// Reads what is kept here, and what the function's bytes were after its reset. Bytes beyond
     /// the end read as ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
-        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let at = to_usize(offset);
         for (i, byte) in data.iter_mut().enumerate() {
             let place = at.checked_add(i);
             *byte = place
@@ -204,7 +205,7 @@ impl ConfigSpace {
     /// Stretches of `length` bytes at `offset` that are the function's own: (offset, bytes).
     #[must_use]
     pub fn foreign(&self, offset: u64, length: usize) -> Vec<(u64, usize)> {
-        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let at = to_usize(offset);
         let mut runs: Vec<(u64, usize)> = Vec::new();
         let mut inside = false;
         for place in at..at.saturating_add(length) {
@@ -214,7 +215,7 @@ impl ConfigSpace {
                     last.1 += 1;
                 }
             } else if foreign {
-                runs.push((u64::try_from(place).unwrap_or(u64::MAX), 1));
+                runs.push((to_u64(place), 1));
             }
             inside = foreign;
         }
@@ -294,7 +295,7 @@ impl ConfigSpace {
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
         let before = self.command();
         let mut effects = Effects::default();
-        let at = usize::try_from(offset).unwrap_or(usize::MAX);
+        let at = to_usize(offset);
         self.notice_sizing(at, data);
         for (i, &byte) in data.iter().enumerate() {
             let Some(place) = at.checked_add(i).filter(|&p| p < self.bytes.len()) else {
@@ -306,12 +307,12 @@ impl ConfigSpace {
             }
         }
         for (run, length) in self.foreign(offset, data.len()) {
-            let skip = usize::try_from(run - offset).unwrap_or(usize::MAX);
+            let skip = to_usize(run - offset);
             let Some(bytes) = data.get(skip..skip.saturating_add(length)) else {
                 continue;
             };
             let mut bytes = bytes.to_vec();
-            let first = usize::try_from(run).unwrap_or(usize::MAX);
+            let first = to_usize(run);
             if let Some(control) = self
                 .reset_byte
                 .and_then(|place| place.checked_sub(first))

@@ -1,6 +1,7 @@
 //! What can be said of a function without using it.
 
 use crate::registers::BarType;
+use farlane_abi::width::to_u64;
 use serde::{Deserialize, Serialize};
 
 /// Base address registers of a function (PCI 3.0, 6.2.5.1).
@@ -97,7 +98,7 @@ pub struct Interrupts {
 }
 
 /// A function, without using it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
     /// Configuration space as after a reset, 256 or 4096 bytes. In BARs the type bits are right,
     /// addresses are zero.
@@ -143,7 +144,7 @@ impl Description {
     /// Whether it is consistent: for descriptions that come from a peer.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        let config_bytes = u64::try_from(self.config.len()).unwrap_or(0);
+        let config_bytes = to_u64(self.config.len());
         let bars = self.regions.iter().take(BAR_COUNT);
         matches!(config_bytes, 256 | 4096)
             && self.regions.len() == REGION_COUNT

@@ -1,6 +1,7 @@
 //! The memory that a function modelled in software reaches.
 
 use crate::{AccessError, DmaMapping, DmaTarget};
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_sys::chain;
 use farlane_sys::sync::{read, write};
 use farlane_zero_copy::{AddressSpace, AddressSpaceError, View};
@@ -254,7 +255,7 @@ impl DmaSpace {
                 })?,
                 None => self.view().read(at, part)?,
             }
-            at = at.wrapping_add(u64::try_from(run).unwrap_or(0));
+            at = at.wrapping_add(to_u64(run));
             rest = after;
         }
         Ok(())
@@ -277,7 +278,7 @@ impl DmaSpace {
                 })?,
                 None => self.view().write(at, part)?,
             }
-            at = at.wrapping_add(u64::try_from(run).unwrap_or(0));
+            at = at.wrapping_add(to_u64(run));
             rest = after;
         }
         Ok(())
@@ -291,7 +292,7 @@ impl DmaSpace {
         length: usize,
         writable: bool,
     ) -> Result<(usize, Option<Arc<dyn RemoteMemory>>), DmaError> {
-        let wanted = u64::try_from(length).unwrap_or(u64::MAX);
+        let wanted = to_u64(length);
         if !self.is_bus_master() {
             let length = wanted;
             return Err(AddressSpaceError::Unmapped { address, length }.into());
@@ -307,12 +308,12 @@ impl DmaSpace {
                     length: wanted,
                 });
             }
-            let run = usize::try_from(bytes.min(wanted)).unwrap_or(length);
+            let run = to_usize(bytes.min(wanted));
             return Ok((run, Some(Arc::clone(&range.memory))));
         }
         let next = remote.iter().map(|r| r.address).filter(|&a| a > address);
         let until = next.min().map_or(u64::MAX, |start| start - address);
-        let run = usize::try_from(until.min(wanted)).unwrap_or(length);
+        let run = to_usize(until.min(wanted));
         Ok((run, None))
     }
 }

@@ -5,6 +5,7 @@ use super::device::{Borrowed, Presence, RETRY};
 use super::layout::{LayoutError, User};
 use super::session::SessionError;
 use crate::protocol::message::{Refusal, Request};
+use farlane_abi::width::to_usize;
 use farlane_pci::{ConfigSpace, Effects, Region};
 use farlane_sys::chain;
 use farlane_vfio_user::{AccessPause, Client};
@@ -127,7 +128,7 @@ impl Borrowed {
             return;
         }
         for (at, length) in foreign {
-            let skip = usize::try_from(at - offset).unwrap_or(usize::MAX);
+            let skip = to_usize(at - offset);
             if let Some(part) = data.get_mut(skip..skip.saturating_add(length)) {
                 self.device_read(Region::Config, at, part);
             }

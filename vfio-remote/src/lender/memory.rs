@@ -4,6 +4,7 @@ use super::posted::PostedWrites;
 use super::proof::Word;
 use crate::protocol::Sender;
 use crate::protocol::message::{Fence, MAX_DATA_BYTES, ToBorrower};
+use farlane_abi::width::to_u64;
 use farlane_pci::RemoteMemory;
 use farlane_sys::sync::{held, lock};
 use std::collections::{BTreeSet, HashMap};
@@ -159,7 +160,7 @@ impl BorrowerMemory {
             Instant::now() + PATIENCE,
             |id, number| {
                 let range = part(number);
-                let skip = u64::try_from(range.start).unwrap_or(0);
+                let skip = to_u64(range.start);
                 message(id, address.wrapping_add(skip), range)
             },
             |number, bytes| done(part(number), bytes),

@@ -4,6 +4,7 @@ use super::posted::FlushingSignal;
 use super::session::MessageSignal;
 use super::worker::{Answer, HeldDevice, Worker};
 use crate::protocol::message::{Delivery, Fence, MAX_DATA_BYTES, MAX_VECTORS, Refusal, Reply};
+use farlane_abi::width::to_usize;
 use farlane_pci::{AccessError, EventSignal, InterruptKind, Region, Signal};
 use farlane_sys::{chain, eventfd};
 use std::os::fd::OwnedFd;
@@ -35,7 +36,7 @@ impl Worker {
         offset: u64,
         length: u32,
     ) -> Answer {
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let length = to_usize(length.into());
         let held = self.access(fence, region, offset, length)?;
         let mut data = vec![0; length];
         held.function

@@ -21,6 +21,7 @@ use crate::protocol::message::{
     Attached, Bridge, Fence, MAX_DATA_BYTES, MAX_DESCRIPTORS, MAX_FRAME_BYTES, MappableArea,
     PeerKey, PeerName, Refusal, Reply, Request, ToBorrower, ToLender,
 };
+use farlane_abi::width::to_usize;
 use farlane_ntb::Ntb;
 use farlane_pci::{Attachment, Function};
 use farlane_sys::chain;
@@ -267,7 +268,7 @@ impl Worker {
 
     /// Devices from one on, as many as fit into a message. Who administers the lender sees all.
     fn list(&self, first: u32) -> Reply {
-        let skip = usize::try_from(first).unwrap_or(usize::MAX);
+        let skip = to_usize(first.into());
         let seen = self.lender.status_for(&self.borrower);
         let mut rest = seen.into_iter().skip(skip);
         let mut bytes = 0;

@@ -373,7 +373,7 @@ pub struct MappableArea {
 }
 
 /// Answers [`Request::Attach`]. Its descriptors are those of the bridges, then of the areas.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
     /// The device.
     pub description: Description,

@@ -6,6 +6,7 @@
 
 use super::connection::{ConnectionError, time_left};
 use super::message::MAX_FRAME_BYTES;
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -509,7 +510,7 @@ fn take_frame(arrived: &mut Vec<u8>, frame: &mut Vec<u8>) -> Result<bool, Connec
     let Some((length, rest)) = arrived.split_first_chunk::<LENGTH_BYTES>() else {
         return Ok(false);
     };
-    let length = usize::try_from(u32::from_le_bytes(*length)).unwrap_or(usize::MAX);
+    let length = to_usize(u32::from_le_bytes(*length).into());
     if length > MAX_FRAME_BYTES {
         return Err(ConnectionError::TooLong(length));
     }

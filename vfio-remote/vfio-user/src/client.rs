@@ -4,6 +4,7 @@ use crate::Counters;
 use crate::counters::Count;
 use crate::socket::{Socket, SocketError};
 use crate::wire::{self, Command, DmaAccess, HEADER_BYTES, Header};
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_sys::sync::{held, lock};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -186,7 +187,7 @@ impl Client {
 
     /// What has been negotiated. Until then, nothing can be reached.
     pub(crate) fn set_max_transfer(&self, bytes: u32) {
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let bytes = to_usize(bytes.into());
         self.0.max_transfer.store(bytes, Ordering::Relaxed);
     }
 
@@ -344,7 +345,7 @@ fn access(address: u64, length: usize) -> DmaAccess {
     DmaAccess {
         address,
         // A part of at most MAX_TRANSFER_BYTES.
-        count: u64::try_from(length).unwrap_or(0),
+        count: to_u64(length),
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::wire::{self, Command, Header};
 use crate::{IrqAction, MAX_TRANSFER_BYTES, PAGE_BYTES};
+use farlane_abi::width::to_u64;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use thiserror::Error;
@@ -235,19 +236,19 @@ struct Message<'a> {
 impl<'a> Message<'a> {
     /// A structure at the beginning, and what follows it.
     fn split<T: FromBytes + KnownLayout + Immutable>(&self) -> Result<(T, &'a [u8]), RequestError> {
-        T::read_from_prefix(self.body).map_err(|_| self.length(size_of::<T>()))
+        T::read_from_prefix(self.body).map_err(|_| self.length(to_u64(size_of::<T>())))
     }
 
     /// A structure that is all there is.
     fn whole<T: FromBytes + KnownLayout + Immutable>(&self) -> Result<T, RequestError> {
-        T::read_from_bytes(self.body).map_err(|_| self.length(size_of::<T>()))
+        T::read_from_bytes(self.body).map_err(|_| self.length(to_u64(size_of::<T>())))
     }
 
-    fn length(&self, expected: impl TryInto<u64>) -> RequestError {
+    fn length(&self, expected: u64) -> RequestError {
         RequestError::Length {
             command: self.command,
             got: self.body.len(),
-            expected: expected.try_into().unwrap_or(u64::MAX),
+            expected,
         }
     }
 
@@ -344,7 +345,7 @@ pub fn parse<'a>(
             if body.is_empty() {
                 Ok(Request::Reset)
             } else {
-                Err(message.length(0_u64))
+                Err(message.length(0))
             }
         }
         Command::DmaRead | Command::DmaWrite => Err(RequestError::Direction(command)),
@@ -496,7 +497,7 @@ fn set_irqs(message: Message<'_>) -> Result<Request<'_>, RequestError> {
         _ => return Err(message.field("flags", set.flags)),
     };
     if u64::try_from(data.len()) != Ok(data_bytes) {
-        let expected = u64::try_from(fixed).unwrap_or(0).saturating_add(data_bytes);
+        let expected = to_u64(fixed).saturating_add(data_bytes);
         return Err(message.length(expected));
     }
     if kind != wire::IRQ_SET_DATA_EVENTFD {
@@ -550,7 +551,7 @@ fn region_write<'a>(message: &Message<'a>) -> Result<Request<'a>, RequestError> 
     check_transfer(access.count)?;
     if usize::try_from(access.count) != Ok(data.len()) {
         let fixed = access.as_bytes().len();
-        return Err(message.length(u64::try_from(fixed).unwrap_or(0) + u64::from(access.count)));
+        return Err(message.length(to_u64(fixed) + u64::from(access.count)));
     }
     Ok(Request::RegionWrite {
         region: access.region,
@@ -567,8 +568,8 @@ fn write_multi<'a>(message: &Message<'a>) -> Result<Request<'a>, RequestError> {
         .ok()
         .and_then(|count| count.checked_mul(each));
     if bytes != Some(data.len()) {
-        let fixed = u64::try_from(multi.as_bytes().len()).unwrap_or(0);
-        let each = u64::try_from(each).unwrap_or(0);
+        let fixed = to_u64(multi.as_bytes().len());
+        let each = to_u64(each);
         return Err(message.length(multi.wr_cnt.saturating_mul(each).saturating_add(fixed)));
     }
     let writes = Writes(data);

@@ -8,6 +8,7 @@ use crate::reply::{self, Reply};
 use crate::request::{IrqData, IrqsRequest, MapRequest, Request, Writes, parse};
 use crate::wire::{self, Header};
 use crate::{Device, DmaMap, IrqInfo, IrqRequest, MAX_IRQ_TYPES, MAX_REGIONS, RegionInfo};
+use farlane_abi::width::{to_u64, to_usize};
 use farlane_sys::eventfd;
 use farlane_zero_copy::memory_file::{self, MemoryFileError, Source};
 use rustix::io::Errno;
@@ -109,7 +110,7 @@ impl<'a, D: Device> Session<'a, D> {
             Request::RegionRead { .. } => counters.add(Count::Reads, 1),
             Request::RegionWrite { .. } => counters.add(Count::Writes, 1),
             Request::RegionWriteMulti(writes) => {
-                counters.add(Count::Writes, u64::try_from(writes.count()).unwrap_or(0));
+                counters.add(Count::Writes, to_u64(writes.count()));
             }
             _ => counters.add(Count::Other, 1),
         }
@@ -475,7 +476,7 @@ impl Negotiated {
         }
         let mut done = 0;
         for one in writes.iter() {
-            let count = usize::try_from(one.count).unwrap_or(usize::MAX);
+            let count = to_usize(one.count.into());
             let data = one.data.get(..count).ok_or(Errno::INVAL)?;
             match self.write(device, one.region, one.offset, data) {
                 Ok(_) => done += 1,

@@ -2,6 +2,7 @@
 
 use crate::MAX_RECEIVED_FDS;
 use crate::wire::{HEADER_BYTES, Header};
+use farlane_abi::width::to_usize;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -129,7 +130,7 @@ impl Socket {
         }
         let deadline = deadline.unwrap_or_else(Instant::now);
         let header = Header::read_from_bytes(&bytes).map_err(|_| SocketError::Torn)?;
-        let length = usize::try_from(header.size).unwrap_or(usize::MAX);
+        let length = to_usize(header.size.into());
         let length = length
             .checked_sub(HEADER_BYTES)
             .filter(|&length| length <= max_body)

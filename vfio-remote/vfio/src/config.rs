@@ -2,6 +2,7 @@
 
 use crate::OpenError;
 use crate::kernel::Kernel;
+use farlane_abi::width::to_usize;
 use farlane_pci::registers::{BarType, COMMAND, DEVICE, INTERRUPT_LINE, ROM, VENDOR, bar, word};
 use farlane_pci::{BAR_COUNT, Description, InterruptKind, Interrupts, Region, RegionDescription};
 use farlane_sys::PciAddress;
@@ -20,7 +21,7 @@ pub(crate) fn describe(
     if !matches!(size, 256 | 4096) {
         return Err(odd(format!("its configuration space has {size} bytes")));
     }
-    let mut config = vec![0; usize::try_from(size).unwrap_or_default()];
+    let mut config = vec![0; to_usize(size)];
     for (offset, bytes) in (0..).step_by(4).zip(config.chunks_mut(4)) {
         kernel
             .read(Region::Config, offset, bytes)

@@ -4,6 +4,7 @@ use crate::interrupts::InterruptRouter;
 use crate::kernel::Kernel;
 use crate::mappings::Mappings;
 use crate::source::{Counts, Shared};
+use farlane_abi::width::to_u64;
 use farlane_pci::registers::{self, COMMAND_IO, COMMAND_MASTER, COMMAND_MEMORY};
 use farlane_pci::{AccessError, DmaMapping, DmaTarget, Function, InterruptKind, Region, Signal};
 use farlane_sys::sync::lock;
@@ -113,7 +114,7 @@ impl VfioFunction {
         let counts = self.counts();
         counts.accesses.fetch_add(1, Ordering::Relaxed);
         if length > REGISTER_BYTES {
-            let bytes = u64::try_from(length).unwrap_or(u64::MAX);
+            let bytes = to_u64(length);
             counts.payload_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
@@ -148,7 +149,7 @@ impl Function for VfioFunction {
         self.check(region, offset, data.len(), true)?;
         self.count_access(data.len());
         let kernel = self.kernel();
-        let end = offset.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
+        let end = offset.saturating_add(to_u64(data.len()));
         if region != Region::Config || offset >= COMMAND + 2 || end <= COMMAND {
             return Ok(kernel.write(region, offset, data)?);
         }

@@ -4,6 +4,7 @@ use crate::IommuLimits;
 use crate::OpenError;
 use crate::descriptor::duplicate_above_all;
 use crate::sysfs::BoundFunction;
+use farlane_abi::width::to_usize;
 use farlane_pci::{InterruptKind, Region};
 use farlane_sys::PciAddress;
 use farlane_sys::sync::lock;
@@ -255,7 +256,7 @@ fn iommu_info(container: &VfioContainer) -> io::Result<Vec<u8>> {
         check(unsafe { ioctl_with_mut_ptr(container, IOMMU_GET_INFO, buffer.as_mut_ptr()) })?;
         let mut all: Vec<u8> = buffer.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let wanted = u32::from_ne_bytes([all[0], all[1], all[2], all[3]]);
-        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+        let wanted = to_usize(wanted.into());
         if wanted <= bytes {
             all.truncate(bytes);
             return Ok(all);

@@ -1,6 +1,7 @@
 //! A machine as somebody says that it is.
 
 use super::{Machine, Node};
+use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -86,7 +87,7 @@ impl Machine for Described {
     }
 
     fn cpus(&self, node: Node) -> Vec<u32> {
-        let index = usize::try_from(node.0).unwrap_or(usize::MAX);
+        let index = to_usize(node.0.into());
         self.nodes
             .get(index)
             .map(|known| known.0.clone())
@@ -94,7 +95,7 @@ impl Machine for Described {
     }
 
     fn memory_bytes(&self, node: Node) -> u64 {
-        let index = usize::try_from(node.0).unwrap_or(usize::MAX);
+        let index = to_usize(node.0.into());
         self.nodes.get(index).map_or(0, |known| known.1)
     }
 

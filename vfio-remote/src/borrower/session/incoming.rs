@@ -4,6 +4,7 @@ use super::memory::{Access, AccessKind};
 use super::shared::Shared;
 use crate::protocol::message::{MAX_DATA_BYTES, ToBorrower};
 use crate::protocol::{ConnectionError, Received, Receiver};
+use farlane_abi::width::to_usize;
 use farlane_sys::chain;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -55,6 +56,14 @@ fn receive(
     receiver: &mut Receiver,
     queue: &SyncSender<Access>,
 ) -> ConnectionError {
+    let reach = |id, fence, address, kind| {
+        let _ = queue.send(Access {
+            id,
+            fence,
+            address,
+            kind,
+        });
+    };
     loop {
         let Received {
             message,
@@ -95,32 +104,18 @@ fn receive(
                 address,
                 length,
             } => {
-                let length = usize::try_from(length).unwrap_or(usize::MAX);
+                let length = to_usize(length.into());
                 if length > MAX_DATA_BYTES {
                     return ConnectionError::Unexpected("a read that is too long");
                 }
-                let kind = AccessKind::Read(length);
-                let _ = queue.send(Access {
-                    id,
-                    fence,
-                    address,
-                    kind,
-                });
+                reach(id, fence, address, AccessKind::Read(length));
             }
             ToBorrower::MemoryWrite {
                 id,
                 fence,
                 address,
                 data,
-            } => {
-                let kind = AccessKind::Write(data);
-                let _ = queue.send(Access {
-                    id,
-                    fence,
-                    address,
-                    kind,
-                });
-            }
+            } => reach(id, fence, address, AccessKind::Write(data)),
             ToBorrower::Welcome { .. } => return ConnectionError::Unexpected("a second welcome"),
         }
     }

@@ -144,17 +144,7 @@ impl Session {
             device: device.to_owned(),
         };
         let mut session = Self {
-            attached: Attached {
-                description: farlane_pci::Description {
-                    config: Vec::new(),
-                    regions: Vec::new(),
-                    interrupts: farlane_pci::Interrupts::default(),
-                    name: String::new(),
-                    hidden: Vec::new(),
-                },
-                bridges: Vec::new(),
-                areas: Vec::new(),
-            },
+            attached: Attached::default(),
             shared,
             descriptors: Vec::new(),
             lender: match is_proved {
