@@ -42,7 +42,7 @@ pub struct Key {
 /// What was moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
     /// Requests, or parts of them.
     pub requests: u64,

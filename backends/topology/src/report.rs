@@ -29,7 +29,7 @@ pub struct Device {
 /// A sum over all time.
 #[derive(Debug, Serialize)]
 pub struct Total {
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
     /// Bytes that a worker of their own node has moved.
     pub local_bytes: u64,
@@ -48,7 +48,7 @@ pub struct Cell {
     pub limb: u32,
     /// Path to the hardware.
     pub path: String,
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: u64,
     /// Requests, or parts of them.
     pub requests: u64,

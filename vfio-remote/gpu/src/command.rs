@@ -47,21 +47,21 @@ pub enum Command {
     CopyIn {
         /// System address.
         address: u64,
-        /// Where to.
+        /// Destination in video memory.
         target: Span,
     },
     /// To system memory, whose range does not wrap around.
     CopyOut {
-        /// Where from.
+        /// Source in video memory.
         source: Span,
         /// System address.
         address: u64,
     },
     /// Within video memory; both are as long, and may overlap.
     Copy {
-        /// Where from.
+        /// Source in video memory.
         source: Span,
-        /// Where to.
+        /// Destination in video memory.
         target: Span,
     },
     /// Search.

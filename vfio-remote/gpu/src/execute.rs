@@ -34,7 +34,7 @@ pub struct Engine<'a> {
     pub memory: &'a VideoMemory,
     /// System memory.
     pub dma: &'a DmaSpace,
-    /// Numbers.
+    /// Counters.
     pub counters: &'a Counters,
     /// Whether to go on with a command; gives others their turn.
     pub go_on: &'a dyn Fn() -> bool,

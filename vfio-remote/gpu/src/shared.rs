@@ -51,7 +51,7 @@ pub struct Shared {
     pub dma: Arc<DmaSpace>,
     /// Interrupts.
     pub interrupts: InterruptLines<Counters>,
-    /// Numbers.
+    /// Counters.
     pub counters: Arc<Counters>,
 }
 

@@ -95,7 +95,7 @@ pub struct Translation {
     pub file: FileId,
     /// The first byte's offset in the file.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
     /// Whether the other end may write them.
     pub writable: bool,

@@ -26,7 +26,7 @@ pub struct InboundWindow {
     pub file: PathBuf,
     /// Where in the file the translation begins.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
 }
 

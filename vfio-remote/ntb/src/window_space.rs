@@ -10,18 +10,18 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// Where in the windows a range of a file can be seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WindowSlice {
-    /// Which window.
+    /// Number of the window.
     pub window: u32,
     /// Where in the window it begins.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
 /// What a window is used for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowUse {
-    /// Which window.
+    /// Number of the window.
     pub window: u32,
     /// Bytes that it can show.
     pub max_size: u64,

@@ -71,7 +71,7 @@ impl Region {
 pub struct Area {
     /// Offset in the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
 }
 

@@ -21,7 +21,7 @@ pub enum DmaError {
     ReadOnly {
         /// Address as the function sees it.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// Its owner did not answer, or refused.

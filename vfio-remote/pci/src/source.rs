@@ -11,7 +11,7 @@ pub enum SourceError {
     /// The system, or the device, failed.
     #[error("Cannot {what}")]
     Failed {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
         /// Why not.
         #[source]
@@ -36,19 +36,19 @@ pub enum AccessError {
     /// Outside of the region, or the region cannot be read or written so.
     #[error("{length} bytes at {offset:#x} of {region:?} cannot be accessed")]
     Region {
-        /// Which.
+        /// Region that is accessed.
         region: Region,
         /// Offset in bytes.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
     /// No such interrupt.
     #[error("There is no {kind:?} vector {vector}")]
     Interrupt {
-        /// Kind.
+        /// Kind of interrupt.
         kind: InterruptKind,
-        /// Vector.
+        /// Number of the vector.
         vector: u16,
     },
     /// Memory that cannot be mapped for it.
@@ -56,9 +56,9 @@ pub enum AccessError {
     Map {
         /// Address as the function sees it.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
-        /// Why.
+        /// Reason.
         why: String,
     },
     /// The device failed, or is gone.
@@ -133,7 +133,7 @@ pub struct Counter {
     pub name: &'static str,
     /// What it counts, in a sentence.
     pub help: &'static str,
-    /// The value.
+    /// Current value.
     pub value: u64,
 }
 

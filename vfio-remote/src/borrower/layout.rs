@@ -25,7 +25,7 @@ pub(crate) enum LayoutError {
     Unreachable {
         /// Guest-physical address.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
         /// What the ways to it say.
         why: String,
@@ -35,7 +35,7 @@ pub(crate) enum LayoutError {
     Busy {
         /// Guest-physical address.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// No time is left to ask the lender for all that is needed.

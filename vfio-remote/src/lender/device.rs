@@ -18,7 +18,7 @@ const RETURN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What is offered, and to whom.
 pub struct Offer {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Where it comes from.
     pub source: Box<dyn Source>,

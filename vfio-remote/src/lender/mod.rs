@@ -48,7 +48,7 @@ const RECOVERY: Duration = Duration::from_millis(100);
 
 /// How a lender is set up.
 pub struct LenderConfig {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// What it offers.
     pub offers: Vec<Offer>,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 /// What a device has for others, while it is held.
 #[derive(Clone)]
 pub(crate) struct PeerAccess {
-    /// The lease.
+    /// Number of the lease.
     pub fence: Fence,
     /// Who knows it is told it by the holder.
     pub key: PeerKey,

@@ -62,7 +62,7 @@ pub enum ConnectionError {
     /// Nobody can be reached.
     #[error("Cannot connect to {address}")]
     Connect {
-        /// Where.
+        /// Address of the lender.
         address: Address,
         /// Why not.
         #[source]

@@ -71,9 +71,9 @@ pub enum ToLender {
     },
     /// A write to a register, which nobody waits for.
     Post {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
-        /// Where.
+        /// Region that is accessed.
         region: Region,
         /// Offset in bytes.
         offset: u64,
@@ -108,16 +108,16 @@ pub enum ToBorrower {
     },
     /// A vector with [`Delivery::Message`] was raised, at least once.
     Interrupt {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
-        /// Kind.
+        /// Kind of interrupt.
         kind: InterruptKind,
-        /// Vector.
+        /// Number of the vector.
         vector: u16,
     },
     /// The device is wanted back: it is taken away when the time is over.
     Revoking {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
         /// How long, in milliseconds.
         grace_ms: u32,
@@ -126,7 +126,7 @@ pub enum ToBorrower {
     /// any more. Under a sublease: the device is to be reached no more, and [`Request::Return`]
     /// says that it is not.
     Ended {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
     },
     /// The device reads memory with [`Place::Messages`], or the lender looks what a window should
@@ -134,7 +134,7 @@ pub enum ToBorrower {
     MemoryRead {
         /// Number of the answer.
         id: u32,
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
         /// Guest-physical address.
         address: u64,
@@ -145,7 +145,7 @@ pub enum ToBorrower {
     MemoryWrite {
         /// Number of the answer.
         id: u32,
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
         /// Guest-physical address.
         address: u64,
@@ -157,7 +157,7 @@ pub enum ToBorrower {
     /// until [`Ended`](Self::Ended), the answer to [`Request::Return`] or the end of the session
     /// says that it has stopped.
     Stopping {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
     },
 }
@@ -184,45 +184,45 @@ pub enum Request {
     Take,
     /// Goes on holding it.
     Renew {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
     },
     /// Gives it back. When this is answered, the device touches nothing of the borrower.
     Return {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
     },
     /// Lets the device reach memory. Where that is the VM's own, behind a window between hosts, the
     /// lender reads words of it ([`ToBorrower::MemoryRead`]) before it answers, and again as long
     /// as it is mapped.
     Map {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
         /// Guest-physical address.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
         /// Whether it may write there.
         writable: bool,
         /// Where the memory is.
         place: Place,
-        /// Of which other device it is memory; none for the VM's own.
+        /// Other device whose memory it is; none for memory of the VM.
         peer: Option<PeerName>,
     },
     /// Takes memory away. When this is answered, the device does not touch it.
     Unmap {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
         /// Guest-physical address.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// Reads registers.
     Read {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
-        /// Where.
+        /// Region that is accessed.
         region: Region,
         /// Offset in bytes.
         offset: u64,
@@ -231,9 +231,9 @@ pub enum Request {
     },
     /// Says where vectors' interrupts go.
     SetInterrupts {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
-        /// Kind.
+        /// Kind of interrupt.
         kind: InterruptKind,
         /// The first vector.
         first: u16,
@@ -242,21 +242,21 @@ pub enum Request {
     },
     /// Masks or unmasks INTx.
     MaskIntx {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
         /// Whether it is silent.
         masked: bool,
     },
     /// Function-level reset.
     Reset {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
     },
     /// Writes registers, and waits until that is done.
     Write {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
-        /// Where.
+        /// Region that is accessed.
         region: Region,
         /// Offset in bytes.
         offset: u64,
@@ -266,7 +266,7 @@ pub enum Request {
     /// Whether the device accesses memory that is mapped. It does when it is taken. What is then
     /// unmapped it does not fault on.
     SetBusMaster {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
         /// Whether it may.
         may: bool,
@@ -277,15 +277,15 @@ pub enum Request {
     Sublet {
         /// Name of the device that is to be reached.
         device: String,
-        /// Of its lease.
+        /// Key of the lease of that device.
         key: PeerKey,
     },
     /// Under a sublease: reads words of the device's memory, to compare what a window shows.
     /// Registers are not read.
     Words {
-        /// The lease.
+        /// Number of the lease.
         fence: Fence,
-        /// Where.
+        /// Region that is accessed.
         region: Region,
         /// Offsets in bytes, at most [`MAX_WORDS`]: multiples of 8.
         offsets: Vec<u64>,
@@ -317,13 +317,13 @@ pub enum Place {
     Messages,
     /// In another device of the same lender.
     Device {
-        /// Its name.
+        /// Name of the device.
         device: String,
         /// A region of it.
         region: Region,
         /// Offset in the region, in bytes.
         offset: u64,
-        /// Of its lease.
+        /// Key of the lease of that device.
         key: PeerKey,
     },
     /// In a device of another lender, of which a bridge of this one shows a region from its
@@ -426,7 +426,7 @@ pub enum Refusal {
     /// Somebody else holds it.
     #[error("{holder} holds it")]
     Busy {
-        /// Who.
+        /// Name of the holder.
         holder: String,
     },
     /// The request belongs to a lease that has ended.
@@ -456,7 +456,7 @@ pub enum Refusal {
 /// A device on offer, for people and programs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceStatus {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// What it is.
     pub about: String,
@@ -473,7 +473,7 @@ pub struct DeviceStatus {
 /// Who holds a device, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Number of the lease.
     pub fence: u64,
@@ -495,7 +495,7 @@ pub struct Holder {
 /// Another device that a device reaches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerStatus {
-    /// Which.
+    /// Name of the other device.
     pub peer: PeerName,
     /// How many bytes of it.
     pub bytes: u64,
@@ -510,7 +510,7 @@ pub struct PeerStatus {
 pub struct MappingStatus {
     /// Guest-physical address.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
     /// Whether it may write there.
     pub writable: bool,

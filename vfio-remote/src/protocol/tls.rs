@@ -14,9 +14,9 @@ pub enum TlsError {
     /// A file cannot be read, or holds something else.
     #[error("Cannot read {what} from {path}")]
     File {
-        /// What was wanted.
+        /// Contents that were expected.
         what: &'static str,
-        /// Where.
+        /// Path of the file.
         path: String,
         /// Why not.
         #[source]

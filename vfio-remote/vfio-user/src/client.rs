@@ -39,9 +39,9 @@ pub enum ClientError {
     /// The range wraps around.
     #[error("{length} bytes at {address:#x} wrap around")]
     Range {
-        /// First address.
+        /// Address of the first byte.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
     /// The call came from the thread that takes the answers, out of a call of

@@ -97,7 +97,7 @@ pub enum IrqAction {
 pub enum IrqRequest {
     /// Nothing is signalled for any interrupt of the type any more.
     Disable {
-        /// Interrupt type.
+        /// Index of the interrupt type.
         index: u32,
     },
     /// Sets what is signalled: when the interrupt is raised ([`IrqAction::Trigger`]), or, to
@@ -106,7 +106,7 @@ pub enum IrqRequest {
     /// For [`IrqAction::Unmask`], Linux's VFIO takes the eventfd as an input: whenever it is
     /// signalled, the interrupt is unmasked. QEMU uses it so.
     Bind {
-        /// Interrupt type.
+        /// Index of the interrupt type.
         index: u32,
         /// The first interrupt.
         start: u32,
@@ -118,7 +118,7 @@ pub enum IrqRequest {
     },
     /// Does something to interrupts now. [`IrqAction::Trigger`] signals the eventfd that is bound.
     Perform {
-        /// Interrupt type.
+        /// Index of the interrupt type.
         index: u32,
         /// The first interrupt.
         start: u32,

@@ -14,7 +14,7 @@ pub enum DeviceError {
     /// Areas that are not in the region, not made of pages, or overlap.
     #[error("Region {region} of {size:#x} bytes has no area of {length:#x} bytes at {offset:#x}")]
     Area {
-        /// Which region.
+        /// Index of the region.
         region: u32,
         /// Its size in bytes.
         size: u64,

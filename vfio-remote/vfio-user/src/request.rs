@@ -29,7 +29,7 @@ pub enum RequestError {
     /// Too few or too many bytes.
     #[error("{command:?} has {got} bytes, not {expected}")]
     Length {
-        /// The command.
+        /// Command that was sent.
         command: Command,
         /// Bytes after the header.
         got: usize,
@@ -39,7 +39,7 @@ pub enum RequestError {
     /// `argsz` does not fit.
     #[error("{command:?} has argsz {argsz}, not {expected} or more")]
     ArgSize {
-        /// The command.
+        /// Command that was sent.
         command: Command,
         /// What it says.
         argsz: u32,
@@ -49,7 +49,7 @@ pub enum RequestError {
     /// Bits or combinations that the protocol does not define.
     #[error("{command:?} has {field} {value:#x}")]
     Field {
-        /// The command.
+        /// Command that was sent.
         command: Command,
         /// Which field.
         field: &'static str,
@@ -59,7 +59,7 @@ pub enum RequestError {
     /// Too few or too many descriptors.
     #[error("{command:?} comes with {got} descriptors, not {expected}")]
     Descriptors {
-        /// The command.
+        /// Command that was sent.
         command: Command,
         /// How many came.
         got: usize,
@@ -69,15 +69,15 @@ pub enum RequestError {
     /// A range that is empty, not made of pages, or wraps around.
     #[error("{size:#x} bytes at {address:#x} are no range of pages")]
     Range {
-        /// First address.
+        /// Address of the first byte.
         address: u64,
-        /// Bytes.
+        /// Length in bytes.
         size: u64,
     },
     /// More data than was agreed.
     #[error("{count} bytes are more than {MAX_TRANSFER_BYTES}")]
     Transfer {
-        /// Bytes.
+        /// Length in bytes.
         count: u32,
     },
 }
@@ -125,7 +125,7 @@ pub enum IrqData<'a> {
 /// `VFIO_USER_DEVICE_SET_IRQS`.
 #[derive(Debug)]
 pub struct IrqsRequest<'a> {
-    /// Interrupt type.
+    /// Index of the interrupt type.
     pub index: u32,
     /// The first one.
     pub start: u32,
@@ -154,7 +154,7 @@ pub enum Request<'a> {
     DmaMap(MapRequest),
     /// `VFIO_USER_DMA_UNMAP` of one range.
     DmaUnmap {
-        /// First address.
+        /// Address of the first byte.
         address: u64,
         /// Bytes; not zero.
         size: u64,
@@ -165,28 +165,28 @@ pub enum Request<'a> {
     DeviceInfo,
     /// `VFIO_USER_DEVICE_GET_REGION_INFO`.
     RegionInfo {
-        /// Which.
+        /// Index of the region.
         index: u32,
         /// Bytes that the client takes after the header; at least the fixed part.
         room: u32,
     },
     /// `VFIO_USER_DEVICE_GET_REGION_IO_FDS`.
     RegionIoFds {
-        /// Which region.
+        /// Index of the region.
         index: u32,
         /// As above.
         room: u32,
     },
     /// `VFIO_USER_DEVICE_GET_IRQ_INFO`.
     IrqInfo {
-        /// Which type.
+        /// Index of the interrupt type.
         index: u32,
     },
     /// `VFIO_USER_DEVICE_SET_IRQS`.
     SetIrqs(IrqsRequest<'a>),
     /// `VFIO_USER_REGION_READ`.
     RegionRead {
-        /// Which region.
+        /// Index of the region.
         region: u32,
         /// Offset in it.
         offset: u64,
@@ -195,7 +195,7 @@ pub enum Request<'a> {
     },
     /// `VFIO_USER_REGION_WRITE`.
     RegionWrite {
-        /// Which region.
+        /// Index of the region.
         region: u32,
         /// Offset in it.
         offset: u64,

@@ -148,9 +148,9 @@ pub struct DmaMap {
     pub flags: u32,
     /// Offset in the descriptor's file.
     pub offset: u64,
-    /// First address.
+    /// Address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
 }
 
@@ -167,9 +167,9 @@ pub struct DmaUnmap {
     pub argsz: u32,
     /// `UNMAP_*`.
     pub flags: u32,
-    /// First address.
+    /// Address of the first byte.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
 }
 
@@ -209,11 +209,11 @@ pub struct RegionInfo {
     pub argsz: u32,
     /// `REGION_*`.
     pub flags: u32,
-    /// Which region.
+    /// Index of the region.
     pub index: u32,
     /// Offset of the first capability from the beginning of this structure.
     pub cap_offset: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
     /// What is added to an offset in the region to get one in the file.
     pub offset: u64,
@@ -240,9 +240,9 @@ pub struct CapHeader {
 pub struct SparseMmap {
     /// What all capabilities begin with.
     pub header: CapHeader,
-    /// How many.
+    /// Number of entries.
     pub nr_areas: u32,
-    /// Zero.
+    /// Reserved: zero.
     pub reserved: u32,
 }
 
@@ -254,7 +254,7 @@ pub struct SparseMmap {
 pub struct SparseArea {
     /// Offset in the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
 }
 
@@ -265,9 +265,9 @@ pub struct SparseArea {
 pub struct RegionIoFds {
     /// Most bytes of the reply; in the reply, bytes of a whole one.
     pub argsz: u32,
-    /// Zero.
+    /// Reserved: zero.
     pub flags: u32,
-    /// Which region.
+    /// Index of the region.
     pub index: u32,
     /// How many, in the reply.
     pub count: u32,
@@ -302,7 +302,7 @@ pub struct IoFd {
     pub kind: u32,
     /// `IOEVENTFD_*` or `IOREGION_*`.
     pub flags: u32,
-    /// Zero.
+    /// Reserved: zero.
     pub padding: u32,
     /// What is compared (ioeventfd), or given back (ioregionfd).
     pub value: u64,
@@ -325,7 +325,7 @@ pub struct IrqInfo {
     pub argsz: u32,
     /// `IRQ_*`.
     pub flags: u32,
-    /// Which type.
+    /// Index of the interrupt type.
     pub index: u32,
     /// How many there are of it.
     pub count: u32,
@@ -352,11 +352,11 @@ pub struct IrqSet {
     pub argsz: u32,
     /// One `IRQ_SET_DATA_*` and one `IRQ_SET_ACTION_*`.
     pub flags: u32,
-    /// Which type.
+    /// Index of the interrupt type.
     pub index: u32,
     /// The first one.
     pub start: u32,
-    /// How many.
+    /// Number of entries.
     pub count: u32,
 }
 
@@ -367,7 +367,7 @@ pub struct IrqSet {
 pub struct RegionAccess {
     /// Offset in the region.
     pub offset: u64,
-    /// Which region.
+    /// Index of the region.
     pub region: u32,
     /// Bytes of data.
     pub count: u32,
@@ -400,7 +400,7 @@ pub struct WriteMulti {
 pub struct WriteOne {
     /// Offset in the region.
     pub offset: u64,
-    /// Which region.
+    /// Index of the region.
     pub region: u32,
     /// Bytes of it, at most 8.
     pub count: u32,

@@ -63,7 +63,7 @@ pub enum OpenError {
     /// The system failed.
     #[error("Cannot {what}")]
     Failed {
-        /// What was tried.
+        /// The operation that failed.
         what: String,
         /// Why not.
         #[source]
