@@ -26,8 +26,8 @@ const SLICE: Duration = Duration::from_micros(100);
 /// sweep was the last that has looked at them.
 static SWEEPS: AtomicU64 = AtomicU64::new(1);
 
-/// What a worker's thread and those who direct it share.
-struct Shared {
+/// What a worker's thread and those who direct it have in common.
+struct WorkerState {
     /// The contexts it serves.
     list: Mutex<Vec<Arc<Context>>>,
     /// Grows with each change of the list.
@@ -45,7 +45,7 @@ struct Shared {
 
 /// A worker thread, and how it is directed.
 pub(crate) struct Worker {
-    shared: Arc<Shared>,
+    state: Arc<WorkerState>,
     /// Its node, where it has one.
     node: Option<Node>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -55,7 +55,7 @@ impl Worker {
     pub fn start(index: usize, on: Option<WorkerNode>, counters: Arc<Live>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let shared = Arc::new(Shared {
+        let state = Arc::new(WorkerState {
             list: Mutex::default(),
             generation: AtomicU64::new(0),
             seen: Mutex::new(0),
@@ -66,21 +66,21 @@ impl Worker {
             again: AtomicBool::new(false),
             counters,
         });
-        shared.watch(shared.wake.as_fd())?;
+        state.watch(state.wake.as_fd())?;
         let node = on.as_ref().map(|on| on.node);
         let thread = std::thread::Builder::new()
             .name(format!("worker{index}"))
             .spawn({
-                let shared = Arc::clone(&shared);
+                let state = Arc::clone(&state);
                 move || {
                     if let Some(on) = on {
                         (on.enter)();
                     }
-                    shared.run(node);
+                    state.run(node);
                 }
             })?;
         Ok(Self {
-            shared,
+            state,
             node,
             thread: Mutex::new(Some(thread)),
         })
@@ -93,11 +93,11 @@ impl Worker {
 
     /// Number of contexts that it serves.
     pub fn load(&self) -> usize {
-        self.shared.list().len()
+        self.state.list().len()
     }
 
     pub fn enlist(&self, context: &Arc<Context>) {
-        self.shared.change(|list| {
+        self.state.change(|list| {
             list.push(Arc::clone(context));
             true
         });
@@ -105,13 +105,13 @@ impl Worker {
 
     /// Whether it serves a context.
     pub fn serves(&self, context: &Arc<Context>) -> bool {
-        self.shared.list().iter().any(|c| Arc::ptr_eq(c, context))
+        self.state.list().iter().any(|c| Arc::ptr_eq(c, context))
     }
 
     /// Takes these contexts from it. Returns what to [wait](Self::wait_seen) for, where it served
     /// one of them.
     pub fn dismiss(&self, contexts: &HashSet<*const Context>) -> Option<u64> {
-        self.shared.change(|list| {
+        self.state.change(|list| {
             let before = list.len();
             list.retain(|context| !contexts.contains(&Arc::as_ptr(context)));
             list.len() != before
@@ -120,31 +120,31 @@ impl Worker {
 
     /// Returns when the thread goes by that state of its list, or a later one.
     pub fn wait_seen(&self, generation: u64) {
-        self.shared.wait_seen(generation);
+        self.state.wait_seen(generation);
     }
 
     /// How often its list has changed.
     #[cfg(test)]
     pub fn generation(&self) -> u64 {
-        self.shared.generation.load(Ordering::SeqCst)
+        self.state.generation.load(Ordering::SeqCst)
     }
 
     pub fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.shared.watch(fd)
+        self.state.watch(fd)
     }
 
     /// Wakes its thread, for as long as there is one. The thread itself looks at all once more
     /// before it sleeps.
     pub fn waker(&self) -> Waker {
-        let shared = Arc::downgrade(&self.shared);
+        let state = Arc::downgrade(&self.state);
         let thread = lock(&self.thread);
         let thread = thread.as_ref().map(|handle| handle.thread().id());
         Box::new(move || {
-            if let Some(shared) = shared.upgrade() {
+            if let Some(state) = state.upgrade() {
                 if thread == Some(std::thread::current().id()) {
-                    shared.again.store(true, Ordering::Relaxed);
+                    state.again.store(true, Ordering::Relaxed);
                 } else {
-                    shared.ring();
+                    state.ring();
                 }
             }
         })
@@ -152,14 +152,14 @@ impl Worker {
 
     pub fn unwatch(&self, fd: BorrowedFd<'_>) {
         // Fails only where it was never added.
-        if let Err(e) = epoll::delete(&self.shared.epoll, fd) {
+        if let Err(e) = epoll::delete(&self.state.epoll, fd) {
             log::debug!("A doorbell was not watched: {e}");
         }
     }
 
     pub fn stop(&self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.ring();
+        self.state.stop.store(true, Ordering::SeqCst);
+        self.state.ring();
         let thread = lock(&self.thread).take();
         if let Some(thread) = thread
             && thread.join().is_err()
@@ -169,7 +169,7 @@ impl Worker {
     }
 }
 
-impl Shared {
+impl WorkerState {
     fn list(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Context>>> {
         lock(&self.list)
     }

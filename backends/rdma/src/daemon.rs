@@ -36,8 +36,8 @@ pub struct RdmaDaemon {
     host: Option<Listener>,
 }
 
-/// What the contexts of all ports share.
-struct Shared {
+/// What serves the contexts of all ports.
+struct Service {
     server: Arc<Server>,
     nodes: Option<Arc<Nodes>>,
     counters: Arc<RequestCounters>,
@@ -74,24 +74,24 @@ impl Daemon for RdmaDaemon {
     fn start(&mut self, options: &Options, stop: &Stopper) -> anyhow::Result<MetricsText> {
         let topology = options.locality.topology();
         let (server, nodes) = Nodes::serve(&topology, options.locality.given(), options.workers)?;
-        let shared = Shared {
+        let service = Service {
             server,
             nodes,
             counters: Arc::default(),
         };
         let mut ports = Vec::new();
         for (vm, listener) in options.vms.iter().zip(&self.vms) {
-            ports.push(Arc::downgrade(&serve_vm(&shared, vm, listener)?));
+            ports.push(Arc::downgrade(&serve_vm(&service, vm, listener)?));
         }
         if let Some(listener) = &self.host {
-            let port = serve_host(&shared, options.host_gid, listener, stop)?;
+            let port = serve_host(&service, options.host_gid, listener, stop)?;
             ports.push(Arc::downgrade(&port));
         }
-        if let Some(nodes) = &shared.nodes {
+        if let Some(nodes) = &service.nodes {
             Arc::clone(nodes).follow(ports)?;
         }
         Ok(Arc::new(move || {
-            metrics_text(&shared.server, &shared.counters, shared.nodes.as_deref())
+            metrics_text(&service.server, &service.counters, service.nodes.as_deref())
         }))
     }
 
@@ -107,15 +107,15 @@ impl Daemon for RdmaDaemon {
 }
 
 /// Serves a VM's VMM from a thread of its own.
-fn serve_vm(shared: &Shared, vm: &VmOptions, listener: &Listener) -> anyhow::Result<Arc<Port>> {
+fn serve_vm(service: &Service, vm: &VmOptions, listener: &Listener) -> anyhow::Result<Arc<Port>> {
     let name = format!("vm {}", vm.gid);
-    let server = Arc::clone(&shared.server);
+    let server = Arc::clone(&service.server);
     let port = server.port(vm.gid.0, name.clone())?;
     let device = Vm {
         name: name.clone(),
-        contexts: PortContexts::with_nodes(Arc::clone(&port), server, shared.nodes.clone()),
+        contexts: PortContexts::with_nodes(Arc::clone(&port), server, service.nodes.clone()),
         window_bytes: vm.window_bytes,
-        counters: Arc::clone(&shared.counters),
+        counters: Arc::clone(&service.counters),
     };
     let socket = listener.try_clone()?;
     log::info!("{name}: waiting at {listener}");
@@ -130,18 +130,18 @@ fn serve_vm(shared: &Shared, vm: &VmOptions, listener: &Listener) -> anyhow::Res
 
 /// Serves processes of this host from a thread of its own.
 fn serve_host(
-    shared: &Shared,
+    service: &Service,
     gid: Gid,
     listener: &Listener,
     stop: &Stopper,
 ) -> anyhow::Result<Arc<Port>> {
-    let port = shared.server.port(gid.0, "host".to_owned())?;
+    let port = service.server.port(gid.0, "host".to_owned())?;
     let socket = HostSocket::new(
         listener.try_clone()?,
         Arc::clone(&port),
-        Arc::clone(&shared.server),
-        shared.nodes.clone(),
-        Arc::clone(&shared.counters),
+        Arc::clone(&service.server),
+        service.nodes.clone(),
+        Arc::clone(&service.counters),
     )?;
     let stop = stop.clone();
     log::info!("host {gid}: waiting for processes");

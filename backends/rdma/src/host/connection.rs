@@ -2,7 +2,7 @@
 
 use super::events::ProcessEvents;
 use super::packet::{Incoming, receive, send};
-use super::{Sender, Shared};
+use super::{HostState, Sender};
 use farlane_abi::Errno;
 use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
@@ -88,7 +88,7 @@ impl Connection {
     }
 
     /// Receives one request, and answers it.
-    pub fn serve(&mut self, shared: &Shared) -> Next {
+    pub fn serve(&mut self, host: &HostState) -> Next {
         let (bytes, descriptors) = match receive(self.socket.as_fd()) {
             Incoming::Nothing => return Next::Go,
             Incoming::End => return Next::Close,
@@ -101,11 +101,10 @@ impl Connection {
             }
             Ok(seat) => {
                 let id = seat.id;
-                self.obey(shared, id, &bytes, descriptors)
+                self.obey(host, id, &bytes, descriptors)
             }
         };
-        shared
-            .counters
+        host.counters
             .count(result.as_ref().map(drop).map_err(|&e| e));
         let (status, answer) = match result {
             Ok(answer) => (0, answer),
@@ -126,7 +125,7 @@ impl Connection {
     /// Carries out the request of a process that was let in.
     fn obey(
         &mut self,
-        shared: &Shared,
+        host: &HostState,
         id: u32,
         bytes: &[u8],
         descriptors: Vec<OwnedFd>,
@@ -136,7 +135,7 @@ impl Connection {
         let mut usable = Some(descriptors);
         if let Some(strange) = usable.take_if(|all| !all.iter().all(at_once)) {
             let sender = Sender::Process(self.process.pid());
-            shared.closing.close(sender, strange, ());
+            host.closing.close(sender, strange, ());
         }
         let request = parse_host(bytes).and_then(|request| {
             let matching = count == request.descriptors();
@@ -148,7 +147,7 @@ impl Connection {
             _ => Next::Go,
         };
         let result = request.and_then(|request| match usable {
-            Some(descriptors) => self.execute(shared, id, request, descriptors),
+            Some(descriptors) => self.execute(host, id, request, descriptors),
             // Neither memory nor an eventfd.
             None => Err(Errno::EINVAL),
         });
@@ -156,16 +155,16 @@ impl Connection {
             let malformed = |_| "a malformed request".to_owned();
             let what = request.map_or_else(malformed, |request| format!("{request:?}"));
             let pid = self.process.pid();
-            warn_limited!(shared.limit, "Host process {pid}: {what}: {errno}");
+            warn_limited!(host.limit, "Host process {pid}: {what}: {errno}");
         }
         (result, next)
     }
 
     /// Ends the context. Returns its id, which is free, where it had one.
-    pub fn close(mut self, shared: &Shared) -> Option<u32> {
+    pub fn close(mut self, host: &HostState) -> Option<u32> {
         let id = self.seat.as_ref().ok().map(|seat| seat.id);
         if let Some(id) = id {
-            self.end(shared, id);
+            self.end(host, id);
         }
         let mut descriptors = self.left;
         descriptors.push(self.socket);
@@ -175,32 +174,32 @@ impl Connection {
         };
         let share = self.seat.ok().map(|seat| seat.share);
         if sender == Sender::Process(self.process.pid())
-            || shared.closing.of(&sender) < MOST_OF_STRANGERS
+            || host.closing.of(&sender) < MOST_OF_STRANGERS
         {
-            shared.closing.close(sender, descriptors, share);
+            host.closing.close(sender, descriptors, share);
         }
         id
     }
 
-    fn end(&mut self, shared: &Shared, id: u32) {
+    fn end(&mut self, host: &HostState, id: u32) {
         if self.open.take().is_some() {
-            let _ = shared.port.close(id);
+            let _ = host.port.close(id);
             log::debug!("Host process {} has closed its context", self.process.pid());
         }
     }
 
     fn execute(
         &mut self,
-        shared: &Shared,
+        host: &HostState,
         id: u32,
         request: HostRequest,
         mut descriptors: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
         match request {
             HostRequest::Ping => return Ok(Answer::default()),
-            HostRequest::Open { version } => return self.open(shared, id, version, descriptors),
+            HostRequest::Open { version } => return self.open(host, id, version, descriptors),
             HostRequest::Close => {
-                self.end(shared, id);
+                self.end(host, id);
                 return Ok(Answer::default());
             }
             _ => {}
@@ -208,8 +207,8 @@ impl Connection {
         let open = self.open.as_mut().ok_or(Errno::ENOENT)?;
         match request {
             HostRequest::Attach(new) => {
-                open.attach(shared, &self.process, &new, descriptors.pop())?;
-                shared.port.settle(id)?;
+                open.attach(host, &self.process, &new, descriptors.pop())?;
+                host.port.settle(id)?;
             }
             HostRequest::Detach { region } => {
                 open.context.detach(region.get())?;
@@ -225,7 +224,7 @@ impl Connection {
             HostRequest::BindEvent { index } => {
                 let fd = descriptors.pop().ok_or(Errno::EPROTO)?;
                 let fd = eventfd::check(fd).map_err(|_| Errno::EINVAL)?;
-                let share = shared.port.take(Resource::Descriptors, 1);
+                let share = host.port.take(Resource::Descriptors, 1);
                 let share = share.ok_or(Errno::ENOMEM)?;
                 open.events.bind(index, fd, Some(share));
             }
@@ -241,7 +240,7 @@ impl Connection {
 
     fn open(
         &mut self,
-        shared: &Shared,
+        host: &HostState,
         id: u32,
         version: u32,
         descriptors: Vec<OwnedFd>,
@@ -261,12 +260,9 @@ impl Connection {
         let (wake, bell) = (wake?, bell?);
         let events = Arc::new(ProcessEvents::default());
         events.bind(EVENT_WAKE, wake, None);
-        let doorbell = shared
-            .server
-            .add_doorbell(bell)
-            .map_err(|_| Errno::ENOMEM)?;
+        let doorbell = host.server.add_doorbell(bell).map_err(|_| Errno::ENOMEM)?;
         let pool = Pool::separate_files(BUFFER_BYTES);
-        let context = shared.port.open(id, Arc::clone(&events) as _, Some(pool))?;
+        let context = host.port.open(id, Arc::clone(&events) as _, Some(pool))?;
         self.open = Some(Open {
             context,
             events,
@@ -286,7 +282,7 @@ impl Connection {
 impl Open {
     fn attach(
         &mut self,
-        shared: &Shared,
+        host: &HostState,
         process: &Arc<Process>,
         new: &NewRegion,
         memfd: Option<OwnedFd>,
@@ -299,7 +295,7 @@ impl Open {
                 let memfd = memfd.ok_or(Errno::EPROTO)?;
                 let memory = Region::from_memfd(memfd, new.length, true);
                 let memory = memory.map_err(|e| region_errno(&e))?;
-                if let Some(nodes) = &shared.nodes {
+                if let Some(nodes) = &host.nodes {
                     nodes.locate(&memory);
                 }
                 self.context.attach_segment(new.region.get(), memory)?;

@@ -73,8 +73,8 @@ impl Key {
     }
 }
 
-/// What all connections share.
-pub(crate) struct Shared {
+/// The host socket's port, and what all its connections use.
+pub(crate) struct HostState {
     port: Arc<Port>,
     server: Arc<Server>,
     nodes: Option<Arc<Nodes>>,
@@ -99,7 +99,7 @@ pub(crate) enum Sender {
 pub struct HostSocket {
     listener: OwnedFd,
     epoll: OwnedFd,
-    shared: Shared,
+    host: HostState,
     user: u32,
     connections: BTreeMap<u64, Connection>,
     /// Those of them that are refused, the oldest first.
@@ -137,7 +137,7 @@ impl HostSocket {
         let mut socket = Self {
             listener,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            shared: Shared {
+            host: HostState {
                 port,
                 server,
                 nodes,
@@ -213,14 +213,14 @@ impl HostSocket {
     }
 
     fn accept(&mut self) -> io::Result<()> {
-        if self.shared.closing.of(&Sender::Refused) >= MOST_CLOSING {
+        if self.host.closing.of(&Sender::Refused) >= MOST_CLOSING {
             return self.pause(Instant::now());
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         match rustix::net::accept_with(&self.listener, flags) {
             Ok(socket) => {
                 if let Err(e) = self.admit(socket) {
-                    warn_limited!(self.shared.limit, "Host socket: a process is refused: {e}");
+                    warn_limited!(self.host.limit, "Host socket: a process is refused: {e}");
                 }
                 Ok(())
             }
@@ -229,7 +229,7 @@ impl HostSocket {
                 rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED,
             ) => Ok(()),
             Err(e) => {
-                warn_limited!(self.shared.limit, "Host socket: cannot accept: {e}");
+                warn_limited!(self.host.limit, "Host socket: cannot accept: {e}");
                 self.pause(Instant::now())
             }
         }
@@ -242,7 +242,7 @@ impl HostSocket {
             Err(e) => {
                 // What the peer has put into it by now ends with it.
                 let _ = epoll::delete(&self.epoll, &socket);
-                let closing = &self.shared.closing;
+                let closing = &self.host.closing;
                 closing.close(Sender::Refused, vec![socket], ());
                 return Err(e);
             }
@@ -268,7 +268,7 @@ impl HostSocket {
         let is_refused = process.uid() != self.user;
         if is_refused {
             warn_limited!(
-                self.shared.limit,
+                self.host.limit,
                 "Host socket: process {} of user {} is refused",
                 process.pid(),
                 process.uid()
@@ -293,12 +293,12 @@ impl HostSocket {
     fn seat(&mut self, pid: i32) -> io::Result<Seat> {
         let connections = self.connections.values();
         let its = connections.filter(|c| c.holder() == Some(pid)).count();
-        let its = its + self.shared.closing.of(&Sender::Process(pid));
+        let its = its + self.host.closing.of(&Sender::Process(pid));
         if its >= MAX_OF_PROCESS {
             let why = format!("process {pid} has {its} connections");
             return Err(io::Error::other(why));
         }
-        let share = self.shared.port.take(Resource::Descriptors, DESCRIPTORS);
+        let share = self.host.port.take(Resource::Descriptors, DESCRIPTORS);
         let share = share.ok_or_else(|| io::Error::other("processes have too many files"))?;
         let id = self.free.pop();
         Ok(Seat {
@@ -312,8 +312,8 @@ impl HostSocket {
             return;
         };
         // Who has sent so much that waits to be closed is not heard any more.
-        let waits = |pid| self.shared.closing.of(&Sender::Process(pid)) >= MAX_OF_PROCESS;
-        if connection.holder().is_some_and(waits) || connection.serve(&self.shared) == Next::Close {
+        let waits = |pid| self.host.closing.of(&Sender::Process(pid)) >= MAX_OF_PROCESS;
+        if connection.holder().is_some_and(waits) || connection.serve(&self.host) == Next::Close {
             self.close(number);
         }
     }
@@ -326,7 +326,7 @@ impl HostSocket {
                 let _ = epoll::delete(&self.epoll, fd);
             }
             self.refused.retain(|refused| *refused != number);
-            self.free.extend(connection.close(&self.shared));
+            self.free.extend(connection.close(&self.host));
         }
     }
 }
