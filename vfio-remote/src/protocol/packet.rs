@@ -2,14 +2,11 @@
 
 use super::connection::ConnectionError;
 use super::message::{MAX_DESCRIPTORS, MAX_FRAME_BYTES};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use farlane_sys::socket;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, send, sendmsg, shutdown, sockopt,
-};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, send, shutdown, sockopt};
+use std::io::IoSlice;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -60,19 +57,14 @@ impl PacketSocket {
         frame: &[u8],
         descriptors: &[BorrowedFd<'_>],
     ) -> Result<(), ConnectionError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        if descriptors.len() > MAX_DESCRIPTORS {
+            return Err(ConnectionError::Descriptors(descriptors.len()));
+        }
         let until = Instant::now() + PATIENCE;
+        let frame = [IoSlice::new(frame)];
         loop {
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !descriptors.is_empty()
-                && !control.push(SendAncillaryMessage::ScmRights(descriptors))
-            {
-                return Err(ConnectionError::Descriptors(descriptors.len()));
-            }
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match sendmsg(&self.socket, &[IoSlice::new(frame)], &mut control, flags) {
+            match socket::send(&self.socket, &frame, descriptors, SendFlags::DONTWAIT) {
                 Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
                     if !wait(
                         &mut [PollFd::new(&self.socket, PollFlags::OUT)],
@@ -130,28 +122,14 @@ impl PacketSocket {
                 .intersects(PollFlags::RDHUP | PollFlags::HUP);
             // One byte more than a frame has shows that one is too long.
             buffer.resize(MAX_FRAME_BYTES + 1, 0);
-            let mut space =
-                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-            let got = match recvmsg(
-                &self.socket,
-                &mut [IoSliceMut::new(buffer)],
-                &mut control,
-                flags,
-            ) {
+            let flags = RecvFlags::DONTWAIT;
+            let got = match socket::receive(&self.socket, buffer, MAX_DESCRIPTORS, flags) {
                 Ok(got) => got,
                 // It has ended without reading all, and is told once: what it has said before is
                 // still there.
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNRESET) => continue,
                 Err(e) => return Err(ConnectionError::Io(e.into())),
             };
-            let mut descriptors = Vec::new();
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(fds) = message {
-                    descriptors.extend(fds);
-                }
-            }
             if got.bytes == 0 && self.ended.load(Ordering::Acquire) {
                 return Err(ConnectionError::Ended);
             }
@@ -159,14 +137,14 @@ impl PacketSocket {
             if got.bytes == 0 && has_hung_up {
                 return Err(ConnectionError::Closed);
             }
-            if got.bytes > MAX_FRAME_BYTES || got.flags.contains(ReturnFlags::TRUNC) {
+            if got.bytes > MAX_FRAME_BYTES || got.is_truncated {
                 return Err(ConnectionError::TooLong(got.bytes));
             }
-            if got.flags.contains(ReturnFlags::CTRUNC) {
-                return Err(ConnectionError::Descriptors(descriptors.len()));
+            if got.has_lost_descriptors {
+                return Err(ConnectionError::Descriptors(got.descriptors.len()));
             }
             buffer.truncate(got.bytes);
-            return Ok(Some(descriptors));
+            return Ok(Some(got.descriptors));
         }
     }
 
@@ -187,17 +165,8 @@ impl PacketSocket {
 
 /// Waits for one of these; false when the time is over.
 fn wait(fds: &mut [PollFd<'_>], until: Option<Instant>) -> Result<bool, ConnectionError> {
-    loop {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let timeout = left.map(|left| Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        });
-        match poll(fds, timeout.as_ref()) {
-            Ok(0) => return Ok(false),
-            Ok(_) => return Ok(true),
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(ConnectionError::Io(e.into())),
-        }
+    match socket::wait(fds, until) {
+        Ok(ready) => Ok(ready > 0),
+        Err(e) => Err(ConnectionError::Io(e.into())),
     }
 }

@@ -3,15 +3,12 @@
 use crate::MAX_RECEIVED_FDS;
 use crate::wire::{HEADER_BYTES, Header};
 use farlane_abi::width::to_usize;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use farlane_sys::socket;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
-};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, shutdown};
+use std::io::IoSlice;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 use zerocopy::FromBytes as _;
@@ -111,16 +108,20 @@ impl Socket {
             if let Some(deadline) = deadline {
                 self.wait(PollFlags::IN, deadline)?;
             }
-            let (count, lost) = match self.receive_with_fds(&mut bytes[have..], &mut fds) {
-                Ok(received) => received,
+            let rest = &mut bytes[have..];
+            let count = match socket::receive(&self.0, rest, MAX_RECEIVED_FDS, RecvFlags::empty()) {
+                Ok(received) => {
+                    fds.extend(received.descriptors);
+                    fds_lost |= received.has_lost_descriptors;
+                    received.bytes
+                }
                 Err(Errno::INTR | Errno::AGAIN) => continue,
-                Err(Errno::CONNRESET) => (0, false),
+                Err(Errno::CONNRESET) => 0,
                 Err(error) => return Err(error.into()),
             };
             if fds.len() > MAX_RECEIVED_FDS {
                 return Err(SocketError::Descriptors);
             }
-            fds_lost |= lost;
             match (count, have) {
                 (0, 0) => return Err(SocketError::Closed),
                 (0, _) => return Err(SocketError::Torn),
@@ -142,23 +143,6 @@ impl Socket {
             fds,
             fds_lost,
         })
-    }
-
-    fn receive_with_fds(
-        &self,
-        bytes: &mut [u8],
-        fds: &mut Vec<OwnedFd>,
-    ) -> Result<(usize, bool), Errno> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = recvmsg(&self.0, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(more) = message {
-                fds.extend(more);
-            }
-        }
-        Ok((received.bytes, received.flags.contains(ReturnFlags::CTRUNC)))
     }
 
     fn receive_body(&self, body: &mut [u8], deadline: Instant) -> Result<(), SocketError> {
@@ -185,6 +169,9 @@ impl Socket {
         second: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), SocketError> {
+        if fds.len() > MAX_RECEIVED_FDS {
+            return Err(SocketError::Descriptors);
+        }
         let deadline = Instant::now() + MESSAGE_TIMEOUT;
         let total = first.len() + second.len();
         let mut sent = 0;
@@ -193,19 +180,11 @@ impl Socket {
                 IoSlice::new(first.get(sent..).unwrap_or_default()),
                 IoSlice::new(&second[sent.saturating_sub(first.len())..]),
             ];
-            let mut space =
-                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED_FDS))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
             // With the first byte, and only then.
-            let with_fds = sent == 0 && !fds.is_empty();
-            if with_fds && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-                return Err(SocketError::Descriptors);
-            }
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match sendmsg(&self.0, &rest, &mut control, flags) {
+            let fds = if sent == 0 { fds } else { &[] };
+            match socket::send(&self.0, &rest, fds, SendFlags::DONTWAIT) {
                 Ok(count) => sent += count,
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
-                Err(Errno::INTR) => {}
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(SocketError::Closed),
                 Err(error) => return Err(error.into()),
             }
@@ -214,16 +193,9 @@ impl Socket {
     }
 
     fn wait(&self, events: PollFlags, deadline: Instant) -> Result<(), SocketError> {
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).map_err(|_| SocketError::Stuck)?;
-            let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), events)];
-            match poll(&mut fds, Some(&timeout)) {
-                Ok(0) => return Err(SocketError::Stuck),
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+        match socket::wait(&mut [PollFd::new(&self.0, events)], Some(deadline))? {
+            0 => Err(SocketError::Stuck),
+            _ => Ok(()),
         }
     }
 }

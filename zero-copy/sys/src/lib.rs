@@ -5,6 +5,7 @@
 //! * [`eventfd`]: event descriptors that somebody else has made.
 //! * [`log_limit`]: log lines that somebody else can cause.
 //! * [`PciAddress`]: where a PCI function is.
+//! * [`socket`]: messages with descriptors beside them.
 //! * [`sync`]: locks without poison.
 
 mod chain;
@@ -12,6 +13,7 @@ pub mod closing;
 pub mod eventfd;
 pub mod log_limit;
 mod pci_address;
+pub mod socket;
 pub mod sync;
 
 pub use chain::chain;

@@ -17,7 +17,7 @@
 //! ```
 
 use crate::wake::Sleep;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -178,16 +178,9 @@ impl<T: Send> Receiver<T> {
     }
 
     fn sleep_until(&self, until: Option<Instant>) -> io::Result<()> {
-        loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
-            let mut fds = [PollFd::new(&self.sleep.event, PollFlags::IN)];
-            match poll(&mut fds, left.as_ref()) {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(e) => return Err(e.into()),
-                Ok(_) => return Ok(()),
-            }
-        }
+        let mut fds = [PollFd::new(&self.sleep.event, PollFlags::IN)];
+        farlane_sys::socket::wait(&mut fds, until)?;
+        Ok(())
     }
 
     /// Is readable when the receiver has been woken: an eventfd, for poll, epoll or io_uring.
@@ -223,6 +216,7 @@ pub fn new<T: Send>(room: usize) -> io::Result<(Sender<T>, Receiver<T>)> {
 mod tests {
     use super::*;
     use crate::wake::Event as _;
+    use rustix::event::{Timespec, poll};
 
     #[test]
     fn who_finds_it_full_keeps_the_item() {
