@@ -4,7 +4,6 @@
 //!
 //! * [`request`]: bytes of a work request to a typed one, once, at the edge;
 //! * [`work_queue`], [`completion_queue`], [`call_ring`]: rings in memory shared with a process;
-//! * [`spin`]: how either side stops polling, to be woken (`farlane_worker::wake`);
 //! * [`table`], [`memory`]: handles and memory keys, each owned by one context;
 //! * [`engine`]: what carries work out; [`engine::soft`] is the embedded one;
 //! * [`local`]: the same engine without remoting;
@@ -29,7 +28,6 @@ pub mod port;
 pub mod request;
 mod round;
 pub mod server;
-pub mod spin;
 pub mod table;
 #[cfg(test)]
 mod testing;

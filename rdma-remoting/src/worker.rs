@@ -5,10 +5,10 @@ use crate::counters::{self, Live};
 use crate::engine::{Progress, Turn, Waker};
 use crate::nodes::WorkerNode;
 use crate::round::{Look, Pace, Tenants};
-use crate::spin::Spin;
 use farlane_sys::sync::{held, lock};
-use farlane_worker::timeslice;
+use farlane_worker::idle::{self, Idle};
 use farlane_worker::wake;
+use farlane_worker::{policy, thread};
 use farlane_zero_copy::topology::Node;
 use rustix::event::{EventfdFlags, epoll};
 use std::collections::HashSet;
@@ -18,9 +18,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// Time slice that a worker asks for: the shortest there is.
-const SLICE: Duration = Duration::from_micros(100);
 
 /// The number of the next sweep of any worker: contexts go from one to another, and know which
 /// sweep was the last that has looked at them.
@@ -219,15 +216,13 @@ impl WorkerState {
     }
 
     fn run(&self, node: Option<Node>) {
-        if let Err(e) = timeslice::request(SLICE) {
-            log::debug!("A worker keeps the usual time slice: {e}");
-        }
+        thread::prepare();
         let mut contexts: Vec<Arc<Context>> = Vec::new();
         let mut tenants = Tenants::default();
         let mut generation = 0;
-        let mut spin = Spin::default();
+        let mut idle = Idle::new(policy::RINGS);
         let mut sweep = 0;
-        let mut rest = None;
+        let mut rest: Option<Rest> = None;
         while !self.stop.load(Ordering::Relaxed) {
             let current = self.generation.load(Ordering::Acquire);
             if current != generation {
@@ -241,22 +236,26 @@ impl WorkerState {
             }
             let progress = turn(&mut tenants, sweep, node);
             if progress.worked || self.again.swap(false, Ordering::Relaxed) {
-                spin.worked();
+                idle.worked();
                 if rest.take().is_some() {
                     wake::awake(words(&contexts));
                 }
                 continue;
             }
             match &mut rest {
-                None if spin.idle() => {
-                    // Who posts something from now on wakes it. What was posted before is found in
-                    // a sweep.
-                    wake::announce(words(&contexts));
-                    sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
-                    rest = Some(Rest::default());
-                }
-                None => {}
                 Some(rest) => rest.note(progress.deadline),
+                None => {
+                    if let idle::Rest::Sleep(limit) = idle.idle() {
+                        // Who posts something from now on wakes it. What was posted before is
+                        // found in a sweep.
+                        wake::announce(words(&contexts));
+                        sweep = SWEEPS.fetch_add(1, Ordering::Relaxed);
+                        rest = Some(Rest {
+                            looked: false,
+                            deadline: limit.map(|limit| Instant::now() + limit),
+                        });
+                    }
+                }
             }
             if !progress.cut
                 && let Some(rest) = rest.take_if(|rest| rest.looked)
@@ -265,7 +264,7 @@ impl WorkerState {
                 let left = |d: Instant| d.saturating_duration_since(Instant::now());
                 // A change of the list, the end, and every doorbell since the announcement end it.
                 self.wait(rest.deadline.map(left));
-                spin.woke();
+                idle.woke();
                 wake::awake(words(&contexts));
             }
         }
@@ -287,7 +286,7 @@ impl WorkerState {
 }
 
 /// Sleep is announced, and the sweep goes on.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Rest {
     /// The sweep has begun.
     looked: bool,

@@ -10,6 +10,7 @@ use farlane_pci::{DmaSpace, Interrupts};
 use farlane_sys::sync::{held, lock};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// What the lock guards.
 #[derive(Debug)]
@@ -171,13 +172,16 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the queue has work, or the epoch has passed.
-    pub fn sleep(&self, queue: &Queue<'_>, epoch: u64) {
+    /// Sleeps until the queue has work, the epoch has passed, or the time is over.
+    pub fn sleep(&self, queue: &Queue<'_>, epoch: u64, limit: Option<Duration>) {
         queue.prepare_sleep();
-        let mut state = self.state();
-        while !queue.has_work() && !state.kicked && self.is_current(epoch) {
-            state = Self::wait(&self.changed, state);
-        }
+        let rests =
+            |state: &mut State| !queue.has_work() && !state.kicked && self.is_current(epoch);
+        let state = self.state();
+        let mut state = match limit {
+            None => held(self.changed.wait_while(state, rests)),
+            Some(limit) => held(self.changed.wait_timeout_while(state, limit, rests)).0,
+        };
         state.kicked = false;
         drop(state);
         queue.woke();

@@ -8,15 +8,10 @@ use crate::shared::{Notice, Shared};
 use crate::source::DOORBELLS;
 use farlane_pci::emulated::{Claim, EmulatedFunction, InterruptLines, Model};
 use farlane_pci::{Description, DmaSpace, Region};
-use farlane_worker::timeslice;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::Duration;
-
-/// The shortest slice that Linux gives (6.12).
-const SLICE: Duration = Duration::from_micros(100);
 
 /// An NVMe controller in use.
 pub type NvmeFunction = EmulatedFunction<Shared>;
@@ -49,12 +44,7 @@ fn work(
     rings: bool,
     started: &SyncSender<io::Result<()>>,
 ) {
-    // Naps are meant as they are said, and a woken worker is not to wait for the end of others'
-    // time slices. What works without is slower, no more.
-    let _ = crate::timing::set_timer_slack();
-    if let Err(e) = timeslice::request(SLICE) {
-        log::debug!("No short time slices: {e}");
-    }
+    farlane_worker::thread::prepare();
     match Controller::new(shared, identity, liveness, rings) {
         Ok(mut controller) => {
             let _ = started.send(Ok(()));

@@ -41,7 +41,6 @@ pub mod still;
 mod uuid;
 
 use farlane_block::{bounce, ring, syncs, vectors};
-use farlane_worker::{idle, timing};
 
 pub use config::{
     Backing, BlockSize, Cache, Doorbells, Host, MAX_IO_QUEUES, MAX_NAMESPACES, NamespaceConfig,

@@ -1,42 +1,27 @@
-//! How a controller's worker waits for the next command.
+//! How a worker waits for the next request: it polls, naps, and sleeps.
 //!
-//! After the last command it polls, giving way, if that has found the next command before: it does
-//! not where the driver waits for this very CPU. Where commands come at a steady pace, it naps for
-//! the first part of the gap, so that whoever takes the completion has the CPU, and polls for the
-//! rest. Then it naps, with a look at the doorbells between two naps; then it sleeps until somebody
-//! rings. A nap costs two switches and lets others have the CPU in the meantime, a doorbell that
-//! has to be rung costs a trap and messages between processes: so it naps for several times as long
-//! as the driver usually takes from one command to the next.
+//! Polling is free while nobody else wants the CPU, and finds work in a fraction of the time that
+//! being woken takes. So a worker polls for about as long as being woken costs, which it measures:
+//! a wait that its own time limit ends shows how much later than that the worker runs. What it
+//! polls in vain beyond its policy's time comes out of a budget ([`policy`](crate::policy)).
+//!
+//! When somebody else wants the CPU (a `sched_yield`, or a group of polls, that takes long shows
+//! it), a thread that polls is set back behind those that it kept waiting, while one that sleeps is
+//! scheduled at once when it is woken. Polling then stops, and is tried again after a number of
+//! waits that doubles each time it was still wrong.
+//!
+//! Where requests come at a steady pace, a worker that naps does so for the first part of the gap,
+//! so that whoever takes the completion has the CPU, and polls for the rest; one that sleeps does
+//! so at once where the gap is longer than a wake-up.
 
+mod cost;
+
+use crate::policy::{
+    FEWEST_NAPS, FIRST_PATIENCE, FORESEEN, LAST_PATIENCE, LONGEST_NAP, NAP, Policy, Polling,
+    SHARED_IDLE, SHARED_IDLE_NAP, SHARED_NAP, WAKING, Wait, YIELD_TAKEN,
+};
+use cost::{SpinBudget, WakeCost};
 use std::time::{Duration, Instant};
-
-/// Polling without a nap while nobody else wants the CPU.
-const SPIN: Duration = Duration::from_micros(30);
-/// Usual gaps between two commands of which the first part is napped through and the rest polled:
-/// the end of the nap, and waking, fall into the gap, and the command finds the worker awake.
-const FORESEEN: std::ops::Range<Duration> = Duration::from_micros(70)..Duration::from_millis(1);
-/// What it takes to wake.
-const WAKING: Duration = Duration::from_micros(25);
-/// A `sched_yield` that took longer than this: somebody else had the CPU.
-const YIELD_TAKEN: Duration = Duration::from_micros(4);
-/// Polls between two looks at the clock.
-const POLLS_BETWEEN_LOOKS: u32 = 16;
-/// Commands without polling after it was in vain: at first, and at most.
-const FIRST_TRUST: u32 = 16;
-const LAST_TRUST: u32 = 1024;
-/// The first nap.
-const NAP: Duration = Duration::from_micros(15);
-/// A nap while doorbells ring.
-const LONGEST_NAP: Duration = Duration::from_micros(100);
-/// Napping, at least and at most, before sleeping.
-const FIRST_PATIENCE: Duration = Duration::from_micros(400);
-const LAST_PATIENCE: Duration = Duration::from_millis(4);
-/// Naps there have to be before sleeping: time passes, too, while others have the CPU.
-const FEWEST_NAPS: u32 = 4;
-/// Naps while doorbells do not ring: after some milliseconds, after two seconds.
-const SHARED_NAP: Duration = Duration::from_millis(1);
-const SHARED_IDLE_NAP: Duration = Duration::from_millis(10);
-const SHARED_IDLE: Duration = Duration::from_secs(2);
 
 /// What to do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,64 +30,95 @@ pub enum Rest {
     Look,
     /// Wait for so long at most, or a notice.
     Nap(Duration),
-    /// Arrange for being woken, look again, and wait.
-    Sleep,
+    /// Arrange for being woken, look again, and wait, for so long at most where that is said.
+    Sleep(Option<Duration>),
 }
 
 /// Decides how to wait.
 #[derive(Debug)]
 pub struct Idle {
-    /// Whether doorbells ring.
-    rings: bool,
+    policy: Policy,
+    /// When it was without work for the first time since it had some.
     since: Option<Instant>,
+    looked: Option<Instant>,
     polls: u32,
-    naps: u32,
-    /// It has polled since the last command.
+    waits: u32,
+    /// It has polled since the last request.
     spun: bool,
-    /// Commands to go before polling is tried again.
+    /// Waits to go before polling is tried again.
     contended: u32,
     trust: u32,
-    /// Average time without work between two commands, where it is short.
+    /// Average time without work between two requests, where it is short.
     gap: Duration,
+    wake: WakeCost,
+    budget: SpinBudget,
 }
 
 impl Idle {
-    /// For doorbells that ring, or do not.
-    pub fn new(rings: bool) -> Self {
+    /// Waits by `policy`.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
         Self {
-            rings,
             since: None,
+            looked: None,
             polls: 0,
-            naps: 0,
+            waits: 0,
             spun: false,
             contended: 0,
-            trust: FIRST_TRUST,
+            trust: policy.first_trust,
             gap: Duration::ZERO,
+            wake: WakeCost::default(),
+            budget: SpinBudget::default(),
+            policy,
         }
     }
 
     /// There was work.
     pub fn worked(&mut self) {
+        self.found(Instant::now);
+    }
+
+    fn found(&mut self, now: impl FnOnce() -> Instant) {
         if let Some(since) = self.since.take() {
-            let gap = since.elapsed().min(2 * LAST_PATIENCE);
-            self.gap = (self.gap * 7 + gap) / 8;
-            self.contended = self.contended.saturating_sub(1);
-            if self.spun && self.naps > 0 {
-                self.in_vain();
-            } else if self.spun && self.contended == 0 {
-                self.trust = FIRST_TRUST;
+            let has_waited = self.waits > 0;
+            if self.policy.polling == Polling::WhereItPays {
+                let mut gap = now().saturating_duration_since(since);
+                if has_waited {
+                    gap = gap.saturating_sub(self.wake.cost());
+                }
+                let gap = gap.min(2 * LAST_PATIENCE);
+                self.gap = (self.gap * 7 + gap) / 8;
+            }
+            self.contended = self.contended.saturating_sub(u32::from(has_waited));
+            match self.policy.polling {
+                Polling::WhereItPays if self.spun && has_waited => self.in_vain(),
+                _ if self.spun && self.contended == 0 => self.trust = self.policy.first_trust,
+                _ => (),
             }
         }
+        self.looked = None;
         self.spun = false;
         self.polls = 0;
-        self.naps = 0;
+        self.waits = 0;
+    }
+
+    /// The wait is over that [`idle`](Self::idle) has asked for.
+    pub fn woke(&mut self) {
+        self.woke_at(Instant::now());
+    }
+
+    fn woke_at(&mut self, now: Instant) {
+        self.wake.woke(now);
+        if self.policy.polling == Polling::Always {
+            self.found(|| now);
+        }
     }
 
     /// Polling found nothing, or took the CPU from somebody else.
     fn in_vain(&mut self) {
         if self.contended == 0 {
             self.contended = self.trust;
-            self.trust = (self.trust * 2).min(LAST_TRUST);
+            self.trust = (self.trust * 2).min(self.policy.last_trust);
         }
     }
 
@@ -119,112 +135,107 @@ impl Idle {
     /// There was none; says what to do. Has given way if that is to look again.
     pub fn idle(&mut self) -> Rest {
         self.polls += 1;
-        if self.since.is_some() && !self.polls.is_multiple_of(POLLS_BETWEEN_LOOKS) {
+        let timed = self.since.is_some() || self.policy.polling == Polling::Always;
+        if timed && self.contended == 0 && !self.polls.is_multiple_of(self.policy.polls) {
             std::hint::spin_loop();
             return Rest::Look;
         }
-        let now = Instant::now();
-        let waited = now - *self.since.get_or_insert(now);
-        let mut polling = Duration::ZERO..SPIN;
-        if self.contended == 0 && FORESEEN.contains(&self.gap) {
-            let nap = (self.gap / 2).saturating_sub(WAKING);
-            if waited < nap / 2 {
-                self.polls = POLLS_BETWEEN_LOOKS - 1;
-                return Rest::Nap(nap);
-            }
-            polling = Duration::ZERO..2 * self.gap;
-        }
-        if self.contended == 0 && polling.contains(&waited) {
-            self.spun = true;
+        self.look(Instant::now(), |now| {
             std::thread::yield_now();
-            if now.elapsed() > YIELD_TAKEN {
-                self.in_vain();
+            now.elapsed()
+        })
+    }
+
+    /// What to do as of `now`; `give_way` says how long it took to be back.
+    fn look(&mut self, now: Instant, give_way: impl FnOnce(Instant) -> Duration) -> Rest {
+        let waited = now.saturating_duration_since(*self.since.get_or_insert(now));
+        if self
+            .looked
+            .is_some_and(|then| now.saturating_duration_since(then) > self.policy.polls_taken)
+        {
+            self.in_vain();
+        }
+        if self.contended > 0 {
+            if waited < self.policy.contended_spin {
+                return Rest::Look;
             }
-            return Rest::Look;
-        }
-        self.polls = POLLS_BETWEEN_LOOKS - 1;
-        // It may be idle for years.
-        self.naps = self.naps.saturating_add(1);
-        let nap = (waited / 4).max(NAP);
-        if !self.rings {
-            let longest = if waited < SHARED_IDLE {
-                SHARED_NAP
-            } else {
-                SHARED_IDLE_NAP
-            };
-            return Rest::Nap(nap.min(longest));
-        }
-        if waited < self.patience() || self.naps <= FEWEST_NAPS {
-            Rest::Nap(nap.min(LONGEST_NAP))
         } else {
-            Rest::Sleep
+            let spin = self.spin(now);
+            let mut polling = spin;
+            if FORESEEN.contains(&self.gap) {
+                match self.policy.wait {
+                    Wait::Sleep if self.gap > spin => polling = Duration::ZERO,
+                    Wait::Sleep => (),
+                    Wait::Naps | Wait::NapsThenSleep => {
+                        let waking = self.wake.cost().max(WAKING);
+                        let nap = (self.gap / 2).saturating_sub(waking);
+                        if waited < nap / 2 {
+                            return self.nap(now, nap);
+                        }
+                        polling = (2 * self.gap).min(self.budget.left(now)).max(spin);
+                    }
+                }
+            }
+            if waited < polling {
+                self.spun = true;
+                let took = give_way(now);
+                self.looked = Some(now + took);
+                if took > YIELD_TAKEN {
+                    self.in_vain();
+                }
+                return Rest::Look;
+            }
         }
+        self.wait(now, waited)
+    }
+
+    /// Polling before a wait: as long as a wake-up costs, as far as the budget allows.
+    fn spin(&mut self, now: Instant) -> Duration {
+        let wanted = self.wake.cost().min(self.budget.left(now));
+        wanted.max(self.policy.spin)
+    }
+
+    fn nap(&mut self, now: Instant, nap: Duration) -> Rest {
+        self.polls = self.policy.polls - 1;
+        self.looked = None;
+        self.wake.wait(now, Some(nap));
+        Rest::Nap(nap)
+    }
+
+    fn wait(&mut self, now: Instant, waited: Duration) -> Rest {
+        if self.waits == 0 && self.spun && self.contended == 0 {
+            self.budget
+                .spend(now, waited.saturating_sub(self.policy.spin));
+            if self.policy.polling == Polling::Always {
+                // Nobody else wanted the CPU.
+                self.trust = self.policy.first_trust;
+            }
+        }
+        // It may be idle for years.
+        self.waits = self.waits.saturating_add(1);
+        let nap = (waited / 4).max(NAP);
+        match self.policy.wait {
+            Wait::Naps if waited < SHARED_IDLE => self.nap(now, nap.min(SHARED_NAP)),
+            Wait::Naps => self.nap(now, nap.min(SHARED_IDLE_NAP)),
+            Wait::NapsThenSleep if waited < self.patience() || self.waits <= FEWEST_NAPS => {
+                self.nap(now, nap.min(LONGEST_NAP))
+            }
+            // Its naps measure what being woken costs.
+            Wait::NapsThenSleep => self.sleep(now, None),
+            Wait::Sleep => {
+                let limit = self.wake.probe(now);
+                self.sleep(now, limit)
+            }
+        }
+    }
+
+    fn sleep(&mut self, now: Instant, limit: Option<Duration>) -> Rest {
+        self.wake.wait(now, limit);
+        self.polls = self.policy.polls - 1;
+        self.looked = None;
+        Rest::Sleep(limit)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn with_doorbells_that_ring_it_sleeps_in_the_end() {
-        let mut idle = Idle::new(true);
-        let mut naps = 0;
-        loop {
-            match idle.idle() {
-                Rest::Look => (),
-                Rest::Nap(nap) => {
-                    assert!(nap <= LONGEST_NAP);
-                    naps += 1;
-                    std::thread::sleep(nap);
-                }
-                Rest::Sleep => break,
-            }
-        }
-        assert!(naps >= FEWEST_NAPS);
-    }
-
-    #[test]
-    fn it_naps_as_often_as_it_likes() {
-        let mut idle = Idle::new(false);
-        idle.since = Instant::now().checked_sub(Duration::from_secs(3));
-        idle.polls = POLLS_BETWEEN_LOOKS - 1;
-        idle.naps = u32::MAX;
-        assert_eq!(idle.idle(), Rest::Nap(SHARED_IDLE_NAP));
-    }
-
-    #[test]
-    fn with_doorbells_that_do_not_it_naps_for_longer_and_longer() {
-        let mut idle = Idle::new(false);
-        idle.since = Instant::now().checked_sub(Duration::from_millis(1));
-        idle.polls = POLLS_BETWEEN_LOOKS - 1;
-        assert!(matches!(idle.idle(), Rest::Nap(nap) if nap >= Duration::from_micros(250)));
-        idle.since = Instant::now().checked_sub(Duration::from_secs(1));
-        assert_eq!(idle.idle(), Rest::Nap(SHARED_NAP));
-        idle.since = Instant::now().checked_sub(Duration::from_secs(3));
-        assert_eq!(idle.idle(), Rest::Nap(SHARED_IDLE_NAP));
-    }
-
-    #[test]
-    fn polling_in_vain_is_tried_less_and_less_often() {
-        let mut idle = Idle::new(true);
-        let mut polled = 0;
-        for _ in 0..FIRST_TRUST * 8 {
-            while idle.idle() == Rest::Look {}
-            polled += u32::from(idle.spun);
-            idle.worked();
-        }
-        // A loaded machine may have it nap where it would poll, never the reverse.
-        assert!((1..=4).contains(&polled), "{polled}");
-    }
-
-    #[test]
-    fn patience_follows_the_gaps() {
-        let mut idle = Idle::new(true);
-        assert_eq!(idle.patience(), FIRST_PATIENCE);
-        idle.gap = Duration::from_micros(500);
-        assert_eq!(idle.patience(), Duration::from_millis(2));
-        idle.gap = Duration::from_millis(7);
-        assert_eq!(idle.patience(), FIRST_PATIENCE);
-    }
-}
+mod tests;

@@ -2,14 +2,14 @@
 //!
 //! * [`idle`]: how a worker waits for the next request.
 //! * [`mailbox`]: how one worker passes work to another.
-//! * [`timeslice`]: a short time slice for threads that are woken often.
-//! * [`timing`]: timer slack.
+//! * [`policy`]: how long it polls, naps and sleeps.
+//! * [`thread`]: what its thread does first.
 //! * [`wake`]: sleeping without missing what others post.
 
 pub mod idle;
 pub mod mailbox;
-pub mod timeslice;
-pub mod timing;
+pub mod policy;
+pub mod thread;
 pub mod wake;
 
 use std::os::fd::OwnedFd;

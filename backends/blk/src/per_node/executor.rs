@@ -8,7 +8,7 @@ use farlane_block::ring::{Durable, Event};
 use farlane_daemon::limb::Limb;
 use farlane_worker::idle::{Idle, Rest};
 use farlane_worker::mailbox::{self, Receiver, Refused, Sender};
-use farlane_worker::timeslice;
+use farlane_worker::{policy, thread};
 use farlane_zero_copy::View;
 use std::io;
 use std::sync::Arc;
@@ -16,8 +16,6 @@ use std::time::Duration;
 
 /// Transfers that fit into a worker's mailbox.
 const ROOM: usize = 1024;
-/// A thread shares its CPU in slices as short as this.
-const SLICE: Duration = Duration::from_micros(100);
 /// Pause after the ring has failed.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -69,9 +67,7 @@ impl Executor {
     pub fn start(limb: &Limb, paths: Arc<Paths>) -> io::Result<Self> {
         let (inbox, receiver) = mailbox::new(ROOM)?;
         let thread = limb.spawn(format!("limb {}", limb.node()), move || {
-            // What works without is slower, no more.
-            let _ = farlane_worker::timing::set_timer_slack();
-            let _ = timeslice::request(SLICE);
+            thread::prepare();
             match PathRing::new(paths, &[receiver.fd()]) {
                 Ok(ring) => NodeWorker::new(receiver, ring).run(),
                 Err(e) => log::error!("A per-node worker cannot start: {e}"),
@@ -123,7 +119,7 @@ impl NodeWorker {
         Self {
             inbox,
             ring,
-            idle: Idle::new(true),
+            idle: Idle::new(policy::REQUESTS),
             running: Slots::default(),
             ending: false,
         }
@@ -142,15 +138,21 @@ impl NodeWorker {
             }
             if worked {
                 self.idle.worked();
-            } else if self.idle.idle() != Rest::Look {
-                self.sleep();
+                continue;
             }
+            let limit = match self.idle.idle() {
+                Rest::Look => continue,
+                Rest::Nap(limit) => Some(limit),
+                Rest::Sleep(limit) => limit,
+            };
+            self.sleep(limit);
+            self.idle.woke();
         }
     }
 
-    fn sleep(&mut self) {
+    fn sleep(&mut self, limit: Option<Duration>) {
         if self.inbox.announce()
-            && let Err(e) = self.ring.wait(None)
+            && let Err(e) = self.ring.wait(limit)
         {
             log::error!("A per-node worker's ring failed: {e}");
             std::thread::sleep(PAUSE);

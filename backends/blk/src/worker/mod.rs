@@ -27,7 +27,6 @@ use farlane_sys::eventfd;
 use farlane_vhost_user::chain::ChainError;
 use farlane_vhost_user::session::Setup;
 use farlane_vhost_user::vring::RingError;
-use farlane_worker::timeslice;
 use farlane_zero_copy::AddressSpaceError;
 use farlane_zero_copy::placement::Placement;
 use queue_worker::QueueWorker;
@@ -37,11 +36,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 use thiserror::Error;
-
-/// A worker shares its CPU in slices as short as this.
-const SLICE: Duration = Duration::from_micros(100);
 
 /// A worker that runs.
 #[derive(Debug)]
@@ -123,12 +118,7 @@ struct Task {
 }
 
 fn work(setup: Setup, task: Task, wake: Arc<OwnedFd>) -> u16 {
-    // Without timer slack and with short time slices a worker wakes when it is meant to; a failure
-    // only adds latency.
-    let _ = farlane_worker::timing::set_timer_slack();
-    if let Err(e) = timeslice::request(SLICE) {
-        log::debug!("No short time slices: {e}");
-    }
+    farlane_worker::thread::prepare();
     let next_available = setup.next_available;
     match QueueWorker::new(setup, task, wake) {
         Ok(mut worker) => worker.run(),

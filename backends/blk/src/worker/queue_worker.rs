@@ -13,6 +13,7 @@ use farlane_block::ring::Event;
 use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::session::Setup;
 use farlane_worker::idle::{Idle, Rest};
+use farlane_worker::policy;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -74,7 +75,7 @@ impl QueueWorker {
             home,
             steering,
             offload,
-            idle: Idle::new(true),
+            idle: Idle::new(policy::REQUESTS),
             looked: Instant::now(),
             chain: Chain::default(),
             look: setup.kick.is_none().then_some(LOOK),
@@ -184,16 +185,19 @@ impl QueueWorker {
 
     /// There was nothing to do.
     fn rest(&mut self, stopping: bool) -> Result<(), Broken> {
-        match self.idle.idle() {
-            Rest::Look => Ok(()),
-            // A driver that has to tell of a request writes an eventfd: that costs less than
-            // looking again and again, and wakes at once.
-            Rest::Nap(_) | Rest::Sleep => self.sleep(stopping),
-        }
+        let limit = match self.idle.idle() {
+            Rest::Look => return Ok(()),
+            Rest::Nap(limit) => Some(limit),
+            Rest::Sleep(limit) => limit,
+        };
+        self.sleep(stopping, limit)?;
+        self.idle.woke();
+        Ok(())
     }
 
-    /// Waits for a driver that tells of a request, for the ring, or to be told to stop.
-    fn sleep(&mut self, stopping: bool) -> Result<(), Broken> {
+    /// Waits for a driver that tells of a request, for the ring, or to be told to stop, or until
+    /// `limit` is over.
+    fn sleep(&mut self, stopping: bool, limit: Option<Duration>) -> Result<(), Broken> {
         let takes = !stopping && !self.queue.is_broken();
         if takes && !self.queue.ask_to_be_told()? {
             return Ok(());
@@ -202,7 +206,7 @@ impl QueueWorker {
         // A driver that never tells is looked after, and so are requests that wait for a path.
         let look = self.look.filter(|_| takes);
         let stranded = (!self.requests.stranded.is_empty()).then_some(LOOK_AT_STRANDED);
-        let limit = look.into_iter().chain(stranded).min();
+        let limit = look.into_iter().chain(stranded).chain(limit).min();
         let may_sleep = self.offload.as_mut().is_none_or(Offload::announce);
         let waited = if may_sleep {
             self.files.ring.wait(limit)

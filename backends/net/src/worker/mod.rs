@@ -28,7 +28,7 @@ use farlane_sys::chain;
 use farlane_vhost_user::chain::ChainError;
 use farlane_vhost_user::vring::RingError;
 use farlane_worker::idle::{Idle, Rest};
-use farlane_worker::timeslice;
+use farlane_worker::{policy, thread};
 use farlane_zero_copy::AddressSpaceError;
 use farlane_zero_copy::slices::ReadOnly;
 use farlane_zero_copy::topology::Node;
@@ -73,8 +73,6 @@ const LOOK_AT_FAILED_PORT: Timespec = Timespec {
 };
 /// Pause between two ticks of the flow table, in microseconds.
 const TICK_US: u64 = 1000;
-/// A worker shares its CPU in slices as short as this.
-const SLICE: Duration = Duration::from_micros(100);
 
 /// What a driver has accepted, as far as frames show it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -129,19 +127,14 @@ impl PairWorker {
             port,
             receive: None,
             transmit: None,
-            idle: Idle::new(true),
+            idle: Idle::new(policy::REQUESTS),
             homing: several_nodes.then(Homing::default),
             last_tick_us: 0,
         }
     }
 
     fn run(mut self) {
-        // Reduce timer slack and the time slice: a woken worker is not to wait for the end of
-        // others' slices. What works without is slower, no more.
-        let _ = farlane_worker::timing::set_timer_slack();
-        if let Err(e) = timeslice::request(SLICE) {
-            log::debug!("No short time slices: {e}");
-        }
+        thread::prepare();
         while self.take_mail() {
             if self.context.places.refresh()
                 && let Some(receive) = &mut self.receive
@@ -365,19 +358,19 @@ impl PairWorker {
 
     /// There was nothing to do.
     fn rest(&mut self) {
-        match self.idle.idle() {
-            Rest::Look => (),
-            // Drivers and ports tell: that costs less than looking again and again, and wakes at
-            // once.
-            Rest::Nap(_) | Rest::Sleep => match self.sleep() {
-                Ok(()) => (),
-                Err((side, why)) => self.after(side, Err(why)),
-            },
+        let limit = match self.idle.idle() {
+            Rest::Look => return,
+            Rest::Nap(limit) => Some(limit),
+            Rest::Sleep(limit) => limit,
+        };
+        if let Err((side, why)) = self.sleep(limit) {
+            self.after(side, Err(why));
         }
+        self.idle.woke();
     }
 
-    /// Waits for a driver, for the port, or for another thread.
-    fn sleep(&mut self) -> Result<(), (Side, QueueError)> {
+    /// Waits for a driver, for the port, or for another thread, or until `limit` is over.
+    fn sleep(&mut self, limit: Option<Duration>) -> Result<(), (Side, QueueError)> {
         let receives = |e: RingError| (Side::Receive, e.into());
         let transmits = |e: RingError| (Side::Transmit, e.into());
         let mut wanted = PollFlags::empty();
@@ -418,6 +411,8 @@ impl PairWorker {
         } else {
             never_tells.then_some(&LOOK)
         };
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        let look = look.into_iter().chain(&limit).min();
         if self.inbox.announce() {
             if let Some(transmit) = &mut self.transmit {
                 transmit.queue.forget();

@@ -37,7 +37,7 @@ const STEADY_TRIES: usize = 4;
 const REQUESTS_PER_TRAP: u64 = 20;
 
 /// For how long others have a processor at a time (`base_slice_ns` of Linux on two processors,
-/// rounded up). A device whose guest does not run so long sleeps (`farlane_block::idle`), and the
+/// rounded up). A device whose guest does not run so long sleeps (`farlane_worker::idle`), and the
 /// next request wakes it, by a doorbell of each queue of the pair at most.
 const TIME_SLICE: Duration = Duration::from_millis(3);
 const DOORBELLS: u64 = 2;

@@ -24,7 +24,6 @@ use crate::data::Segment;
 use crate::error_log::{self, ErrorLog, Failure};
 use crate::features::{AsyncEvent, Events, Features};
 use crate::identify::Identity;
-use crate::idle::{Idle, Rest};
 use crate::queue::{CompletionQueue, SubmissionQueue};
 use crate::remote::Remote;
 use crate::ring::Ring;
@@ -32,6 +31,8 @@ use crate::shared::{Notice, Shared};
 use farlane_block::engine::Slot;
 use farlane_pci::DmaView;
 use farlane_sys::{log_limited, warn_limited};
+use farlane_worker::idle::{Idle, Rest};
+use farlane_worker::policy::doorbells;
 use files::NamespaceFiles;
 use memory::KeptView;
 use queues::Queues;
@@ -123,7 +124,7 @@ impl Controller {
             features: identity.default_features(),
             events: Events::default(),
             errors: ErrorLog::default(),
-            idle: Idle::new(rings),
+            idle: Idle::new(doorbells(rings)),
             put_off: false,
             segments: Vec::new(),
             shared,
@@ -309,14 +310,16 @@ impl Controller {
         // A controller that takes no commands waits for its registers to be written.
         let rest = match self.state {
             State::Running => self.idle.idle(),
-            _ => Rest::Sleep,
+            _ => Rest::Sleep(None),
         };
         match rest {
-            Rest::Nap(_) | Rest::Sleep if self.put_off => self.sleep(Some(PUT_OFF_NAP)),
-            Rest::Look => Ok(()),
-            Rest::Nap(limit) => self.sleep(Some(limit)),
-            Rest::Sleep => self.sleep(None),
+            Rest::Look => return Ok(()),
+            Rest::Nap(_) | Rest::Sleep(_) if self.put_off => return self.sleep(Some(PUT_OFF_NAP)),
+            Rest::Nap(limit) => self.sleep(Some(limit))?,
+            Rest::Sleep(limit) => self.sleep(limit)?,
         }
+        self.idle.woke();
+        Ok(())
     }
 
     fn sleep(&mut self, limit: Option<Duration>) -> std::io::Result<()> {
