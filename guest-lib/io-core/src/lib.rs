@@ -1,9 +1,9 @@
 //! File I/O with device memory (spin-atc17, sections 4 and 5).
 //!
-//! A program registers device memory by address ([`register`]) and calls [`pread`], [`pwrite`] and
-//! their like with buffers in it; each part of a request goes through the page cache, or by P2P:
-//! direct I/O through a [`tunnel`] or with the memory itself. `libfarlane_io.so` puts these
-//! functions under the names of the C library.
+//! A program registers device memory by address ([`register`]) and reads and writes files with
+//! buffers in it ([`route::serve`], [`vector::serve`]); each part of a request goes through the page
+//! cache, or by P2P: direct I/O through a [`tunnel`] or with the memory itself. `libfarlane_io.so`
+//! puts these functions under the names of the C library.
 
 pub mod automatic;
 pub mod config;
@@ -42,7 +42,6 @@ pub use registry::{
     RegisterError, is_registered, may_hold, may_overlap, register, register_with, unregister,
     unregister_overlapping,
 };
-pub use route::{pread, pwrite};
 pub use rustix::io::Errno;
 pub use stats::{Totals, totals};
 pub use sys::Direction;

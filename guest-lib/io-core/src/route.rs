@@ -19,7 +19,6 @@ use crate::{direct, plain, provider, registry, stats, trace, tunnel};
 use farlane_abi::width::to_usize;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::RawFd;
 
@@ -36,56 +35,6 @@ pub struct Call {
     pub length: usize,
     /// Where in the file.
     pub position: Position,
-}
-
-/// `pread` with device memory; with other memory as the C library has it.
-///
-/// # Errors
-/// As `pread(2)`: `EBADF`, `EINVAL`, `EIO`, `ESPIPE` and others.
-///
-/// # Safety
-/// `buffer` may be written for `length` bytes.
-pub unsafe fn pread(
-    fd: RawFd,
-    buffer: *mut c_void,
-    length: usize,
-    offset: u64,
-) -> Result<usize, Errno> {
-    let call = Call {
-        name: "pread",
-        fd,
-        address: buffer.expose_provenance(),
-        length,
-        position: Position::At(offset),
-    };
-    // SAFETY: as promised by the caller.
-    serve(&call, Direction::Read)
-        .unwrap_or_else(|| unsafe { sys::pread(fd, buffer, length, offset) })
-}
-
-/// `pwrite` with device memory; with other memory as the C library has it.
-///
-/// # Errors
-/// As `pwrite(2)`: `EBADF`, `EINVAL`, `EIO`, `ENOSPC` and others.
-///
-/// # Safety
-/// `buffer` may be read for `length` bytes.
-pub unsafe fn pwrite(
-    fd: RawFd,
-    buffer: *const c_void,
-    length: usize,
-    offset: u64,
-) -> Result<usize, Errno> {
-    let call = Call {
-        name: "pwrite",
-        fd,
-        address: buffer.expose_provenance(),
-        length,
-        position: Position::At(offset),
-    };
-    // SAFETY: as promised by the caller.
-    serve(&call, Direction::Write)
-        .unwrap_or_else(|| unsafe { sys::pwrite(fd, buffer, length, offset) })
 }
 
 /// Reads to, or writes from, a buffer that may be device memory.
@@ -152,7 +101,7 @@ fn on_credit(call: &Call, region: &Region, mode: Mode) -> Option<Result<usize, E
     // SAFETY: registered memory, which the program gave for this.
     let result = unsafe {
         match offset {
-            Some(offset) => sys::pread(call.fd, to, call.length, offset),
+            Some(offset) => sys::transfer(Direction::Read, call.fd, to, call.length, offset),
             None => sys::read(call.fd, to, call.length),
         }
     };
@@ -201,7 +150,7 @@ fn small_and_cached(call: &Call, region: &Region, mode: Mode) -> Option<Result<u
     }
     let to = std::ptr::with_exposed_provenance_mut(call.address);
     // SAFETY: registered memory, which the program gave for this.
-    let moved = unsafe { sys::pread(call.fd, to, call.length, offset) }.ok()?;
+    let moved = unsafe { sys::transfer(Direction::Read, call.fd, to, call.length, offset) }.ok()?;
     stats::request();
     stats::add(Way::Cache, moved as u64);
     stream::expect(call.fd, end);

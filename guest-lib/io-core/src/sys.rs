@@ -70,43 +70,13 @@ fn word(value: c_int) -> usize {
     to_usize(u32::from_ne_bytes(value.to_ne_bytes()).into())
 }
 
-/// `pread`.
-///
-/// # Safety
-/// The kernel may write `length` bytes at `buffer`; it checks that they are mapped.
-pub unsafe fn pread(
-    fd: RawFd,
-    buffer: *mut c_void,
-    length: usize,
-    offset: u64,
-) -> Result<usize, Errno> {
-    let arguments = [word(fd), buffer.addr(), length, to_usize(offset), 0, 0];
-    // SAFETY: as promised by the caller.
-    unsafe { call(libc::SYS_pread64, arguments) }
-}
-
 /// `read`.
 ///
 /// # Safety
-/// As [`pread`].
+/// As [`transfer`].
 pub unsafe fn read(fd: RawFd, buffer: *mut c_void, length: usize) -> Result<usize, Errno> {
     // SAFETY: as promised by the caller.
     unsafe { call(libc::SYS_read, [word(fd), buffer.addr(), length, 0, 0, 0]) }
-}
-
-/// `pwrite`.
-///
-/// # Safety
-/// The kernel reads `length` bytes at `buffer`; it checks that they are mapped.
-pub unsafe fn pwrite(
-    fd: RawFd,
-    buffer: *const c_void,
-    length: usize,
-    offset: u64,
-) -> Result<usize, Errno> {
-    let arguments = [word(fd), buffer.addr(), length, to_usize(offset), 0, 0];
-    // SAFETY: as promised by the caller.
-    unsafe { call(libc::SYS_pwrite64, arguments) }
 }
 
 /// `pread` or `pwrite`.
@@ -121,19 +91,19 @@ pub unsafe fn transfer(
     length: usize,
     offset: u64,
 ) -> Result<usize, Errno> {
+    let number = match direction {
+        Direction::Read => libc::SYS_pread64,
+        Direction::Write => libc::SYS_pwrite64,
+    };
+    let arguments = [word(fd), buffer.addr(), length, to_usize(offset), 0, 0];
     // SAFETY: as promised by the caller.
-    unsafe {
-        match direction {
-            Direction::Read => pread(fd, buffer, length, offset),
-            Direction::Write => pwrite(fd, buffer, length, offset),
-        }
-    }
+    unsafe { call(number, arguments) }
 }
 
 /// `pwritev2` of one buffer with `RWF_*` flags.
 ///
 /// # Safety
-/// As [`pwrite`].
+/// As [`transfer`].
 pub unsafe fn pwrite_with(
     fd: RawFd,
     buffer: *const c_void,
@@ -330,7 +300,7 @@ mod tests {
     fn an_error_is_returned_and_errno_stays() {
         set_errno(77);
         // SAFETY: the descriptor is none.
-        let result = unsafe { pread(-1, std::ptr::null_mut(), 1, 0) };
+        let result = unsafe { transfer(Direction::Read, -1, std::ptr::null_mut(), 1, 0) };
         assert_eq!(result, Err(Errno::BADF));
         assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(77));
     }

@@ -5,9 +5,9 @@
 
 mod common;
 
-use common::{Disk, Memory, pattern};
+use common::{Disk, Memory, pattern, transfer};
 use farlane_io_core::descriptors::{DescriptorOwner, closing};
-use farlane_io_core::{Mode, set_mode, totals};
+use farlane_io_core::{Direction, Mode, set_mode, totals};
 use farlane_sys::sync::lock;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -272,7 +272,8 @@ fn errors_and_ends_of_files_are_those_of_the_plain_calls() {
     let buffer = memory.base.cast();
     // SAFETY: memory of the test.
     unsafe {
-        use farlane_io_core::{pread, pwrite};
+        let pread =
+            |fd, buffer, length, offset| transfer(Direction::Read, fd, buffer, length, offset);
         use rustix::io::Errno;
         assert_eq!(pread(disk.fd(), buffer, 100, 10_000), Ok(0));
         assert_eq!(pread(disk.fd(), buffer, 8192, 8192), Ok(1808));
@@ -280,7 +281,7 @@ fn errors_and_ends_of_files_are_those_of_the_plain_calls() {
         assert_eq!(pread(disk.fd(), buffer, 10, u64::MAX), Err(Errno::INVAL));
         assert_eq!(pread(-1, buffer, 10, 0), Err(Errno::BADF));
         assert_eq!(
-            pwrite(read_only.as_raw_fd(), buffer, 8192, 0),
+            transfer(Direction::Write, read_only.as_raw_fd(), buffer, 8192, 0),
             Err(Errno::BADF)
         );
         assert_eq!(pread(disk.fd(), buffer, 0, 0), Ok(0));
@@ -292,8 +293,8 @@ fn errors_and_ends_of_files_are_those_of_the_plain_calls() {
 
 #[test]
 fn read_and_write_move_the_file_position_as_far_as_they_have_moved_bytes() {
+    use farlane_io_core::Position;
     use farlane_io_core::route::{Call, serve};
-    use farlane_io_core::{Direction, Position};
     let _turn = turn(Mode::P2p);
     let content = pattern(9, 20_000);
     let mut disk = Disk::new(&content);

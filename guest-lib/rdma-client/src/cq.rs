@@ -13,7 +13,7 @@ use farlane_abi::rdma::CreateCq;
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
 use farlane_transport::Segment;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
 /// A completion queue of a context.
@@ -30,7 +30,6 @@ pub struct Cq {
     courtesy: Courtesy,
     /// Events taken from the channel so far.
     events_taken: AtomicU32,
-    cookie: AtomicU64,
     destroyed: Destroyed,
 }
 
@@ -64,7 +63,6 @@ impl Cq {
             consumed: Mutex::new(0),
             courtesy: Courtesy::default(),
             events_taken: AtomicU32::new(0),
-            cookie: AtomicU64::new(0),
             destroyed: Destroyed::default(),
         });
         if let Some(channel) = channel {
@@ -95,17 +93,6 @@ impl Cq {
     #[must_use]
     pub fn entries(&self) -> u32 {
         self.layout.entries
-    }
-
-    /// A number of the program's choice, zero at first.
-    #[must_use]
-    pub fn cookie(&self) -> u64 {
-        self.cookie.load(Ordering::Acquire)
-    }
-
-    /// Sets the number that [`cookie`](Self::cookie) returns.
-    pub fn set_cookie(&self, cookie: u64) {
-        self.cookie.store(cookie, Ordering::Release);
     }
 
     /// Takes completions, oldest first, and returns how many. Gives way to other programs now and

@@ -9,7 +9,7 @@ use farlane_abi::queue::{QP_OFF_RECV_CONSUMED, QP_OFF_SEND_CONSUMED, QpLayout};
 use farlane_abi::rdma::{CreateQp, ModifyQp, QP_STATE, QPS_INIT, QPS_RESET, QPS_RTS, QPT_RC};
 use farlane_sys::sync::lock;
 use farlane_transport::{Map, Segment};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Sizes of a queue pair.
@@ -73,7 +73,6 @@ pub struct Qp {
     state: AtomicU8,
     send: Mutex<Producer>,
     recv: Mutex<Producer>,
-    cookie: AtomicU64,
     destroyed: Destroyed,
 }
 
@@ -127,7 +126,6 @@ impl Qp {
             state: AtomicU8::new(QPS_RESET),
             send: Mutex::default(),
             recv: Mutex::default(),
-            cookie: AtomicU64::new(0),
             destroyed: Destroyed::default(),
         })
     }
@@ -172,17 +170,6 @@ impl Qp {
     #[must_use]
     pub fn caps(&self) -> &QpCaps {
         &self.caps
-    }
-
-    /// A number of the program's choice, zero at first.
-    #[must_use]
-    pub fn cookie(&self) -> u64 {
-        self.cookie.load(Ordering::Acquire)
-    }
-
-    /// Sets the number that [`cookie`](Self::cookie) returns.
-    pub fn set_cookie(&self, cookie: u64) {
-        self.cookie.store(cookie, Ordering::Release);
     }
 
     /// Changes the attributes that `mask` names (`QP_*` of [`farlane_abi::rdma`]). With a reset

@@ -30,6 +30,19 @@ macro_rules! opaque {
     };
 }
 
+/// Structures as C lays them out, with every field public.
+macro_rules! structures {
+    ($($name:ident { $($field:ident: $type:ty,)* })*) => {
+        $(
+            #[repr(C)]
+            #[derive(Clone, Copy)]
+            pub struct $name {
+                $(pub $field: $type,)*
+            }
+        )*
+    };
+}
+
 opaque! {
     _compat_ibv_port_attr ibv_ah ibv_mw ibv_rwq_ind_table ibv_srq ibv_wq ibv_xrcd
     verbs_ex_private
@@ -41,24 +54,9 @@ pub union ibv_gid {
     pub raw: [u8; 16],
     pub global: ibv_gid_global,
 }
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_gid_global {
-    pub subnet_prefix: u64,
-    pub interface_id: u64,
-}
 pub const IBV_GID_TYPE_IB: ibv_gid_type = 0;
 pub const IBV_GID_TYPE_ROCE_V2: ibv_gid_type = 2;
 pub type ibv_gid_type = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_gid_entry {
-    pub gid: ibv_gid,
-    pub gid_index: u32,
-    pub port_num: u32,
-    pub gid_type: u32,
-    pub ndev_ifindex: u32,
-}
 pub const IBV_NODE_CA: ibv_node_type = 1;
 pub type ibv_node_type = c_int;
 pub const IBV_TRANSPORT_IB: ibv_transport_type = 0;
@@ -67,162 +65,9 @@ pub const IBV_FORK_UNNEEDED: ibv_fork_status = 2;
 pub type ibv_fork_status = c_uint;
 pub const IBV_ATOMIC_NONE: ibv_atomic_cap = 0;
 pub type ibv_atomic_cap = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_device_attr {
-    pub fw_ver: [c_char; 64],
-    pub node_guid: u64,
-    pub sys_image_guid: u64,
-    pub max_mr_size: u64,
-    pub page_size_cap: u64,
-    pub vendor_id: u32,
-    pub vendor_part_id: u32,
-    pub hw_ver: u32,
-    pub max_qp: c_int,
-    pub max_qp_wr: c_int,
-    pub device_cap_flags: c_uint,
-    pub max_sge: c_int,
-    pub max_sge_rd: c_int,
-    pub max_cq: c_int,
-    pub max_cqe: c_int,
-    pub max_mr: c_int,
-    pub max_pd: c_int,
-    pub max_qp_rd_atom: c_int,
-    pub max_ee_rd_atom: c_int,
-    pub max_res_rd_atom: c_int,
-    pub max_qp_init_rd_atom: c_int,
-    pub max_ee_init_rd_atom: c_int,
-    pub atomic_cap: ibv_atomic_cap,
-    pub max_ee: c_int,
-    pub max_rdd: c_int,
-    pub max_mw: c_int,
-    pub max_raw_ipv6_qp: c_int,
-    pub max_raw_ethy_qp: c_int,
-    pub max_mcast_grp: c_int,
-    pub max_mcast_qp_attach: c_int,
-    pub max_total_mcast_qp_attach: c_int,
-    pub max_ah: c_int,
-    pub max_fmr: c_int,
-    pub max_map_per_fmr: c_int,
-    pub max_srq: c_int,
-    pub max_srq_wr: c_int,
-    pub max_srq_sge: c_int,
-    pub max_pkeys: u16,
-    pub local_ca_ack_delay: u8,
-    pub phys_port_cnt: u8,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_query_device_ex_input {
-    pub comp_mask: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_odp_caps {
-    pub general_caps: u64,
-    pub per_transport_caps: ibv_odp_transport_caps,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_odp_transport_caps {
-    pub rc_odp_caps: u32,
-    pub uc_odp_caps: u32,
-    pub ud_odp_caps: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_tso_caps {
-    pub max_tso: u32,
-    pub supported_qpts: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_rss_caps {
-    pub supported_qpts: u32,
-    pub max_rwq_indirection_tables: u32,
-    pub max_rwq_indirection_table_size: u32,
-    pub rx_hash_fields_mask: u64,
-    pub rx_hash_function: u8,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_packet_pacing_caps {
-    pub qp_rate_limit_min: u32,
-    pub qp_rate_limit_max: u32,
-    pub supported_qpts: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_tm_caps {
-    pub max_rndv_hdr_size: u32,
-    pub max_num_tags: u32,
-    pub flags: u32,
-    pub max_ops: u32,
-    pub max_sge: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_cq_moderation_caps {
-    pub max_cq_count: u16,
-    pub max_cq_period: u16,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_pci_atomic_caps {
-    pub fetch_add: u16,
-    pub swap: u16,
-    pub compare_swap: u16,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_device_attr_ex {
-    pub orig_attr: ibv_device_attr,
-    pub comp_mask: u32,
-    pub odp_caps: ibv_odp_caps,
-    pub completion_timestamp_mask: u64,
-    pub hca_core_clock: u64,
-    pub device_cap_flags_ex: u64,
-    pub tso_caps: ibv_tso_caps,
-    pub rss_caps: ibv_rss_caps,
-    pub max_wq_type_rq: u32,
-    pub packet_pacing_caps: ibv_packet_pacing_caps,
-    pub raw_packet_caps: u32,
-    pub tm_caps: ibv_tm_caps,
-    pub cq_mod_caps: ibv_cq_moderation_caps,
-    pub max_dm_size: u64,
-    pub pci_atomic_caps: ibv_pci_atomic_caps,
-    pub xrc_odp_caps: u32,
-    pub phys_port_cnt_ex: u32,
-}
 pub type ibv_mtu = c_uint;
 pub type ibv_port_state = c_uint;
 pub const IBV_LINK_LAYER_ETHERNET: c_uint = 2;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_port_attr {
-    pub state: ibv_port_state,
-    pub max_mtu: ibv_mtu,
-    pub active_mtu: ibv_mtu,
-    pub gid_tbl_len: c_int,
-    pub port_cap_flags: u32,
-    pub max_msg_sz: u32,
-    pub bad_pkey_cntr: u32,
-    pub qkey_viol_cntr: u32,
-    pub pkey_tbl_len: u16,
-    pub lid: u16,
-    pub sm_lid: u16,
-    pub lmc: u8,
-    pub max_vl_num: u8,
-    pub sm_sl: u8,
-    pub subnet_timeout: u8,
-    pub init_type_reply: u8,
-    pub active_width: u8,
-    pub active_speed: u8,
-    pub phys_state: u8,
-    pub link_layer: u8,
-    pub flags: u8,
-    pub port_cap_flags2: u16,
-}
 pub const IBV_EVENT_CQ_ERR: ibv_event_type = 0;
 pub const IBV_EVENT_QP_FATAL: ibv_event_type = 1;
 pub const IBV_EVENT_QP_REQ_ERR: ibv_event_type = 2;
@@ -244,12 +89,6 @@ pub const IBV_EVENT_WQ_FATAL: ibv_event_type = 19;
 pub type ibv_event_type = c_uint;
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_async_event {
-    pub element: ibv_async_event_element,
-    pub event_type: ibv_event_type,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
 pub union ibv_async_event_element {
     pub cq: *mut ibv_cq,
     pub qp: *mut ibv_qp,
@@ -266,164 +105,24 @@ pub const IBV_WC_WITH_IMM: ibv_wc_flags = 2;
 pub type ibv_wc_flags = c_uint;
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_wc {
-    pub wr_id: u64,
-    pub status: ibv_wc_status,
-    pub opcode: ibv_wc_opcode,
-    pub vendor_err: u32,
-    pub byte_len: u32,
-    pub imm: ibv_wc_imm,
-    pub qp_num: u32,
-    pub src_qp: u32,
-    pub wc_flags: c_uint,
-    pub pkey_index: u16,
-    pub slid: u16,
-    pub sl: u8,
-    pub dlid_path_bits: u8,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
 pub union ibv_wc_imm {
     pub imm_data: u32,
     pub invalidated_rkey: u32,
 }
 pub const IBV_ACCESS_HUGETLB: ibv_access_flags = 128;
 pub type ibv_access_flags = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_mw_bind_info {
-    pub mr: *mut ibv_mr,
-    pub addr: u64,
-    pub length: u64,
-    pub mw_access_flags: c_uint,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_pd {
-    pub context: *mut ibv_context,
-    pub handle: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_mr {
-    pub context: *mut ibv_context,
-    pub pd: *mut ibv_pd,
-    pub addr: *mut c_void,
-    pub length: usize,
-    pub handle: u32,
-    pub lkey: u32,
-    pub rkey: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_global_route {
-    pub dgid: ibv_gid,
-    pub flow_label: u32,
-    pub sgid_index: u8,
-    pub hop_limit: u8,
-    pub traffic_class: u8,
-}
 pub const IBV_RATE_MAX: ibv_rate = 0;
 pub type ibv_rate = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_ah_attr {
-    pub grh: ibv_global_route,
-    pub dlid: u16,
-    pub sl: u8,
-    pub src_path_bits: u8,
-    pub static_rate: u8,
-    pub is_global: u8,
-    pub port_num: u8,
-}
 pub const IBV_QPT_RC: ibv_qp_type = 2;
 pub type ibv_qp_type = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_qp_cap {
-    pub max_send_wr: u32,
-    pub max_recv_wr: u32,
-    pub max_send_sge: u32,
-    pub max_recv_sge: u32,
-    pub max_inline_data: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_qp_init_attr {
-    pub qp_context: *mut c_void,
-    pub send_cq: *mut ibv_cq,
-    pub recv_cq: *mut ibv_cq,
-    pub srq: *mut ibv_srq,
-    pub cap: ibv_qp_cap,
-    pub qp_type: ibv_qp_type,
-    pub sq_sig_all: c_int,
-}
 pub const IBV_QP_INIT_ATTR_PD: ibv_qp_init_attr_mask = 1;
 pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: ibv_qp_init_attr_mask = 4;
 pub type ibv_qp_init_attr_mask = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_rx_hash_conf {
-    pub rx_hash_function: u8,
-    pub rx_hash_key_len: u8,
-    pub rx_hash_key: *mut u8,
-    pub rx_hash_fields_mask: u64,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_qp_init_attr_ex {
-    pub qp_context: *mut c_void,
-    pub send_cq: *mut ibv_cq,
-    pub recv_cq: *mut ibv_cq,
-    pub srq: *mut ibv_srq,
-    pub cap: ibv_qp_cap,
-    pub qp_type: ibv_qp_type,
-    pub sq_sig_all: c_int,
-    pub comp_mask: u32,
-    pub pd: *mut ibv_pd,
-    pub xrcd: *mut ibv_xrcd,
-    pub create_flags: u32,
-    pub max_tso_header: u16,
-    pub rwq_ind_tbl: *mut ibv_rwq_ind_table,
-    pub rx_hash_conf: ibv_rx_hash_conf,
-    pub source_qpn: u32,
-    pub send_ops_flags: u64,
-}
 pub const IBV_QP_STATE: ibv_qp_attr_mask = 1;
 pub type ibv_qp_attr_mask = c_uint;
 pub const IBV_QPS_RESET: ibv_qp_state = 0;
 pub type ibv_qp_state = c_uint;
 pub type ibv_mig_state = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_qp_attr {
-    pub qp_state: ibv_qp_state,
-    pub cur_qp_state: ibv_qp_state,
-    pub path_mtu: ibv_mtu,
-    pub path_mig_state: ibv_mig_state,
-    pub qkey: u32,
-    pub rq_psn: u32,
-    pub sq_psn: u32,
-    pub dest_qp_num: u32,
-    pub qp_access_flags: c_uint,
-    pub cap: ibv_qp_cap,
-    pub ah_attr: ibv_ah_attr,
-    pub alt_ah_attr: ibv_ah_attr,
-    pub pkey_index: u16,
-    pub alt_pkey_index: u16,
-    pub en_sqd_async_notify: u8,
-    pub sq_draining: u8,
-    pub max_rd_atomic: u8,
-    pub max_dest_rd_atomic: u8,
-    pub min_rnr_timer: u8,
-    pub port_num: u8,
-    pub timeout: u8,
-    pub retry_cnt: u8,
-    pub rnr_retry: u8,
-    pub alt_port_num: u8,
-    pub alt_timeout: u8,
-    pub rate_limit: u32,
-}
 pub const IBV_WR_RDMA_WRITE: ibv_wr_opcode = 0;
 pub const IBV_WR_RDMA_WRITE_WITH_IMM: ibv_wr_opcode = 1;
 pub const IBV_WR_SEND: ibv_wr_opcode = 2;
@@ -440,27 +139,6 @@ pub const IBV_SEND_IP_CSUM: ibv_send_flags = 16;
 pub type ibv_send_flags = c_uint;
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_sge {
-    pub addr: u64,
-    pub length: u32,
-    pub lkey: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_send_wr {
-    pub wr_id: u64,
-    pub next: *mut ibv_send_wr,
-    pub sg_list: *mut ibv_sge,
-    pub num_sge: c_int,
-    pub opcode: ibv_wr_opcode,
-    pub send_flags: c_uint,
-    pub imm: ibv_send_wr_imm,
-    pub wr: ibv_send_wr_target,
-    pub qp_type: ibv_send_wr_qp_type,
-    pub extra: ibv_send_wr_extra,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
 pub union ibv_send_wr_imm {
     pub imm_data: u32,
     pub invalidate_rkey: u32,
@@ -474,34 +152,8 @@ pub union ibv_send_wr_target {
 }
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct ibv_send_wr_rdma {
-    pub remote_addr: u64,
-    pub rkey: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_send_wr_atomic {
-    pub remote_addr: u64,
-    pub compare_add: u64,
-    pub swap: u64,
-    pub rkey: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_send_wr_ud {
-    pub ah: *mut ibv_ah,
-    pub remote_qpn: u32,
-    pub remote_qkey: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
 pub union ibv_send_wr_qp_type {
     pub xrc: ibv_send_wr_xrc,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_send_wr_xrc {
-    pub remote_srqn: u32,
 }
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -509,274 +161,546 @@ pub union ibv_send_wr_extra {
     pub bind_mw: ibv_send_wr_bind_mw,
     pub tso: ibv_send_wr_tso,
 }
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_send_wr_bind_mw {
-    pub mw: *mut ibv_mw,
-    pub rkey: u32,
-    pub bind_info: ibv_mw_bind_info,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_send_wr_tso {
-    pub hdr: *mut c_void,
-    pub hdr_sz: u16,
-    pub mss: u16,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_recv_wr {
-    pub wr_id: u64,
-    pub next: *mut ibv_recv_wr,
-    pub sg_list: *mut ibv_sge,
-    pub num_sge: c_int,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_qp {
-    pub context: *mut ibv_context,
-    pub qp_context: *mut c_void,
-    pub pd: *mut ibv_pd,
-    pub send_cq: *mut ibv_cq,
-    pub recv_cq: *mut ibv_cq,
-    pub srq: *mut ibv_srq,
-    pub handle: u32,
-    pub qp_num: u32,
-    pub state: ibv_qp_state,
-    pub qp_type: ibv_qp_type,
-    pub mutex: pthread_mutex_t,
-    pub cond: pthread_cond_t,
-    pub events_completed: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_comp_channel {
-    pub context: *mut ibv_context,
-    pub fd: c_int,
-    pub refcnt: c_int,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_cq {
-    pub context: *mut ibv_context,
-    pub channel: *mut ibv_comp_channel,
-    pub cq_context: *mut c_void,
-    pub handle: u32,
-    pub cqe: c_int,
-    pub mutex: pthread_mutex_t,
-    pub cond: pthread_cond_t,
-    pub comp_events_completed: u32,
-    pub async_events_completed: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_poll_cq_attr {
-    pub comp_mask: u32,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_cq_ex {
-    pub context: *mut ibv_context,
-    pub channel: *mut ibv_comp_channel,
-    pub cq_context: *mut c_void,
-    pub handle: u32,
-    pub cqe: c_int,
-    pub mutex: pthread_mutex_t,
-    pub cond: pthread_cond_t,
-    pub comp_events_completed: u32,
-    pub async_events_completed: u32,
-    pub comp_mask: u32,
-    pub status: ibv_wc_status,
-    pub wr_id: u64,
-    pub start_poll:
-        Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int>,
-    pub next_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> c_int>,
-    pub end_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex)>,
-    pub read_opcode: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>,
-    pub read_vendor_err: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_byte_len: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_imm_data: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_qp_num: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_src_qp: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_wc_flags: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> c_uint>,
-    pub read_slid: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
-    pub read_sl: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
-    pub read_dlid_path_bits: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
-    pub read_completion_ts: Unset,
-    pub read_cvlan: Unset,
-    pub read_flow_tag: Unset,
-    pub read_tm_info: Unset,
-    pub read_completion_wallclock_ns: Unset,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct _ibv_device_ops {
-    pub _dummy1:
-        Option<unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: c_int) -> *mut ibv_context>,
-    pub _dummy2: Option<unsafe extern "C" fn(context: *mut ibv_context)>,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_device {
-    pub _ops: _ibv_device_ops,
-    pub node_type: ibv_node_type,
-    pub transport_type: ibv_transport_type,
-    pub name: [c_char; 64],
-    pub dev_name: [c_char; 64],
-    pub dev_path: [c_char; 256],
-    pub ibdev_path: [c_char; 256],
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_context_ops {
-    pub _compat_query_device: Option<
-        unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int,
-    >,
-    pub _compat_query_port: Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            port_num: u8,
-            port_attr: *mut _compat_ibv_port_attr,
-        ) -> c_int,
-    >,
-    pub _compat_alloc_pd: Unset,
-    pub _compat_dealloc_pd: Unset,
-    pub _compat_reg_mr: Unset,
-    pub _compat_rereg_mr: Unset,
-    pub _compat_dereg_mr: Unset,
-    pub alloc_mw: Unset,
-    pub bind_mw: Unset,
-    pub dealloc_mw: Unset,
-    pub _compat_create_cq: Unset,
-    pub poll_cq:
-        Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int>,
-    pub req_notify_cq:
-        Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int>,
-    pub _compat_cq_event: Unset,
-    pub _compat_resize_cq: Unset,
-    pub _compat_destroy_cq: Unset,
-    pub _compat_create_srq: Unset,
-    pub _compat_modify_srq: Unset,
-    pub _compat_query_srq: Unset,
-    pub _compat_destroy_srq: Unset,
-    pub post_srq_recv: Unset,
-    pub _compat_create_qp: Unset,
-    pub _compat_query_qp: Unset,
-    pub _compat_modify_qp: Unset,
-    pub _compat_destroy_qp: Unset,
-    pub post_send: Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp,
-            wr: *mut ibv_send_wr,
-            bad_wr: *mut *mut ibv_send_wr,
-        ) -> c_int,
-    >,
-    pub post_recv: Option<
-        unsafe extern "C" fn(
-            qp: *mut ibv_qp,
-            wr: *mut ibv_recv_wr,
-            bad_wr: *mut *mut ibv_recv_wr,
-        ) -> c_int,
-    >,
-    pub _compat_create_ah: Unset,
-    pub _compat_destroy_ah: Unset,
-    pub _compat_attach_mcast: Unset,
-    pub _compat_detach_mcast: Unset,
-    pub _compat_async_event: Unset,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_context {
-    pub device: *mut ibv_device,
-    pub ops: ibv_context_ops,
-    pub cmd_fd: c_int,
-    pub async_fd: c_int,
-    pub num_comp_vectors: c_int,
-    pub mutex: pthread_mutex_t,
-    pub abi_compat: *mut c_void,
-}
 pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: ibv_cq_init_attr_mask = 1;
 pub type ibv_cq_init_attr_mask = c_uint;
 pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: ibv_create_cq_attr_flags = 1;
 pub type ibv_create_cq_attr_flags = c_uint;
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct ibv_cq_init_attr_ex {
-    pub cqe: u32,
-    pub cq_context: *mut c_void,
-    pub channel: *mut ibv_comp_channel,
-    pub comp_vector: u32,
-    pub wc_flags: u64,
-    pub comp_mask: u32,
-    pub flags: u32,
-    pub parent_domain: *mut ibv_pd,
-}
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct verbs_context {
-    pub query_port: Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            port_num: u8,
-            port_attr: *mut ibv_port_attr,
-            port_attr_len: usize,
-        ) -> c_int,
-    >,
-    pub advise_mr: Unset,
-    pub alloc_null_mr: Unset,
-    pub read_counters: Unset,
-    pub attach_counters_point_flow: Unset,
-    pub create_counters: Unset,
-    pub destroy_counters: Unset,
-    pub reg_dm_mr: Unset,
-    pub alloc_dm: Unset,
-    pub free_dm: Unset,
-    pub modify_flow_action_esp: Unset,
-    pub destroy_flow_action: Unset,
-    pub create_flow_action_esp: Unset,
-    pub modify_qp_rate_limit: Unset,
-    pub alloc_parent_domain: Unset,
-    pub dealloc_td: Unset,
-    pub alloc_td: Unset,
-    pub modify_cq: Unset,
-    pub post_srq_ops: Unset,
-    pub destroy_rwq_ind_table: Unset,
-    pub create_rwq_ind_table: Unset,
-    pub destroy_wq: Unset,
-    pub modify_wq: Unset,
-    pub create_wq: Unset,
-    pub query_rt_values: Unset,
-    pub create_cq_ex: Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            init_attr: *mut ibv_cq_init_attr_ex,
-        ) -> *mut ibv_cq_ex,
-    >,
-    pub priv_: *mut verbs_ex_private,
-    pub query_device_ex: Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            input: *const ibv_query_device_ex_input,
-            attr: *mut ibv_device_attr_ex,
-            attr_size: usize,
-        ) -> c_int,
-    >,
-    pub ibv_destroy_flow: Unset,
-    pub ABI_placeholder2: Unset,
-    pub ibv_create_flow: Unset,
-    pub ABI_placeholder1: Unset,
-    pub open_qp: Unset,
-    pub create_qp_ex: Option<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
-        ) -> *mut ibv_qp,
-    >,
-    pub get_srq_num: Unset,
-    pub create_srq_ex: Unset,
-    pub open_xrcd: Unset,
-    pub close_xrcd: Unset,
-    pub _ABI_placeholder3: u64,
-    pub sz: usize,
-    pub context: ibv_context,
+
+structures! {
+    ibv_gid_global {
+        subnet_prefix: u64,
+        interface_id: u64,
+    }
+    ibv_gid_entry {
+        gid: ibv_gid,
+        gid_index: u32,
+        port_num: u32,
+        gid_type: u32,
+        ndev_ifindex: u32,
+    }
+    ibv_device_attr {
+        fw_ver: [c_char; 64],
+        node_guid: u64,
+        sys_image_guid: u64,
+        max_mr_size: u64,
+        page_size_cap: u64,
+        vendor_id: u32,
+        vendor_part_id: u32,
+        hw_ver: u32,
+        max_qp: c_int,
+        max_qp_wr: c_int,
+        device_cap_flags: c_uint,
+        max_sge: c_int,
+        max_sge_rd: c_int,
+        max_cq: c_int,
+        max_cqe: c_int,
+        max_mr: c_int,
+        max_pd: c_int,
+        max_qp_rd_atom: c_int,
+        max_ee_rd_atom: c_int,
+        max_res_rd_atom: c_int,
+        max_qp_init_rd_atom: c_int,
+        max_ee_init_rd_atom: c_int,
+        atomic_cap: ibv_atomic_cap,
+        max_ee: c_int,
+        max_rdd: c_int,
+        max_mw: c_int,
+        max_raw_ipv6_qp: c_int,
+        max_raw_ethy_qp: c_int,
+        max_mcast_grp: c_int,
+        max_mcast_qp_attach: c_int,
+        max_total_mcast_qp_attach: c_int,
+        max_ah: c_int,
+        max_fmr: c_int,
+        max_map_per_fmr: c_int,
+        max_srq: c_int,
+        max_srq_wr: c_int,
+        max_srq_sge: c_int,
+        max_pkeys: u16,
+        local_ca_ack_delay: u8,
+        phys_port_cnt: u8,
+    }
+    ibv_query_device_ex_input {
+        comp_mask: u32,
+    }
+    ibv_odp_caps {
+        general_caps: u64,
+        per_transport_caps: ibv_odp_transport_caps,
+    }
+    ibv_odp_transport_caps {
+        rc_odp_caps: u32,
+        uc_odp_caps: u32,
+        ud_odp_caps: u32,
+    }
+    ibv_tso_caps {
+        max_tso: u32,
+        supported_qpts: u32,
+    }
+    ibv_rss_caps {
+        supported_qpts: u32,
+        max_rwq_indirection_tables: u32,
+        max_rwq_indirection_table_size: u32,
+        rx_hash_fields_mask: u64,
+        rx_hash_function: u8,
+    }
+    ibv_packet_pacing_caps {
+        qp_rate_limit_min: u32,
+        qp_rate_limit_max: u32,
+        supported_qpts: u32,
+    }
+    ibv_tm_caps {
+        max_rndv_hdr_size: u32,
+        max_num_tags: u32,
+        flags: u32,
+        max_ops: u32,
+        max_sge: u32,
+    }
+    ibv_cq_moderation_caps {
+        max_cq_count: u16,
+        max_cq_period: u16,
+    }
+    ibv_pci_atomic_caps {
+        fetch_add: u16,
+        swap: u16,
+        compare_swap: u16,
+    }
+    ibv_device_attr_ex {
+        orig_attr: ibv_device_attr,
+        comp_mask: u32,
+        odp_caps: ibv_odp_caps,
+        completion_timestamp_mask: u64,
+        hca_core_clock: u64,
+        device_cap_flags_ex: u64,
+        tso_caps: ibv_tso_caps,
+        rss_caps: ibv_rss_caps,
+        max_wq_type_rq: u32,
+        packet_pacing_caps: ibv_packet_pacing_caps,
+        raw_packet_caps: u32,
+        tm_caps: ibv_tm_caps,
+        cq_mod_caps: ibv_cq_moderation_caps,
+        max_dm_size: u64,
+        pci_atomic_caps: ibv_pci_atomic_caps,
+        xrc_odp_caps: u32,
+        phys_port_cnt_ex: u32,
+    }
+    ibv_port_attr {
+        state: ibv_port_state,
+        max_mtu: ibv_mtu,
+        active_mtu: ibv_mtu,
+        gid_tbl_len: c_int,
+        port_cap_flags: u32,
+        max_msg_sz: u32,
+        bad_pkey_cntr: u32,
+        qkey_viol_cntr: u32,
+        pkey_tbl_len: u16,
+        lid: u16,
+        sm_lid: u16,
+        lmc: u8,
+        max_vl_num: u8,
+        sm_sl: u8,
+        subnet_timeout: u8,
+        init_type_reply: u8,
+        active_width: u8,
+        active_speed: u8,
+        phys_state: u8,
+        link_layer: u8,
+        flags: u8,
+        port_cap_flags2: u16,
+    }
+    ibv_async_event {
+        element: ibv_async_event_element,
+        event_type: ibv_event_type,
+    }
+    ibv_wc {
+        wr_id: u64,
+        status: ibv_wc_status,
+        opcode: ibv_wc_opcode,
+        vendor_err: u32,
+        byte_len: u32,
+        imm: ibv_wc_imm,
+        qp_num: u32,
+        src_qp: u32,
+        wc_flags: c_uint,
+        pkey_index: u16,
+        slid: u16,
+        sl: u8,
+        dlid_path_bits: u8,
+    }
+    ibv_mw_bind_info {
+        mr: *mut ibv_mr,
+        addr: u64,
+        length: u64,
+        mw_access_flags: c_uint,
+    }
+    ibv_pd {
+        context: *mut ibv_context,
+        handle: u32,
+    }
+    ibv_mr {
+        context: *mut ibv_context,
+        pd: *mut ibv_pd,
+        addr: *mut c_void,
+        length: usize,
+        handle: u32,
+        lkey: u32,
+        rkey: u32,
+    }
+    ibv_global_route {
+        dgid: ibv_gid,
+        flow_label: u32,
+        sgid_index: u8,
+        hop_limit: u8,
+        traffic_class: u8,
+    }
+    ibv_ah_attr {
+        grh: ibv_global_route,
+        dlid: u16,
+        sl: u8,
+        src_path_bits: u8,
+        static_rate: u8,
+        is_global: u8,
+        port_num: u8,
+    }
+    ibv_qp_cap {
+        max_send_wr: u32,
+        max_recv_wr: u32,
+        max_send_sge: u32,
+        max_recv_sge: u32,
+        max_inline_data: u32,
+    }
+    ibv_qp_init_attr {
+        qp_context: *mut c_void,
+        send_cq: *mut ibv_cq,
+        recv_cq: *mut ibv_cq,
+        srq: *mut ibv_srq,
+        cap: ibv_qp_cap,
+        qp_type: ibv_qp_type,
+        sq_sig_all: c_int,
+    }
+    ibv_rx_hash_conf {
+        rx_hash_function: u8,
+        rx_hash_key_len: u8,
+        rx_hash_key: *mut u8,
+        rx_hash_fields_mask: u64,
+    }
+    ibv_qp_init_attr_ex {
+        qp_context: *mut c_void,
+        send_cq: *mut ibv_cq,
+        recv_cq: *mut ibv_cq,
+        srq: *mut ibv_srq,
+        cap: ibv_qp_cap,
+        qp_type: ibv_qp_type,
+        sq_sig_all: c_int,
+        comp_mask: u32,
+        pd: *mut ibv_pd,
+        xrcd: *mut ibv_xrcd,
+        create_flags: u32,
+        max_tso_header: u16,
+        rwq_ind_tbl: *mut ibv_rwq_ind_table,
+        rx_hash_conf: ibv_rx_hash_conf,
+        source_qpn: u32,
+        send_ops_flags: u64,
+    }
+    ibv_qp_attr {
+        qp_state: ibv_qp_state,
+        cur_qp_state: ibv_qp_state,
+        path_mtu: ibv_mtu,
+        path_mig_state: ibv_mig_state,
+        qkey: u32,
+        rq_psn: u32,
+        sq_psn: u32,
+        dest_qp_num: u32,
+        qp_access_flags: c_uint,
+        cap: ibv_qp_cap,
+        ah_attr: ibv_ah_attr,
+        alt_ah_attr: ibv_ah_attr,
+        pkey_index: u16,
+        alt_pkey_index: u16,
+        en_sqd_async_notify: u8,
+        sq_draining: u8,
+        max_rd_atomic: u8,
+        max_dest_rd_atomic: u8,
+        min_rnr_timer: u8,
+        port_num: u8,
+        timeout: u8,
+        retry_cnt: u8,
+        rnr_retry: u8,
+        alt_port_num: u8,
+        alt_timeout: u8,
+        rate_limit: u32,
+    }
+    ibv_sge {
+        addr: u64,
+        length: u32,
+        lkey: u32,
+    }
+    ibv_send_wr {
+        wr_id: u64,
+        next: *mut ibv_send_wr,
+        sg_list: *mut ibv_sge,
+        num_sge: c_int,
+        opcode: ibv_wr_opcode,
+        send_flags: c_uint,
+        imm: ibv_send_wr_imm,
+        wr: ibv_send_wr_target,
+        qp_type: ibv_send_wr_qp_type,
+        extra: ibv_send_wr_extra,
+    }
+    ibv_send_wr_rdma {
+        remote_addr: u64,
+        rkey: u32,
+    }
+    ibv_send_wr_atomic {
+        remote_addr: u64,
+        compare_add: u64,
+        swap: u64,
+        rkey: u32,
+    }
+    ibv_send_wr_ud {
+        ah: *mut ibv_ah,
+        remote_qpn: u32,
+        remote_qkey: u32,
+    }
+    ibv_send_wr_xrc {
+        remote_srqn: u32,
+    }
+    ibv_send_wr_bind_mw {
+        mw: *mut ibv_mw,
+        rkey: u32,
+        bind_info: ibv_mw_bind_info,
+    }
+    ibv_send_wr_tso {
+        hdr: *mut c_void,
+        hdr_sz: u16,
+        mss: u16,
+    }
+    ibv_recv_wr {
+        wr_id: u64,
+        next: *mut ibv_recv_wr,
+        sg_list: *mut ibv_sge,
+        num_sge: c_int,
+    }
+    ibv_qp {
+        context: *mut ibv_context,
+        qp_context: *mut c_void,
+        pd: *mut ibv_pd,
+        send_cq: *mut ibv_cq,
+        recv_cq: *mut ibv_cq,
+        srq: *mut ibv_srq,
+        handle: u32,
+        qp_num: u32,
+        state: ibv_qp_state,
+        qp_type: ibv_qp_type,
+        mutex: pthread_mutex_t,
+        cond: pthread_cond_t,
+        events_completed: u32,
+    }
+    ibv_comp_channel {
+        context: *mut ibv_context,
+        fd: c_int,
+        refcnt: c_int,
+    }
+    ibv_cq {
+        context: *mut ibv_context,
+        channel: *mut ibv_comp_channel,
+        cq_context: *mut c_void,
+        handle: u32,
+        cqe: c_int,
+        mutex: pthread_mutex_t,
+        cond: pthread_cond_t,
+        comp_events_completed: u32,
+        async_events_completed: u32,
+    }
+    ibv_poll_cq_attr {
+        comp_mask: u32,
+    }
+    ibv_cq_ex {
+        context: *mut ibv_context,
+        channel: *mut ibv_comp_channel,
+        cq_context: *mut c_void,
+        handle: u32,
+        cqe: c_int,
+        mutex: pthread_mutex_t,
+        cond: pthread_cond_t,
+        comp_events_completed: u32,
+        async_events_completed: u32,
+        comp_mask: u32,
+        status: ibv_wc_status,
+        wr_id: u64,
+        start_poll:
+            Option<unsafe extern "C" fn(current: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int>,
+        next_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> c_int>,
+        end_poll: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex)>,
+        read_opcode: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> ibv_wc_opcode>,
+        read_vendor_err: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_byte_len: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_imm_data: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_qp_num: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_src_qp: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_wc_flags: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> c_uint>,
+        read_slid: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u32>,
+        read_sl: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
+        read_dlid_path_bits: Option<unsafe extern "C" fn(current: *mut ibv_cq_ex) -> u8>,
+        read_completion_ts: Unset,
+        read_cvlan: Unset,
+        read_flow_tag: Unset,
+        read_tm_info: Unset,
+        read_completion_wallclock_ns: Unset,
+    }
+    _ibv_device_ops {
+        _dummy1:
+            Option<unsafe extern "C" fn(device: *mut ibv_device, cmd_fd: c_int) -> *mut ibv_context>,
+        _dummy2: Option<unsafe extern "C" fn(context: *mut ibv_context)>,
+    }
+    ibv_device {
+        _ops: _ibv_device_ops,
+        node_type: ibv_node_type,
+        transport_type: ibv_transport_type,
+        name: [c_char; 64],
+        dev_name: [c_char; 64],
+        dev_path: [c_char; 256],
+        ibdev_path: [c_char; 256],
+    }
+    ibv_context_ops {
+        _compat_query_device: Option<
+            unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int,
+        >,
+        _compat_query_port: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                port_num: u8,
+                port_attr: *mut _compat_ibv_port_attr,
+            ) -> c_int,
+        >,
+        _compat_alloc_pd: Unset,
+        _compat_dealloc_pd: Unset,
+        _compat_reg_mr: Unset,
+        _compat_rereg_mr: Unset,
+        _compat_dereg_mr: Unset,
+        alloc_mw: Unset,
+        bind_mw: Unset,
+        dealloc_mw: Unset,
+        _compat_create_cq: Unset,
+        poll_cq:
+            Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int>,
+        req_notify_cq:
+            Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int>,
+        _compat_cq_event: Unset,
+        _compat_resize_cq: Unset,
+        _compat_destroy_cq: Unset,
+        _compat_create_srq: Unset,
+        _compat_modify_srq: Unset,
+        _compat_query_srq: Unset,
+        _compat_destroy_srq: Unset,
+        post_srq_recv: Unset,
+        _compat_create_qp: Unset,
+        _compat_query_qp: Unset,
+        _compat_modify_qp: Unset,
+        _compat_destroy_qp: Unset,
+        post_send: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp,
+                wr: *mut ibv_send_wr,
+                bad_wr: *mut *mut ibv_send_wr,
+            ) -> c_int,
+        >,
+        post_recv: Option<
+            unsafe extern "C" fn(
+                qp: *mut ibv_qp,
+                wr: *mut ibv_recv_wr,
+                bad_wr: *mut *mut ibv_recv_wr,
+            ) -> c_int,
+        >,
+        _compat_create_ah: Unset,
+        _compat_destroy_ah: Unset,
+        _compat_attach_mcast: Unset,
+        _compat_detach_mcast: Unset,
+        _compat_async_event: Unset,
+    }
+    ibv_context {
+        device: *mut ibv_device,
+        ops: ibv_context_ops,
+        cmd_fd: c_int,
+        async_fd: c_int,
+        num_comp_vectors: c_int,
+        mutex: pthread_mutex_t,
+        abi_compat: *mut c_void,
+    }
+    ibv_cq_init_attr_ex {
+        cqe: u32,
+        cq_context: *mut c_void,
+        channel: *mut ibv_comp_channel,
+        comp_vector: u32,
+        wc_flags: u64,
+        comp_mask: u32,
+        flags: u32,
+        parent_domain: *mut ibv_pd,
+    }
+    verbs_context {
+        query_port: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                port_num: u8,
+                port_attr: *mut ibv_port_attr,
+                port_attr_len: usize,
+            ) -> c_int,
+        >,
+        advise_mr: Unset,
+        alloc_null_mr: Unset,
+        read_counters: Unset,
+        attach_counters_point_flow: Unset,
+        create_counters: Unset,
+        destroy_counters: Unset,
+        reg_dm_mr: Unset,
+        alloc_dm: Unset,
+        free_dm: Unset,
+        modify_flow_action_esp: Unset,
+        destroy_flow_action: Unset,
+        create_flow_action_esp: Unset,
+        modify_qp_rate_limit: Unset,
+        alloc_parent_domain: Unset,
+        dealloc_td: Unset,
+        alloc_td: Unset,
+        modify_cq: Unset,
+        post_srq_ops: Unset,
+        destroy_rwq_ind_table: Unset,
+        create_rwq_ind_table: Unset,
+        destroy_wq: Unset,
+        modify_wq: Unset,
+        create_wq: Unset,
+        query_rt_values: Unset,
+        create_cq_ex: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                init_attr: *mut ibv_cq_init_attr_ex,
+            ) -> *mut ibv_cq_ex,
+        >,
+        priv_: *mut verbs_ex_private,
+        query_device_ex: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                input: *const ibv_query_device_ex_input,
+                attr: *mut ibv_device_attr_ex,
+                attr_size: usize,
+            ) -> c_int,
+        >,
+        ibv_destroy_flow: Unset,
+        ABI_placeholder2: Unset,
+        ibv_create_flow: Unset,
+        ABI_placeholder1: Unset,
+        open_qp: Unset,
+        create_qp_ex: Option<
+            unsafe extern "C" fn(
+                context: *mut ibv_context,
+                qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
+            ) -> *mut ibv_qp,
+        >,
+        get_srq_num: Unset,
+        create_srq_ex: Unset,
+        open_xrcd: Unset,
+        close_xrcd: Unset,
+        _ABI_placeholder3: u64,
+        sz: usize,
+        context: ibv_context,
+    }
 }

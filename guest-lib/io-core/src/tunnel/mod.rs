@@ -201,7 +201,15 @@ impl PhonyRequest<'_> {
         let direct = self.opened.direct()?;
         let armed = self.arm(lent, Direction::Read)?;
         // SAFETY: our own phony memory.
-        let bytes = unsafe { sys::pread(direct.number(), lent.base(), self.length, self.offset) }?;
+        let bytes = unsafe {
+            sys::transfer(
+                Direction::Read,
+                direct.number(),
+                lent.base(),
+                self.length,
+                self.offset,
+            )
+        }?;
         if !self.is_over_the_same() {
             // What has arrived may be what a layer was to change first.
             return Err(Errno::STALE);
