@@ -11,10 +11,11 @@ use farlane_abi::tunnel::{
     SLOT_LENGTH, SLOT_OFFSET, SLOT_REGION,
 };
 use farlane_abi::zerocopy::FromBytes as _;
+use farlane_sys::sync::lock;
 use farlane_transport::{Map, PinKind, Transport, TransportError, TransportInfo};
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 const PAGE: usize = 4096;
@@ -291,13 +292,18 @@ fn without_pinned_memory_there_is_no_buffer() {
 
 /// A file on a disk that opens no envelopes.
 struct Rig {
+    /// Whether a tunnel to the disk is proven is the same for all tests: one at a time.
+    _turn: MutexGuard<'static, ()>,
     _folder: tempfile::TempDir,
     file: std::fs::File,
     memory: Map,
 }
 
+static TURN: Mutex<()> = Mutex::new(());
+
 impl Rig {
     fn new(content: &[u8]) -> Self {
+        let turn = lock(&TURN);
         let program = std::env::current_exe().unwrap();
         let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
         let path = folder.path().join("file");
@@ -309,11 +315,15 @@ impl Rig {
             .unwrap();
         file.sync_all().unwrap();
         let memory = Map::anonymous(content.len()).unwrap();
-        Self {
+        let rig = Self {
+            _turn: turn,
             _folder: folder,
             file,
             memory,
-        }
+        };
+        let beneath = rig.opened().file.disk.stack.now();
+        beneath.tunnel_proven.store(false, Ordering::Relaxed);
+        rig
     }
 
     fn opened(&self) -> OpenFile {
