@@ -2,7 +2,7 @@
 
 use crate::nodes::Nodes;
 use farlane_abi::Errno;
-use farlane_guest_device::contexts::{Contexts, Place};
+use farlane_guest_device::contexts::{Contexts, WindowRange};
 use farlane_guest_device::events::ContextEvents;
 use farlane_guest_device::ids::{ContextId, RegionId};
 use farlane_rdma_remoting::{EventSink, Port, Server};
@@ -133,14 +133,14 @@ impl Contexts for PortContexts {
         self.port.resume();
     }
 
-    fn window_map(&self, context: ContextId, place: Place) -> Result<(), Errno> {
+    fn window_map(&self, context: ContextId, place: WindowRange) -> Result<(), Errno> {
         self.port
             .context(context.get())?
             .window_map(place.buffer, place.offset, place.length)
             .map(drop)
     }
 
-    fn window_unmap(&self, context: ContextId, place: Place) -> Result<(), Errno> {
+    fn window_unmap(&self, context: ContextId, place: WindowRange) -> Result<(), Errno> {
         self.port
             .context(context.get())?
             .window_unmap(place.buffer, place.offset, place.length)

@@ -10,9 +10,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A place in the window, or a buffer, or both: see [`farlane_abi::control::OP_WINDOW_MAP`].
+/// A range of the window, or a buffer, or both: see [`farlane_abi::control::OP_WINDOW_MAP`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct WindowRange {
     /// Handle of the buffer, or zero.
     pub buffer: u32,
     /// Offset in bytes.
@@ -135,7 +135,7 @@ pub trait Contexts: Send + Sync {
     ///
     /// # Errors
     /// `EACCES` where the context has no such buffer.
-    fn window_map(&self, context: ContextId, place: Place) -> Result<(), Errno> {
+    fn window_map(&self, context: ContextId, place: WindowRange) -> Result<(), Errno> {
         let _ = (context, place);
         Err(Errno::EOPNOTSUPP)
     }
@@ -144,7 +144,7 @@ pub trait Contexts: Send + Sync {
     ///
     /// # Errors
     /// `ENOENT` where nothing is mapped there.
-    fn window_unmap(&self, context: ContextId, place: Place) -> Result<(), Errno> {
+    fn window_unmap(&self, context: ContextId, place: WindowRange) -> Result<(), Errno> {
         let _ = (context, place);
         Err(Errno::EOPNOTSUPP)
     }

@@ -5,7 +5,7 @@ use crate::events::{ContextEvents, EventQueue};
 use crate::ids::{ContextId, RegionId};
 use crate::regions::{Complete, Regions, budget};
 use crate::request::{
-    ContextRequest, ControlRequest, Extents, Kind, MAX_REQUEST_BYTES, Place, are_pages, parse,
+    ContextRequest, ControlRequest, Extents, Kind, MAX_REQUEST_BYTES, WindowRange, are_pages, parse,
 };
 use crate::ring::{Chain, Ring};
 use farlane_abi::Errno;
@@ -285,7 +285,7 @@ impl Control {
         mut state: MutexGuard<'a, State>,
         vmm: &impl MapWindow,
         context: ContextId,
-        place: Place,
+        place: WindowRange,
     ) -> Option<(MutexGuard<'a, State>, Result<(), Errno>)> {
         let (stops, ends) = (state.stops, state.ends);
         let granted = self.grant(&mut state, context, place);
@@ -475,7 +475,12 @@ impl Control {
     }
 
     /// Checks that the context may map a buffer, and holds the buffer for it.
-    fn grant(&self, state: &mut State, context: ContextId, place: Place) -> Result<(), Errno> {
+    fn grant(
+        &self,
+        state: &mut State,
+        context: ContextId,
+        place: WindowRange,
+    ) -> Result<(), Errno> {
         let mine = state.contexts.get_mut(&context).ok_or(Errno::ENOENT)?;
         if mine.mappings >= MAX_MAPPINGS {
             return Err(Errno::ENOSPC);
@@ -485,7 +490,12 @@ impl Control {
         Ok(())
     }
 
-    fn ungrant(&self, state: &mut State, context: ContextId, place: Place) -> Result<(), Errno> {
+    fn ungrant(
+        &self,
+        state: &mut State,
+        context: ContextId,
+        place: WindowRange,
+    ) -> Result<(), Errno> {
         let mine = state.contexts.get_mut(&context).ok_or(Errno::ENOENT)?;
         self.contexts.window_unmap(context, place)?;
         mine.mappings = mine.mappings.saturating_sub(1);

@@ -21,8 +21,8 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use vhost::vhost_user::Result;
 use vhost::vhost_user::message::{VhostUserMMap, VhostUserMMapFlags, VhostUserProtocolFeatures};
-use vhost::vhost_user::{Error, Result};
 use vm_memory::GuestMemoryMmap;
 
 /// A VM as the command line describes it.
@@ -149,7 +149,7 @@ impl Drop for FarlaneDevice {
 
 /// A queue that is served.
 #[derive(Debug)]
-pub enum Served {
+pub enum QueueRole {
     /// Requests of the driver.
     Control,
     /// Events for it.
@@ -174,7 +174,7 @@ impl MapWindow for Channel {
 }
 
 impl Device for FarlaneDevice {
-    type Worker = Served;
+    type Worker = QueueRole;
 
     fn name(&self) -> String {
         self.vm.name.clone()
@@ -251,22 +251,23 @@ impl Device for FarlaneDevice {
         config.as_bytes().to_vec()
     }
 
+    /// Nothing in it can be written. A guest that does so keeps its device.
     fn set_config(&mut self, _offset: u32, _bytes: &[u8]) -> Result<()> {
-        Err(Error::InvalidParam)
+        Ok(())
     }
 
-    fn start(&mut self, setup: Setup) -> io::Result<Served> {
+    fn start(&mut self, setup: Setup) -> io::Result<QueueRole> {
         let served = match setup.index {
             QUEUE_DOORBELL => {
                 self.set_doorbell(setup.kick);
-                return Ok(Served::Doorbell(setup.next_available));
+                return Ok(QueueRole::Doorbell(setup.next_available));
             }
-            QUEUE_CONTROL => Served::Control,
-            _ => Served::Event,
+            QUEUE_CONTROL => QueueRole::Control,
+            _ => QueueRole::Event,
         };
         let ring = Ring::start(self.memory.memory(), &setup).map_err(io::Error::other)?;
         match served {
-            Served::Control => self.control.start(ring, setup.resumes),
+            QueueRole::Control => self.control.start(ring, setup.resumes),
             _ => self.events.start(ring),
         }
         if let Some(worker) = &self.worker {
@@ -277,11 +278,11 @@ impl Device for FarlaneDevice {
 
     /// A queue stops: the guest has reset the device, its driver has gone, or the VM pauses. The
     /// window cannot be unmapped from here, and need not be: the VMM forgets it with a reset.
-    fn stop(&mut self, served: Served) -> u16 {
+    fn stop(&mut self, served: QueueRole) -> u16 {
         let (index, base) = match served {
-            Served::Control => (QUEUE_CONTROL, self.control.stop()),
-            Served::Event => (QUEUE_EVENT, self.events.stop()),
-            Served::Doorbell(base) => {
+            QueueRole::Control => (QUEUE_CONTROL, self.control.stop()),
+            QueueRole::Event => (QUEUE_EVENT, self.events.stop()),
+            QueueRole::Doorbell(base) => {
                 self.set_doorbell(None);
                 return base;
             }

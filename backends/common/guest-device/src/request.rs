@@ -4,7 +4,7 @@
 //! [`parse_host`] of a packet on the host socket. Everything that can be said of a request without
 //! knowing the device's state is checked here.
 
-pub use crate::contexts::Place;
+pub use crate::contexts::WindowRange;
 use crate::ids::{ContextId, RegionId};
 use farlane_abi::control::{
     Extent, FLAG_PHONY, FLAG_WRITABLE, KIND_DEVICE, KIND_PIN, KIND_SEGMENT, MAX_EVENTS,
@@ -98,9 +98,9 @@ pub enum ContextRequest {
         region: RegionId,
     },
     /// The process maps a buffer.
-    WindowMap(Place),
+    WindowMap(WindowRange),
     /// The mapping is gone.
-    WindowUnmap(Place),
+    WindowUnmap(WindowRange),
 }
 
 /// What a process of this host asks for.
@@ -121,9 +121,9 @@ pub enum HostRequest {
         region: RegionId,
     },
     /// Asks for a buffer's memfd.
-    WindowMap(Place),
+    WindowMap(WindowRange),
     /// The mapping is gone.
-    WindowUnmap(Place),
+    WindowUnmap(WindowRange),
     /// Proof of life.
     Ping,
     /// Binds the eventfd that comes along.
@@ -253,8 +253,8 @@ fn parse_event(request: &Request) -> Result<u32, Errno> {
         .ok_or(Errno::EINVAL)
 }
 
-fn parse_place(request: &Request) -> Place {
-    Place {
+fn parse_place(request: &Request) -> WindowRange {
+    WindowRange {
         buffer: request.region.get(),
         offset: request.address.get(),
         length: request.length.get(),

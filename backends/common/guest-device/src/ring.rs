@@ -9,7 +9,7 @@ use farlane_zero_copy::fault::CoveredMemory;
 use std::io;
 use std::sync::{Arc, Mutex};
 use vhost_user_backend::{VringMutex, VringT as _};
-use virtio_queue::{DescriptorChain, Error as QueueError, QueueOwnedT as _, QueueT as _};
+use virtio_queue::{DescriptorChain, Error as QueueError, QueueOwnedT as _};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 
 /// Memory of a VM as the queues of a device see it.
@@ -64,6 +64,7 @@ impl QueueMemory {
 /// A queue that is served.
 pub struct Ring {
     vring: VringMutex<VmMemory>,
+    size: u16,
     memory: VmMemory,
     space: Arc<AddressSpace>,
     call: Arc<Call>,
@@ -91,16 +92,17 @@ impl Ring {
         vring.set_queue_ready(true);
         Ok(Self {
             vring,
+            size: layout.size,
             memory: memory.clone(),
             space: Arc::clone(&setup.space),
             call: Arc::clone(&setup.call),
         })
     }
 
-    /// Entries.
+    /// Entries of the queue.
     #[must_use]
     pub fn size(&self) -> u16 {
-        self.vring.get_ref().get_queue().size()
+        self.size
     }
 
     /// Running number of the first buffer that was not taken.
@@ -135,7 +137,7 @@ impl Ring {
     pub fn put(&self, head: u16, written: usize) -> bool {
         // Beyond the queue, or where the used ring is no memory there is nobody to give it to.
         let written = u32::try_from(written);
-        head < self.size() && written.is_ok_and(|bytes| self.vring.add_used(head, bytes).is_ok())
+        head < self.size && written.is_ok_and(|bytes| self.vring.add_used(head, bytes).is_ok())
     }
 
     /// Tells the driver of buffers that were given back, if it wants to be told.

@@ -6,7 +6,7 @@ use farlane_abi::Errno;
 use farlane_abi::control::{OP_OPEN, OP_WINDOW_MAP, Reply, Request};
 use farlane_abi::zerocopy::little_endian::{U32, U64};
 use farlane_abi::zerocopy::{FromBytes as _, IntoBytes as _};
-use farlane_guest_device::contexts::{Contexts, Place};
+use farlane_guest_device::contexts::{Contexts, WindowRange};
 use farlane_guest_device::control::{Control, MapWindow};
 use farlane_guest_device::events::{ContextEvents, EventQueue};
 use farlane_guest_device::ids::{ContextId, RegionId};
@@ -65,11 +65,11 @@ impl Contexts for Counted {
     fn resume(&self) {
         self.pauses.fetch_sub(1, Ordering::Relaxed);
     }
-    fn window_map(&self, _: ContextId, _: Place) -> Result<(), Errno> {
+    fn window_map(&self, _: ContextId, _: WindowRange) -> Result<(), Errno> {
         self.mappings.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
-    fn window_unmap(&self, _: ContextId, _: Place) -> Result<(), Errno> {
+    fn window_unmap(&self, _: ContextId, _: WindowRange) -> Result<(), Errno> {
         self.mappings.fetch_sub(1, Ordering::Relaxed);
         Ok(())
     }

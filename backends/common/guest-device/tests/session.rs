@@ -6,7 +6,7 @@ use farlane_abi::Errno;
 use farlane_abi::config::{QUEUE_CONTROL, QUEUES};
 use farlane_abi::control::{OP_OPEN, OP_WINDOW_MAP, Request};
 use farlane_abi::zerocopy::IntoBytes as _;
-use farlane_guest_device::contexts::{Contexts, Place};
+use farlane_guest_device::contexts::{Contexts, WindowRange};
 use farlane_guest_device::device::{FarlaneDevice, Vm};
 use farlane_guest_device::events::ContextEvents;
 use farlane_guest_device::ids::{ContextId, RegionId};
@@ -61,10 +61,10 @@ impl Contexts for Willing {
     fn close_all(&self) {}
     fn pause(&self) {}
     fn resume(&self) {}
-    fn window_map(&self, _: ContextId, _: Place) -> Result<(), Errno> {
+    fn window_map(&self, _: ContextId, _: WindowRange) -> Result<(), Errno> {
         Ok(())
     }
-    fn window_unmap(&self, _: ContextId, _: Place) -> Result<(), Errno> {
+    fn window_unmap(&self, _: ContextId, _: WindowRange) -> Result<(), Errno> {
         Ok(())
     }
     fn add_doorbell(&self, _: OwnedFd) -> io::Result<Option<Box<dyn Any + Send>>> {

@@ -41,8 +41,8 @@ struct Connected {
     streams: HashMap<u64, UnixStream>,
 }
 
-/// A VMM that is served.
-struct Served<'a> {
+/// A VMM's place among those that are served.
+struct Registration<'a> {
     connections: &'a Connections,
     number: u64,
     socket: &'a Socket,
@@ -54,7 +54,7 @@ impl Connections {
     }
 }
 
-impl Drop for Served<'_> {
+impl Drop for Registration<'_> {
     fn drop(&mut self) {
         let stream = self.connections.state().streams.remove(&self.number);
         if let Some(stream) = stream {
@@ -102,7 +102,7 @@ impl Closing {
         &'a self,
         stream: &UnixStream,
         socket: &'a Socket,
-    ) -> io::Result<Option<Served<'a>>> {
+    ) -> io::Result<Option<Registration<'a>>> {
         let stream = stream.try_clone()?;
         let mut state = self.0.state();
         if state.closed {
@@ -111,7 +111,7 @@ impl Closing {
         let number = state.next;
         state.next += 1;
         state.streams.insert(number, stream);
-        Ok(Some(Served {
+        Ok(Some(Registration {
             connections: &self.0,
             number,
             socket,
@@ -229,7 +229,7 @@ fn serve_one<D: Device>(
     socket: &Arc<Socket>,
 ) -> io::Result<()> {
     // Dropped after the connection.
-    let Some(_served) = closing.enter(&stream, socket)? else {
+    let Some(_registration) = closing.enter(&stream, socket)? else {
         return Ok(());
     };
     let mut connection = Connection::new(stream, socket, make)?;

@@ -8,7 +8,7 @@ use farlane_abi::config::ABI_VERSION;
 use farlane_abi::control::{EVENT_WAKE, MAX_REGIONS, Reply};
 use farlane_daemon::{eventfd, warn_limited};
 use farlane_guest_device::control::{MAX_MAPPINGS, region_errno};
-use farlane_guest_device::request::{HostRequest, Kind, NewRegion, Place, parse_host};
+use farlane_guest_device::request::{HostRequest, Kind, NewRegion, WindowRange, parse_host};
 use farlane_rdma_remoting::{BufferMapping, Context, Doorbell, Resource, Share};
 use farlane_zero_copy::{Pool, Process, Region};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -311,7 +311,7 @@ impl Open {
         Ok(())
     }
 
-    fn map(&mut self, place: Place) -> Result<BufferMapping, Errno> {
+    fn map(&mut self, place: WindowRange) -> Result<BufferMapping, Errno> {
         // Each buffer is a file of its own, so that only its handle tells it from others.
         if place.buffer == 0 {
             return Err(Errno::EINVAL);
@@ -326,7 +326,7 @@ impl Open {
         Ok(buffer)
     }
 
-    fn unmap(&mut self, place: Place) -> Result<(), Errno> {
+    fn unmap(&mut self, place: WindowRange) -> Result<(), Errno> {
         self.context
             .window_unmap(place.buffer, place.offset, place.length)?;
         self.mappings = self.mappings.saturating_sub(1);

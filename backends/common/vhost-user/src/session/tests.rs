@@ -93,10 +93,11 @@ fn started(watched: &Watched) -> Session<Watched> {
 
 #[test]
 fn while_one_queue_is_waited_for_no_other_takes_requests() {
-    let ends: [fn(Session<Watched>); 3] = [
+    let ends: [fn(Session<Watched>); 4] = [
         drop,
         |mut session| session.stop(),
         |mut session| session.reset_device().unwrap(),
+        |mut session| session.reset_owner().unwrap(),
     ];
     for end in ends {
         let watched = Watched::default();
@@ -105,4 +106,27 @@ fn while_one_queue_is_waited_for_no_other_takes_requests() {
         assert_eq!(seen.stopped, [0, 1, 2]);
         assert!(!seen.took_meanwhile);
     }
+}
+
+#[test]
+fn what_is_no_eventfd_or_was_not_offered_is_refused() {
+    let mut session = Session::new(Watched::default(), Channel::new(Arc::default()));
+    let file = || {
+        let fd = memfd_create("file", MemfdFlags::CLOEXEC).unwrap();
+        Some(File::from(fd))
+    };
+    session.set_vring_kick(0, file()).unwrap_err();
+    session.set_vring_call(0, file()).unwrap_err();
+    session.set_vring_err(0, file()).unwrap_err();
+    for offered in [true, false] {
+        let feature = match offered {
+            true => VhostUserProtocolFeatures::CONFIG,
+            false => VhostUserProtocolFeatures::SHMEM,
+        };
+        let accepted = session.set_protocol_features(feature.bits());
+        assert_eq!(accepted.is_ok(), offered);
+    }
+    session
+        .set_vring_enable(u32::from(QUEUES), true)
+        .unwrap_err();
 }
