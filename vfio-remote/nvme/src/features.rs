@@ -81,7 +81,7 @@ impl Features {
     }
 
     /// Bytes of memory that a value takes.
-    pub fn data_length(feature: u8) -> usize {
+    pub fn data_length(feature: u8) -> u32 {
         match feature {
             feature::TIMESTAMP => 8,
             feature::HOST_BEHAVIOR => 512,

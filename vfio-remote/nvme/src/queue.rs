@@ -1,7 +1,7 @@
 //! Ring mechanics of submission and completion queues (NVMe 1.4, 4.1).
 
 use crate::bits::{CQE_BYTES, Cqe, SQE_BYTES};
-use crate::controller::CommandId;
+use crate::controller::Permit;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ pub struct SubmissionQueue {
     /// Commands taken whose completions the driver does not have yet.
     in_flight: u32,
     /// The delete command that waits for them, and for entries on their way.
-    pub deleting: Option<CommandId>,
+    pub deleting: Option<Permit>,
     /// Entries on their way from remote memory: nothing else is taken meanwhile.
     pub fetching: bool,
     /// The tail that the driver was last told to ring for (shadow doorbells), if any.

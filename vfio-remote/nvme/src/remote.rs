@@ -43,7 +43,7 @@ pub enum Job {
         /// Data Pointer of the source.
         pointer: DataPointer,
         /// Bytes.
-        length: usize,
+        length: u32,
     },
     /// Write a command's data.
     Scatter {
@@ -262,8 +262,11 @@ fn perform(shared: &Shared, job: Job) -> Done {
             pointer,
             length,
         } => {
-            let data = segments(pointer, DataBuffer::Source, length).and_then(|segments| {
-                let mut data = Bounce::new(length);
+            let located = usize::try_from(length)
+                .map_err(|_| Status::INVALID_FIELD)
+                .and_then(|bytes| Ok((bytes, segments(pointer, DataBuffer::Source, bytes)?)));
+            let data = located.and_then(|(bytes, segments)| {
+                let mut data = Bounce::new(bytes);
                 gather(memory, &segments, &mut data)
                     .map(|()| data)
                     .map_err(|Unreachable| Status::DATA_TRANSFER_ERROR)

@@ -4,7 +4,7 @@
 //! entries are freed in their order (4.1).
 
 use super::fetch::read_entry;
-use super::{CommandId, Controller};
+use super::{CommandId, Controller, Permit};
 use crate::bits::Status;
 
 impl Controller {
@@ -14,7 +14,7 @@ impl Controller {
             if let Some(sq) = self.queues.sq_mut(0) {
                 sq.began();
             }
-            Some(CommandId::admin(cid))
+            Some(Permit::new(CommandId::admin(cid)))
         } else {
             let waiting = self.requests.abandon(queue, cid);
             waiting.or_else(|| self.abort_entry(queue, cid))
@@ -22,12 +22,12 @@ impl Controller {
         let Some(command) = aborted else {
             return false;
         };
-        self.complete(&command, Status::ABORT_REQUESTED, 0);
+        self.complete(command, Status::ABORT_REQUESTED, 0);
         true
     }
 
     /// Takes a command out of its queue, if it is the next one there.
-    fn abort_entry(&mut self, queue: u16, cid: u16) -> Option<CommandId> {
+    fn abort_entry(&mut self, queue: u16, cid: u16) -> Option<Permit> {
         self.queues.sq(queue)?;
         let tail = self.driver_tail(queue);
         let view = self.view();
@@ -46,6 +46,6 @@ impl Controller {
         }
         sq.advance();
         sq.began();
-        Some(CommandId::new(queue, &sqe))
+        Some(Permit::new(CommandId::new(queue, &sqe)))
     }
 }

@@ -4,7 +4,7 @@ use super::Controller;
 use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status, log_page};
 use crate::bounce::Bounce;
 use crate::cmds::{AdminCommand, CreateCq, CreateSq};
-use crate::controller::completion::CommandId;
+use crate::controller::completion::Permit;
 use crate::controller::requests::{Gathered, Owner};
 use crate::counters::count;
 use crate::data::{DataBuffer, DataPointer, WalkError, scatter};
@@ -18,37 +18,57 @@ use crate::registers::MAX_QUEUE_ENTRIES;
 enum Answer {
     /// Complete, with dword 0.
     Done(u32),
-    /// In flight.
-    Later,
+    /// Complete when its attribute data has been read by messages, so many bytes.
+    Gather(AdminCommand, DataPointer, u32),
+    /// Complete when this data has been written by messages.
+    Scatter(DataPointer, Vec<u8>, u64),
+    /// Complete when nothing of this submission queue is under way any more.
+    Deletion(u16),
+    /// Held: an Asynchronous Event Request.
+    Held,
 }
 
 impl Controller {
     /// Executes a command of the admin queue.
-    pub(super) fn admin(&mut self, id: &CommandId, sqe: &Sqe) {
-        let result = AdminCommand::parse(sqe).and_then(|c| self.start_admin(id, c));
-        self.answer(id, result);
+    pub(super) fn admin(&mut self, permit: Permit, sqe: &Sqe) {
+        let cid = permit.command().cid;
+        let result = AdminCommand::parse(sqe).and_then(|command| self.start_admin(cid, command));
+        self.answer(permit, result);
     }
 
-    fn answer(&mut self, id: &CommandId, result: Result<Answer, Status>) {
+    fn answer(&mut self, permit: Permit, result: Result<Answer, Status>) {
         match result {
             Ok(Answer::Done(dw0)) => {
                 count(&self.shared.counters.admin, 1);
-                self.complete(id, Status::SUCCESS, dw0);
+                self.complete(permit, Status::SUCCESS, dw0);
             }
-            Ok(Answer::Later) => (),
-            Err(status) => self.complete(id, status, 0),
+            Ok(Answer::Gather(command, pointer, length)) => {
+                let then = Gathered::Admin(command);
+                self.begin_gather(Owner::Command(permit), then, pointer, length);
+            }
+            Ok(Answer::Scatter(pointer, data, bytes)) => {
+                let data = Bounce::from(&*data);
+                self.begin_scatter(Owner::Command(permit), 0, pointer, data, bytes);
+            }
+            Ok(Answer::Deletion(queue)) => {
+                if let Some(sq) = self.queues.sq_mut(queue) {
+                    sq.deleting = Some(permit);
+                }
+            }
+            Ok(Answer::Held) => permit.forget(),
+            Err(status) => self.complete(permit, status, 0),
         }
     }
 
-    fn start_admin(&mut self, id: &CommandId, command: AdminCommand) -> Result<Answer, Status> {
+    fn start_admin(&mut self, cid: u16, command: AdminCommand) -> Result<Answer, Status> {
         match command {
             AdminCommand::CreateCq(create) => self.create_cq(&create),
             AdminCommand::CreateSq(create) => self.create_sq(&create),
             AdminCommand::DeleteCq(queue) => self.delete_cq(queue),
-            AdminCommand::DeleteSq(queue) => self.delete_sq(id, queue),
+            AdminCommand::DeleteSq(queue) => self.delete_sq(queue),
             AdminCommand::Identify { cns, nsid, data } => {
                 let bytes = self.identity.identify(cns, nsid)?;
-                self.write_data(id, data, bytes, 0)
+                self.write_data(data, bytes)
             }
             AdminCommand::LogPage {
                 nsid,
@@ -59,7 +79,7 @@ impl Controller {
                 data,
             } => {
                 self.check_log_nsid(nsid)?;
-                self.log_page(id, page, retain_event, length, offset, data)
+                self.log_page(page, retain_event, length, offset, data)
             }
             AdminCommand::Abort { sq, cid } => {
                 let aborted = self.abort(sq, cid);
@@ -75,11 +95,7 @@ impl Controller {
                 match self.read_data(&data, length) {
                     Ok(bytes) => self.set_feature(command, &bytes),
                     Err(WalkError::Status(status)) => Err(status),
-                    Err(WalkError::Unreachable) => {
-                        let owner = Owner::Command(*id);
-                        self.begin_gather(owner, Gathered::Admin(command), data, length)?;
-                        Ok(Answer::Later)
-                    }
+                    Err(WalkError::Unreachable) => Ok(Answer::Gather(command, data, length)),
                 }
             }
             AdminCommand::GetFeatures {
@@ -90,10 +106,10 @@ impl Controller {
                 data,
             } => match self.features.get(feature, select, nsid, index)? {
                 Value::Number(value) => Ok(Answer::Done(value)),
-                Value::Data(bytes) => self.write_data(id, data, bytes, 0),
+                Value::Data(bytes) => self.write_data(data, bytes),
             },
             AdminCommand::AsyncEvent => {
-                let answer = self.events.request(id.cid)?;
+                let answer = self.events.request(cid)?;
                 // Held requests are not in flight: they must not keep others out of the queue.
                 if let Some(sq) = self.queues.sq_mut(0) {
                     sq.ended();
@@ -101,7 +117,7 @@ impl Controller {
                 if let Some((cid, dword)) = answer {
                     self.complete_event(cid, dword);
                 }
-                Ok(Answer::Later)
+                Ok(Answer::Held)
             }
             AdminCommand::DoorbellBuffer { doorbells, events } => {
                 self.set_shadow(doorbells, events)?;
@@ -131,33 +147,23 @@ impl Controller {
     }
 
     /// Goes on with a command whose data has been read by messages.
-    pub(super) fn admin_with_data(&mut self, id: &CommandId, command: AdminCommand, data: &[u8]) {
+    pub(super) fn admin_with_data(&mut self, permit: Permit, command: AdminCommand, data: &[u8]) {
         let result = self.set_feature(command, data);
-        self.answer(id, result);
+        self.answer(permit, result);
     }
 
     /// Answers with data.
-    fn write_data(
-        &mut self,
-        id: &CommandId,
-        pointer: DataPointer,
-        data: Vec<u8>,
-        dw0: u32,
-    ) -> Result<Answer, Status> {
+    fn write_data(&mut self, pointer: DataPointer, data: Vec<u8>) -> Result<Answer, Status> {
         let view = self.view();
         let mut segments = Vec::new();
-        let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
+        let length = u64::try_from(data.len()).map_err(|_| Status::INVALID_FIELD)?;
         let written = pointer
             .walk(DataBuffer::Destination, length, &*view, &mut segments)
             .and_then(|()| scatter(&*view, &segments, &data).map_err(WalkError::from));
         match written {
-            Ok(()) => Ok(Answer::Done(dw0)),
+            Ok(()) => Ok(Answer::Done(0)),
             Err(WalkError::Status(status)) => Err(status),
-            Err(WalkError::Unreachable) => {
-                let owner = Owner::Command(*id);
-                self.begin_scatter(owner, dw0, pointer, Bounce::from(&*data))?;
-                Ok(Answer::Later)
-            }
+            Err(WalkError::Unreachable) => Ok(Answer::Scatter(pointer, data, length)),
         }
     }
 
@@ -172,7 +178,6 @@ impl Controller {
 
     fn log_page(
         &mut self,
-        id: &CommandId,
         page: u8,
         retain_event: bool,
         length: u64,
@@ -201,7 +206,7 @@ impl Controller {
         {
             self.complete_event(cid, dword);
         }
-        self.write_data(id, data, bytes, 0)
+        self.write_data(data, bytes)
     }
 
     /// Whether an I/O queue can have this identifier.
@@ -277,15 +282,12 @@ impl Controller {
     /// The queue goes once nothing of it is under way (5.6): neither commands, nor completions that
     /// the driver does not have yet, nor entries that would be taken for those of the next queue
     /// with its identifier.
-    fn delete_sq(&mut self, id: &CommandId, queue: u16) -> Result<Answer, Status> {
+    fn delete_sq(&mut self, queue: u16) -> Result<Answer, Status> {
         self.check_io_queue(queue)?;
-        match self.queues.sq_mut(queue) {
+        match self.queues.sq(queue) {
             None => Err(Status::INVALID_QUEUE_ID),
             Some(sq) if sq.deleting.is_some() => Err(Status::INVALID_QUEUE_ID),
-            Some(sq) if !sq.is_drained() => {
-                sq.deleting = Some(*id);
-                Ok(Answer::Later)
-            }
+            Some(sq) if !sq.is_drained() => Ok(Answer::Deletion(queue)),
             Some(_) => {
                 self.queues.delete_sq(queue);
                 Ok(Answer::Done(0))
@@ -295,13 +297,10 @@ impl Controller {
 
     /// Deletes a queue that is to be deleted, if nothing of it is under way any more.
     pub(super) fn finish_deletion(&mut self, queue: u16) {
-        let deletion = match self.queues.sq(queue) {
-            Some(sq) if sq.is_drained() => sq.deleting,
-            _ => None,
-        };
-        if let Some(deletion) = deletion {
+        let drained = self.queues.sq_mut(queue).filter(|sq| sq.is_drained());
+        if let Some(permit) = drained.and_then(|sq| sq.deleting.take()) {
             self.queues.delete_sq(queue);
-            self.answer(&deletion, Ok(Answer::Done(0)));
+            self.answer(permit, Ok(Answer::Done(0)));
         }
     }
 }

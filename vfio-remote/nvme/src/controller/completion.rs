@@ -66,18 +66,38 @@ impl CommandId {
     }
 }
 
+/// A command that was taken: it is completed once.
+#[must_use]
+#[derive(Debug)]
+pub struct Permit(CommandId);
+
+impl Permit {
+    /// That of a command which was taken just now.
+    pub fn new(command: CommandId) -> Self {
+        Self(command)
+    }
+
+    /// Its command.
+    pub fn command(&self) -> &CommandId {
+        &self.0
+    }
+
+    /// It is not completed: it is held, or ends with a reset.
+    pub fn forget(self) {}
+}
+
 impl Controller {
     /// Completes a command.
-    pub(super) fn complete(&mut self, command: &CommandId, status: Status, dw0: u32) {
+    pub(super) fn complete(&mut self, Permit(command): Permit, status: Status, dw0: u32) {
         if self.state != State::Running {
             return;
         }
         let status = if status.is_success() {
             status
         } else {
-            self.note_failure(command, status)
+            self.note_failure(&command, status)
         };
-        let CommandId { queue, cid, .. } = *command;
+        let CommandId { queue, cid, .. } = command;
         let Some(sq) = self.queues.sq(queue) else {
             return;
         };

@@ -1,6 +1,6 @@
 //! Commands on their way in.
 
-use super::completion::CommandId;
+use super::completion::{CommandId, Permit};
 use super::{Controller, State};
 use crate::bits::{SQE_BYTES, Sqe};
 use crate::data::Unreachable;
@@ -119,11 +119,11 @@ impl Controller {
         };
         sq.advance();
         sq.began();
-        let command = CommandId::new(queue, sqe);
+        let permit = Permit::new(CommandId::new(queue, sqe));
         if queue == 0 {
-            self.admin(&command, sqe);
+            self.admin(permit, sqe);
         } else {
-            self.io(&command, sqe);
+            self.io(permit, sqe);
         }
     }
 

@@ -2,9 +2,11 @@
 
 use super::Controller;
 use crate::bits::{ALL_NAMESPACES, PAGE, Sqe, Status};
+use crate::bounce::Bounce;
 use crate::cmds::{IoCommand, Transfer};
-use crate::controller::completion::CommandId;
-use crate::controller::requests::{Gathered, Owner, Request, Task};
+use crate::controller::completion::Permit;
+use crate::controller::requests::{Gathered, Owner, Phase, Request, Task};
+use crate::controller::steps::own;
 use crate::controller::transfer::Located;
 use crate::counters::count;
 use crate::data::{DataBuffer, DataPointer, WalkError, gather};
@@ -34,30 +36,31 @@ enum Direction {
 
 impl Controller {
     /// Executes a command of an I/O queue.
-    pub(super) fn io(&mut self, id: &CommandId, sqe: &Sqe) {
-        let result = match IoCommand::parse(sqe) {
-            Err(status) => Err(status),
-            Ok(command) => self.start(id, command),
-        };
-        match result {
-            Ok(Started::Pending) => (),
-            Ok(Started::Done) => self.complete(id, Status::SUCCESS, 0),
-            Err(status) => self.complete(id, status, 0),
+    pub(super) fn io(&mut self, permit: Permit, sqe: &Sqe) {
+        match IoCommand::parse(sqe).and_then(|command| self.plan(command)) {
+            Ok(Plan::Done) => self.complete(permit, Status::SUCCESS, 0),
+            Ok(Plan::Begin(phase, data)) => {
+                self.begin(Request::new(Owner::Command(permit), phase, data));
+            }
+            Ok(Plan::Gather(then, pointer, length)) => {
+                self.begin_gather(Owner::Command(permit), then, pointer, length);
+            }
+            Ok(Plan::Flush(nsid)) => self.begin_flush(Owner::Command(permit), nsid),
+            Err(status) => self.complete(permit, status, 0),
         }
     }
 
-    fn start(&mut self, id: &CommandId, command: IoCommand) -> Result<Started, Status> {
-        let owner = Owner::Command(*id);
+    /// Finds out what a command takes, and does it where that never waits.
+    fn plan(&mut self, command: IoCommand) -> Result<Plan, Status> {
         match command {
-            IoCommand::Read(transfer) => self.transfer(owner, Direction::Read, &transfer),
-            IoCommand::Write(transfer) => self.transfer(owner, Direction::Write, &transfer),
-            IoCommand::Compare(transfer) => self.transfer(owner, Direction::Compare, &transfer),
+            IoCommand::Read(transfer) => self.transfer(Direction::Read, &transfer),
+            IoCommand::Write(transfer) => self.transfer(Direction::Write, &transfer),
+            IoCommand::Compare(transfer) => self.transfer(Direction::Compare, &transfer),
             IoCommand::Flush { nsid } => {
                 if nsid != ALL_NAMESPACES && self.identity.namespace(nsid).is_none() {
                     return Err(Status::INVALID_NAMESPACE);
                 }
-                self.begin_flush(owner, nsid);
-                Ok(Started::Pending)
+                Ok(Plan::Flush(nsid))
             }
             IoCommand::WriteZeroes {
                 nsid,
@@ -69,7 +72,7 @@ impl Controller {
                 let (index, extent) = self.writable(nsid, lba, blocks)?;
                 if self.is_null(index) {
                     count(&self.shared.counters.others, 1);
-                    return Ok(Started::Done);
+                    return Ok(Plan::Done);
                 }
                 let deallocate = if deallocate {
                     Deallocate::Preferred
@@ -79,15 +82,14 @@ impl Controller {
                 let range = Range { extent, deallocate };
                 let durable = self.durable(force_unit_access);
                 let clear = Clear::new(Goal::Zero, vec![range], durable);
-                self.begin(Request::run(owner, Task::Zero, cleared(index, clear)));
-                Ok(Started::Pending)
+                Ok(Plan::run(Task::Zero, cleared(index, clear)))
             }
             IoCommand::DatasetManagement {
                 nsid,
                 ranges,
                 deallocate,
                 data,
-            } => self.dataset_management(owner, nsid, ranges, deallocate, data),
+            } => self.dataset_management(nsid, ranges, deallocate, data),
         }
     }
 
@@ -115,12 +117,7 @@ impl Controller {
         Ok((index, extent))
     }
 
-    fn transfer(
-        &mut self,
-        owner: Owner,
-        direction: Direction,
-        transfer: &Transfer,
-    ) -> Result<Started, Status> {
+    fn transfer(&mut self, direction: Direction, transfer: &Transfer) -> Result<Plan, Status> {
         let identity = Arc::clone(&self.identity);
         let (index, namespace) = identity
             .namespace(transfer.nsid)
@@ -166,22 +163,23 @@ impl Controller {
                 };
                 let memory = Memory::of_guest(slices, None);
                 let operation = Operation::new(index, work, extent, memory, from_device);
-                self.begin(Request::run(owner, task, operation));
-                Ok(Started::Pending)
+                Ok(Plan::run(task, operation))
             }
             (Located::Mapped { mut slices, .. }, storage) => {
                 let write = (direction == Direction::Write).then_some(durable);
                 let result = self.transfer_inline(storage, write, &mut slices, extent);
                 self.requests.give_list(slices.into_list());
-                result.map(|()| Started::Done)
+                result.map(|()| Plan::Done)
             }
             (Located::Bounce, _) => {
-                let bytes = usize::try_from(extent.bytes).map_err(|_| Status::INVALID_FIELD)?;
+                let length = u32::try_from(extent.bytes).map_err(|_| Status::INVALID_FIELD)?;
                 let namespace = index;
                 let then = match direction {
                     Direction::Read => {
-                        self.begin_read(owner, index, extent, bytes, transfer.data);
-                        return Ok(Started::Pending);
+                        let bytes = usize::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
+                        let read = own(namespace, Work::Read, extent, Bounce::new(bytes));
+                        let phase = Phase::Running(Task::Read(Some(transfer.data)), read);
+                        return Ok(Plan::Begin(phase, extent.bytes));
                     }
                     Direction::Write => Gathered::Write {
                         namespace,
@@ -190,8 +188,7 @@ impl Controller {
                     },
                     Direction::Compare => Gathered::Compare { namespace, extent },
                 };
-                self.begin_gather(owner, then, transfer.data, bytes)?;
-                Ok(Started::Pending)
+                Ok(Plan::Gather(then, transfer.data, length))
             }
         }
     }
@@ -228,30 +225,28 @@ impl Controller {
 
     fn dataset_management(
         &mut self,
-        owner: Owner,
         nsid: u32,
         ranges: u64,
         deallocate: bool,
         data: DataPointer,
-    ) -> Result<Started, Status> {
+    ) -> Result<Plan, Status> {
         let (index, _) = self.writable(nsid, 0, 0)?;
-        let length = usize::try_from(ranges * RANGE_BYTES).map_err(|_| Status::INVALID_FIELD)?;
+        let length = u32::try_from(ranges * RANGE_BYTES).map_err(|_| Status::INVALID_FIELD)?;
         if !deallocate {
             count(&self.shared.counters.others, 1);
-            return Ok(Started::Done);
+            return Ok(Plan::Done);
         }
         match self.read_data(&data, length) {
             Ok(bytes) => {
                 let operation = self.trim(index, &bytes)?;
-                self.begin(Request::run(owner, Task::Trim, operation));
+                Ok(Plan::run(Task::Trim, operation))
             }
-            Err(WalkError::Status(status)) => return Err(status),
+            Err(WalkError::Status(status)) => Err(status),
             Err(WalkError::Unreachable) => {
                 let then = Gathered::Ranges { namespace: index };
-                self.begin_gather(owner, then, data, length)?;
+                Ok(Plan::Gather(then, data, length))
             }
         }
-        Ok(Started::Pending)
     }
 
     /// Gives ranges back, as they lie in memory (figure 357). It is a hint: what cannot be given
@@ -285,17 +280,13 @@ impl Controller {
     pub(super) fn read_data(
         &mut self,
         pointer: &DataPointer,
-        length: usize,
+        length: u32,
     ) -> Result<Vec<u8>, WalkError> {
         let view = self.view();
         let mut segments = Vec::new();
-        pointer.walk(
-            DataBuffer::Source,
-            u64::try_from(length).unwrap_or(u64::MAX),
-            &*view,
-            &mut segments,
-        )?;
-        let mut data = vec![0; length];
+        pointer.walk(DataBuffer::Source, length.into(), &*view, &mut segments)?;
+        let bytes = usize::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
+        let mut data = vec![0; bytes];
         gather(&*view, &segments, &mut data)?;
         Ok(data)
     }
@@ -313,11 +304,20 @@ fn cleared(namespace: usize, clear: Clear) -> Operation<Rc<DmaView>> {
     )
 }
 
-/// State of a command after its first step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Started {
-    /// In flight.
-    Pending,
-    /// Complete.
+/// What a command takes.
+enum Plan {
+    /// Nothing more: it is complete.
     Done,
+    /// A request in this phase, which copies so many bytes of its data.
+    Begin(Phase, u64),
+    /// Data to be read by messages, so many bytes of it.
+    Gather(Gathered, DataPointer, u32),
+    /// A flush of these namespaces.
+    Flush(u32),
+}
+
+impl Plan {
+    fn run(task: Task, operation: Operation<Rc<DmaView>>) -> Self {
+        Self::Begin(Phase::Running(task, operation), 0)
+    }
 }

@@ -45,7 +45,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use sync::Shutdown;
 
-pub use completion::CommandId;
+pub use completion::{CommandId, Permit};
 
 /// How often an interrupt that is put off is looked at.
 const PUT_OFF_NAP: Duration = Duration::from_micros(20);
@@ -358,6 +358,7 @@ impl Controller {
         if let Some(sq) = self.queues.sq_mut(0) {
             sq.began();
         }
-        self.complete(&CommandId::admin(cid), Status::SUCCESS, dword);
+        let permit = Permit::new(CommandId::admin(cid));
+        self.complete(permit, Status::SUCCESS, dword);
     }
 }

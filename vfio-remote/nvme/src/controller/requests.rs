@@ -3,7 +3,7 @@
 use crate::bits::Status;
 use crate::bounce::Bounce;
 use crate::cmds::AdminCommand;
-use crate::controller::completion::CommandId;
+use crate::controller::completion::Permit;
 use crate::data::DataPointer;
 use crate::ring::Durable;
 use farlane_block::engine::{Extent, Operation, Slot, Slots};
@@ -24,10 +24,10 @@ const MAX_IO_COPIES: u64 = 16 << 20;
 const MAX_SPARE_LISTS: usize = 64;
 
 /// Whom the end of a request is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Owner {
     /// A command.
-    Command(CommandId),
+    Command(Permit),
     /// The shutdown of the controller.
     Shutdown,
     /// Nobody: its command has been aborted.
@@ -127,7 +127,7 @@ impl Request {
             Phase::Gathering(Gathered::Compare { .. }) | Phase::Running(Task::Compare(_), _)
         );
         Self {
-            is_admin: matches!(owner, Owner::Command(id) if id.queue == 0),
+            is_admin: matches!(&owner, Owner::Command(permit) if permit.command().queue == 0),
             copies: if compares { 2 * data } else { data },
             owner,
             phase,
@@ -208,16 +208,16 @@ impl Requests {
     }
 
     /// Takes the command away from its request, if nothing has been done of it.
-    pub fn abandon(&mut self, queue: u16, cid: u16) -> Option<CommandId> {
-        self.slots
-            .iter_mut()
-            .find_map(|request| match (request.owner, &request.phase) {
-                (Owner::Command(id), Phase::Gathering(_)) if (id.queue, id.cid) == (queue, cid) => {
-                    request.owner = Owner::Nobody;
-                    Some(id)
-                }
-                _ => None,
-            })
+    pub fn abandon(&mut self, queue: u16, cid: u16) -> Option<Permit> {
+        let request = self.slots.iter_mut().find(|request| {
+            let is_named = matches!(&request.owner, Owner::Command(permit)
+                if (permit.command().queue, permit.command().cid) == (queue, cid));
+            is_named && matches!(request.phase, Phase::Gathering(_))
+        })?;
+        match std::mem::replace(&mut request.owner, Owner::Nobody) {
+            Owner::Command(permit) => Some(permit),
+            Owner::Shutdown | Owner::Nobody => None,
+        }
     }
 
     /// A request has ended.

@@ -13,7 +13,12 @@ use farlane_sys::warn_limited;
 use std::rc::Rc;
 
 /// An operation with memory that is no guest's.
-fn own(namespace: usize, work: Work, extent: Extent, data: Bounce) -> Operation<Rc<DmaView>> {
+pub(super) fn own(
+    namespace: usize,
+    work: Work,
+    extent: Extent,
+    data: Bounce,
+) -> Operation<Rc<DmaView>> {
     Operation::new(namespace, work, extent, Memory::of_own(data), false)
 }
 
@@ -24,29 +29,15 @@ impl Controller {
         self.advance(slot);
     }
 
-    /// Begins to read to a copy, which is then written by messages.
-    pub(super) fn begin_read(
-        &mut self,
-        owner: Owner,
-        namespace: usize,
-        extent: Extent,
-        bytes: usize,
-        pointer: DataPointer,
-    ) {
-        let operation = own(namespace, Work::Read, extent, Bounce::new(bytes));
-        let phase = Phase::Running(Task::Read(Some(pointer)), operation);
-        self.begin(Request::new(owner, phase, extent.bytes));
-    }
-
     /// Begins a request whose data has to be read by messages first.
     pub(super) fn begin_gather(
         &mut self,
         owner: Owner,
         then: Gathered,
         pointer: DataPointer,
-        length: usize,
-    ) -> Result<(), Status> {
-        let data = u64::try_from(length).map_err(|_| Status::INVALID_FIELD)?;
+        length: u32,
+    ) {
+        let data = u64::from(length);
         let request = Request::new(owner, Phase::Gathering(then), data);
         let slot = self.requests.insert(request);
         self.remote.submit(Job::Gather {
@@ -54,7 +45,6 @@ impl Controller {
             pointer,
             length,
         });
-        Ok(())
     }
 
     /// Begins a request that only writes data by messages.
@@ -64,12 +54,11 @@ impl Controller {
         dw0: u32,
         pointer: DataPointer,
         data: Bounce,
-    ) -> Result<(), Status> {
-        let bytes = u64::try_from(data.len()).map_err(|_| Status::INVALID_FIELD)?;
+        bytes: u64,
+    ) {
         let phase = Phase::Scattering(Scattered::Admin { dw0 });
         let slot = self.requests.insert(Request::new(owner, phase, bytes));
         self.scatter(slot, pointer, data, bytes);
-        Ok(())
     }
 
     fn scatter(&mut self, slot: Slot, pointer: DataPointer, data: Bounce, bytes: u64) {
@@ -86,29 +75,22 @@ impl Controller {
         let Some(request) = self.requests.get_mut(slot) else {
             return;
         };
-        let (owner, Phase::Gathering(then)) = (request.owner, &request.phase) else {
+        let Phase::Gathering(then) = request.phase else {
             return;
         };
-        let then = *then;
         let data = match data {
-            _ if owner == Owner::Nobody => Err(Status::ABORT_REQUESTED),
+            _ if matches!(request.owner, Owner::Nobody) => Err(Status::ABORT_REQUESTED),
             // Nothing is begun any more.
             Ok(_) if self.state != State::Running => Err(Status::INTERNAL_ERROR),
             other => other,
         };
-        let result = data.and_then(|data| self.begin_with_data(slot, owner, then, data));
+        let result = data.and_then(|data| self.begin_with_data(slot, then, data));
         if let Err(status) = result {
             self.finish(slot, status);
         }
     }
 
-    fn begin_with_data(
-        &mut self,
-        slot: Slot,
-        owner: Owner,
-        then: Gathered,
-        data: Bounce,
-    ) -> Result<(), Status> {
+    fn begin_with_data(&mut self, slot: Slot, then: Gathered, data: Bounce) -> Result<(), Status> {
         let bytes = u64::try_from(data.len()).map_err(|_| Status::INTERNAL_ERROR)?;
         count(&self.shared.counters.bounced_bytes, bytes);
         let phase = match then {
@@ -128,9 +110,9 @@ impl Controller {
                 Phase::Running(Task::Trim, self.trim(namespace, &data)?)
             }
             Gathered::Admin(command) => {
-                self.requests.remove(slot);
-                if let Owner::Command(id) = owner {
-                    self.admin_with_data(&id, command, &data);
+                let owner = self.requests.remove(slot).map(|request| request.owner);
+                if let Some(Owner::Command(permit)) = owner {
+                    self.admin_with_data(permit, command, &data);
                 }
                 return Ok(());
             }
@@ -301,7 +283,7 @@ impl Controller {
         match owner {
             Owner::Nobody => (),
             Owner::Shutdown => self.end_shutdown(status),
-            Owner::Command(id) => self.complete(&id, status, dw0),
+            Owner::Command(permit) => self.complete(permit, status, dw0),
         }
     }
 

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::bounce::Bounce;
     use crate::config::{Backing, Cache, Host, NamespaceConfig};
-    use crate::controller::CommandId;
+    use crate::controller::{CommandId, Permit};
     use crate::counters::Counters;
     use crate::doorbells::{self, DoorbellPage};
     use crate::identify::Identity;
@@ -117,14 +117,14 @@ mod tests {
         controller.state = State::Running;
         for slot in FLUSHES {
             let cid = u16::try_from(slot.0).unwrap();
-            controller.begin_flush(Owner::Command(CommandId::admin(cid)), 1);
+            controller.begin_flush(Owner::Command(Permit::new(CommandId::admin(cid))), 1);
         }
         controller
     }
 
     /// A durable write of a block.
     fn write(from_device: bool) -> Request {
-        let owner = Owner::Command(CommandId::admin(2));
+        let owner = Owner::Command(Permit::new(CommandId::admin(2)));
         let work = Work::Write(Durable(true));
         let extent = Extent {
             offset: 0,
