@@ -10,6 +10,7 @@ use crate::request::{HEADER_BYTES, Request as Kind, RequestError, parse, parse_r
 use farlane_block::engine::clear::Goal;
 use farlane_block::engine::{Clear, Extent, Memory, Operation, Range, Work};
 use farlane_block::ring::Durable;
+use farlane_block::vectors::transfer_now;
 use farlane_vhost_user::chain::Chain;
 use farlane_vhost_user::segment::{Segment, take_front, take_last_byte, total};
 use farlane_vhost_user::vring::Rings;
@@ -18,6 +19,7 @@ use farlane_zero_copy::tokens::Direction;
 use farlane_zero_copy::topology::Node;
 use farlane_zero_copy::{AddressSpaceError, View};
 use std::cell::Cell;
+use std::io;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
@@ -142,9 +144,41 @@ impl QueueWorker {
             self.begin_parts(completion, &work, extent, slices, parts);
             return;
         }
+        if self.disk.in_memory() && !self.files.paths.several() {
+            self.move_now(completion, &work, extent, slices, &span);
+            return;
+        }
         let memory = Memory::of_guest(slices, self.disk.alignment());
         let operation = Operation::new(0, work, extent, memory, from_device);
         self.begin(Request::new(Answer::Driver(completion), operation, span));
+    }
+
+    /// Does a read or a write of what is in memory: it is over at once.
+    fn move_now(
+        &mut self,
+        completion: Completion,
+        work: &Work,
+        extent: Extent,
+        mut slices: GuestSlices<Rc<View>>,
+        span: &NumaSpan,
+    ) {
+        let write = match work {
+            Work::Write(durable) => Some(*durable),
+            _ => None,
+        };
+        let moved = match self.files.ring.storage(0) {
+            Some(storage) => transfer_now(&storage.file, write, &mut slices, extent.offset),
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        let (status, tunnelled) = match moved {
+            Ok(()) => {
+                self.count_locality(span, self.home, 0, extent.bytes);
+                (Status::Ok, slices.landed())
+            }
+            Err(e) => (self.failed(&e), 0),
+        };
+        self.requests.give_list(slices.into_list());
+        self.complete(completion, status, tunnelled);
     }
 
     /// Begins a request, or a part of one, at the node of its data and over that one's path.

@@ -161,23 +161,26 @@ impl QueueWorker {
                 self.files.paths.synced(path, &request.marks);
             }
             Work::Read | Work::Write(_) => {
-                let limbs = self.disk.around().limbs.all();
-                let Some(limb) = limbs.get(request.executing_node) else {
-                    return;
-                };
-                let locality = self.disk.locality();
-                match &request.span {
-                    NumaSpan::Single(node) => {
-                        locality.add(*node, limb.node(), path, operation.extent().bytes);
-                    }
-                    NumaSpan::Split(all) => {
-                        for (node, bytes) in all {
-                            locality.add(*node, limb.node(), path, *bytes);
-                        }
-                    }
-                }
+                let bytes = operation.extent().bytes;
+                self.count_locality(&request.span, request.executing_node, path, bytes);
             }
             Work::Sync | Work::Clear(_) => (),
+        }
+    }
+
+    /// Counts bytes that a node has moved over a path.
+    pub(super) fn count_locality(&self, span: &NumaSpan, node: usize, path: usize, bytes: u64) {
+        let Some(limb) = self.disk.around().limbs.all().get(node) else {
+            return;
+        };
+        let locality = self.disk.locality();
+        match span {
+            NumaSpan::Single(data) => locality.add(*data, limb.node(), path, bytes),
+            NumaSpan::Split(all) => {
+                for (data, bytes) in all {
+                    locality.add(*data, limb.node(), path, *bytes);
+                }
+            }
         }
     }
 
