@@ -32,14 +32,6 @@ pub struct Guest {
     announces: AtomicBool,
 }
 
-impl std::fmt::Debug for Guest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Guest")
-            .field("interface", &self.interface)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Offloads by the bits of features towards a driver.
 fn offloads_of(bits: u64) -> Offloads {
     let has = |bit| bits & bit != 0;

@@ -50,7 +50,13 @@ pub struct Options {
     pub fd: Option<RawFd>,
 
     /// Its queue pairs
-    #[arg(long, value_name = "N", requires = "host", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES)))]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "host",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES))
+    )]
     pub queues: u16,
 
     /// Its address, for a VMM that does not choose one itself; made of the host's where it is not
@@ -59,7 +65,13 @@ pub struct Options {
     pub mac: Option<Mac>,
 
     /// Sets the tap's MTU, which the guest is told; otherwise it is left as it is
-    #[arg(long, value_name = "BYTES", requires = "tap", conflicts_with = "xdp", value_parser = clap::value_parser!(u16).range(i64::from(*MTU.start())..))]
+    #[arg(
+        long,
+        value_name = "BYTES",
+        requires = "tap",
+        conflicts_with = "xdp",
+        value_parser = clap::value_parser!(u16).range(i64::from(*MTU.start())..)
+    )]
     pub mtu: Option<u16>,
 
     #[command(flatten)]

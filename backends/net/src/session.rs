@@ -71,14 +71,6 @@ pub struct NetDevice {
     _watcher: Arc<dyn Watcher>,
 }
 
-impl std::fmt::Debug for NetDevice {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NetDevice")
-            .field("interface", &self.interface)
-            .finish_non_exhaustive()
-    }
-}
-
 fn side_of(index: u16) -> Side {
     if index.is_multiple_of(2) {
         Side::Receive
@@ -95,9 +87,6 @@ fn discard(interface: &Interface) {
 
 impl NetDevice {
     /// A VMM has just connected.
-    ///
-    /// # Errors
-    /// Too many open files.
     pub fn new(interface: Arc<Interface>, channel: &Arc<Channel>) -> io::Result<Self> {
         interface.look();
         if interface

@@ -99,9 +99,6 @@ impl Control {
 
     /// Does a command. `request`: private memory, everything that the device reads of the buffer.
     /// The answer is [`request::OK`] or, with an error, [`request::ERR`], and nothing has changed.
-    ///
-    /// # Errors
-    /// See [`ControlError`].
     pub fn execute(&mut self, request: &[u8]) -> Result<Effect, ControlError> {
         let command = Command::parse(request)?;
         self.negotiated(needs(&command))?;

@@ -135,9 +135,6 @@ pub enum Command<'a> {
 
 impl<'a> Command<'a> {
     /// Reads a command. `bytes`: private memory, everything that the device reads of the buffer.
-    ///
-    /// # Errors
-    /// See [`RequestError`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, RequestError> {
         if bytes.len() > MAX_COMMAND_BYTES {
             return Err(RequestError::Size(bytes.len()));

@@ -21,8 +21,6 @@
 
 use super::route::{Route, Ticket};
 
-const NOBODY: u16 = u16::MAX;
-
 /// How long and how many frames may be held while a flow moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldLimits {
@@ -48,10 +46,12 @@ impl Default for HoldLimits {
 /// Which worker decides a flow's order, which queue gets its frames, and what is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowOrder {
-    sequencer: u16,
+    /// Once a frame has come.
+    sequencer: Option<u16>,
     /// From whom the sequencer last took a forwarded frame, with its own port queue empty.
-    heard: u16,
-    home: u16,
+    heard: Option<u16>,
+    /// Once a frame has come.
+    home: Option<u16>,
     target: u16,
     /// Frames under way to the sequencer.
     via: u16,
@@ -97,9 +97,9 @@ impl FlowOrder {
     /// of whoever read them, and are waited for as its own are.
     pub fn known(target: u16) -> Self {
         Self {
-            sequencer: NOBODY,
-            heard: NOBODY,
-            home: NOBODY,
+            sequencer: None,
+            heard: None,
+            home: None,
             target,
             via: 0,
             pending: 0,
@@ -115,7 +115,7 @@ impl FlowOrder {
     /// A flow that is to have this home, of which nothing has come that could be under way.
     pub fn placed(target: u16) -> Self {
         Self {
-            home: target,
+            home: Some(target),
             done: true,
             ..Self::known(target)
         }
@@ -123,7 +123,7 @@ impl FlowOrder {
 
     /// The queue that gets the frames now, once one has come.
     pub fn home(&self) -> Option<u16> {
-        (self.home != NOBODY).then_some(self.home)
+        self.home
     }
 
     /// The queue that is to get them.
@@ -133,14 +133,14 @@ impl FlowOrder {
 
     /// The worker that decides the order, once a frame has come.
     pub fn sequencer(&self) -> Option<u16> {
-        (self.sequencer != NOBODY).then_some(self.sequencer)
+        self.sequencer
     }
 
     /// The worker that decides the order is gone, and has thrown away what it had: whoever reads
     /// the next frame does.
     pub fn release(&mut self) {
-        self.sequencer = NOBODY;
-        self.heard = NOBODY;
+        self.sequencer = None;
+        self.heard = None;
         self.via = 0;
     }
 
@@ -155,17 +155,23 @@ impl FlowOrder {
 
     /// Whether the flow is on its way to another queue.
     pub fn is_moving(&self) -> bool {
-        self.home != NOBODY && self.home != self.target
+        self.old_home().is_some()
+    }
+
+    /// The queue that the flow is moving away from.
+    fn old_home(&self) -> Option<u16> {
+        self.home.filter(|home| *home != self.target)
     }
 
     /// Whether nothing of the flow is in anybody's hands and its last frame is consumed: it may be
     /// forgotten.
     pub fn is_idle(&self, consumed: impl Fn(u16) -> u64) -> bool {
-        self.sequencer == NOBODY
+        let is_consumed = |home| consumed(home) >= self.position;
+        self.sequencer.is_none()
             || (self.via == 0
                 && self.pending == 0
                 && self.held == 0
-                && consumed(self.home) >= self.position)
+                && self.home.is_none_or(is_consumed))
     }
 
     /// A frame that a worker has read from its port queue.
@@ -176,26 +182,21 @@ impl FlowOrder {
         limits: &HoldLimits,
         consumed: &dyn Fn(u16) -> u64,
     ) -> Route {
-        if self.sequencer == NOBODY {
+        if self.home.is_none() {
             // What came before the flow was known went into the queue of whoever read it.
-            self.sequencer = at.worker;
-            if self.home == NOBODY {
-                self.home = at.worker;
-                self.position = at.next.map_or(0, |next| next.begin);
-            }
+            self.home = Some(at.worker);
+            self.position = at.next.map_or(0, |next| next.begin);
         }
-        if at.worker != self.sequencer {
+        let to = *self.sequencer.get_or_insert(at.worker);
+        if at.worker != to {
             let quiet = self.via == 0 && self.pending == 0 && self.held == 0;
-            if !(quiet && self.heard == at.worker) {
+            if !(quiet && self.heard == Some(at.worker)) {
                 self.via = self.via.saturating_add(1);
-                return Route::Sequence {
-                    to: self.sequencer,
-                    flow,
-                };
+                return Route::Sequence { to, flow };
             }
-            self.sequencer = at.worker;
+            self.sequencer = Some(at.worker);
         }
-        self.heard = NOBODY;
+        self.heard = None;
         self.order(at, flow, limits, consumed)
     }
 
@@ -208,7 +209,7 @@ impl FlowOrder {
         consumed: &dyn Fn(u16) -> u64,
     ) -> Route {
         self.via = self.via.saturating_sub(1);
-        self.heard = flow.from;
+        self.heard = Some(flow.from);
         self.order(at, flow, limits, consumed)
     }
 
@@ -221,11 +222,8 @@ impl FlowOrder {
         consumed: &dyn Fn(u16) -> u64,
     ) -> Route {
         self.settle(at.now, limits, consumed);
-        if self.is_moving() {
-            return Route::Hold {
-                on: self.home,
-                flow,
-            };
+        if let Some(on) = self.old_home() {
+            return Route::Hold { on, flow };
         }
         self.held = self.held.saturating_sub(1);
         self.go(at, flow)
@@ -273,14 +271,12 @@ impl FlowOrder {
                 self.settle(at.now, limits, consumed);
             }
             if self.held > 0 || self.is_moving() {
+                let on = *self.home.get_or_insert(at.worker);
                 if self.held >= limits.held {
-                    self.target = self.home;
+                    self.target = on;
                 }
                 self.held = self.held.saturating_add(1);
-                return Route::Hold {
-                    on: self.home,
-                    flow,
-                };
+                return Route::Hold { on, flow };
             }
         }
         self.go(at, flow)
@@ -290,32 +286,31 @@ impl FlowOrder {
         self.drained_at = None;
         self.last = flow.end;
         self.done = false;
-        if self.home == at.worker
+        let to = *self.home.get_or_insert(at.worker);
+        if to == at.worker
             && let Some(next) = at.next
         {
             self.position = self.position.max(next.end);
             return Route::Deliver;
         }
         self.pending = self.pending.saturating_add(1);
-        Route::Forward {
-            to: self.home,
-            flow: Some(flow),
-        }
+        let flow = Some(flow);
+        Route::Forward { to, flow }
     }
 
     /// Ends the move when the old home has drained, or when it has taken too long.
     fn settle(&mut self, now: u64, limits: &HoldLimits, consumed: &dyn Fn(u16) -> u64) {
-        if !self.is_moving() {
+        let Some(home) = self.old_home() else {
             return;
-        }
+        };
         let since = *self.held_since.get_or_insert(now);
         // Who waits for a queue that is not in use waits for nobody: what was under way there is
         // thrown away, or never taken.
-        let unused = consumed(self.home) == u64::MAX;
-        if unused || (self.pending == 0 && consumed(self.home) >= self.position) {
+        let unused = consumed(home) == u64::MAX;
+        if unused || (self.pending == 0 && consumed(home) >= self.position) {
             let at = *self.drained_at.get_or_insert(now);
             if self.done || now.saturating_sub(at) >= limits.settle_us {
-                self.home = self.target;
+                self.home = Some(self.target);
                 self.pending = 0;
                 // Positions of one queue say nothing about another.
                 self.position = 0;
@@ -325,7 +320,7 @@ impl FlowOrder {
             }
         }
         if now.saturating_sub(since) >= limits.hold_us {
-            self.target = self.home;
+            self.target = home;
             self.held_since = None;
         }
     }

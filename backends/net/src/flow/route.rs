@@ -21,6 +21,19 @@ impl Ticket {
     }
 }
 
+#[cfg(test)]
+impl Ticket {
+    /// A frame of the flow of this shard's first entry, which worker 1 has read.
+    pub const fn of_shard(shard: u16) -> Self {
+        Self {
+            shard,
+            slot: Slot::FIRST,
+            end: None,
+            from: 1,
+        }
+    }
+}
+
 /// Where a frame goes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {

@@ -26,9 +26,6 @@ pub use settings::{Placement, Settings};
 /// Parts of the table, each with a lock of its own.
 const SHARDS: usize = 64;
 
-/// No queue.
-const NONE: u16 = u16::MAX;
-
 /// A step of a flow's order.
 type Step = fn(&mut FlowOrder, Moment, Ticket, &HoldLimits, &dyn Fn(u16) -> u64) -> Route;
 

@@ -110,9 +110,6 @@ pub enum Outgoing<'a> {
 }
 
 /// Does what a frame's header asks for. `most`: bytes of the longest frame of the port.
-///
-/// # Errors
-/// See [`OffloadError`].
 pub fn prepare<'a>(
     frame: &'a mut [u8],
     header: &FrameHeader,
@@ -153,6 +150,17 @@ pub struct Segments<'a> {
     count: u16,
 }
 
+/// Where the packet behind the header at `network` ends. One that says how long it is may be
+/// followed by padding; one that is too long to say so is not.
+fn packet_end(frame: &[u8], network: usize, is_v4: bool) -> usize {
+    let at = network + if is_v4 { 2 } else { 4 };
+    let said = frame.get(at..).and_then(|bytes| bytes.first_chunk());
+    match said.map_or(0, |bytes| usize::from(u16::from_be_bytes(*bytes))) {
+        0 => frame.len(),
+        said => network + said + if is_v4 { 0 } else { 40 },
+    }
+}
+
 impl<'a> Segments<'a> {
     fn new(frame: &'a [u8], header: &FrameHeader, most: usize) -> Result<Self, OffloadError> {
         let kind = OffloadError::Kind(header.gso_type);
@@ -189,17 +197,7 @@ impl<'a> Segments<'a> {
                 bytes: frame.len(),
             });
         }
-        // A packet that says how long it is may be followed by padding; one that is too long to say
-        // so is not.
-        let at = parsed.network + if is_v4 { 2 } else { 4 };
-        let said = frame
-            .get(at..)
-            .and_then(|bytes| bytes.first_chunk())
-            .map_or(0, |bytes| usize::from(u16::from_be_bytes(*bytes)));
-        let end = match said {
-            0 => frame.len(),
-            said => parsed.network + said + if is_v4 { 0 } else { 40 },
-        };
+        let end = packet_end(frame, parsed.network, is_v4);
         let frame = frame.get(..end).filter(|frame| frame.len() >= payload);
         let frame = frame.ok_or(OffloadError::Length {
             said: end,

@@ -56,9 +56,6 @@ pub trait Port: Send + Sync {
     fn link_is_up(&self) -> bool;
 
     /// The guest takes frames with these offloads from now on.
-    ///
-    /// # Errors
-    /// What the system says.
     fn set_guest_offloads(&self, offloads: Offloads) -> io::Result<()>;
 
     /// The host's own address of the interface, where it has one.
@@ -67,9 +64,6 @@ pub trait Port: Send + Sync {
     }
 
     /// Opens a queue, for one thread at a time. Frames that came before may wait in it.
-    ///
-    /// # Errors
-    /// What the system says.
     fn open(&self, queue: u16) -> io::Result<Box<dyn PortQueue>>;
 
     /// Frames that wait in a queue, from which nobody receives, are thrown away, where
@@ -84,9 +78,6 @@ pub trait Port: Send + Sync {
     /// From now on frames of this flow, as they are received, come from this queue, or from any
     /// again (`None`). A hint: frames that wait in another queue stay there. `false`: the port
     /// cannot, frames come from any queue.
-    ///
-    /// # Errors
-    /// What the system says.
     fn steer(&self, flow: &FlowKey, queue: Option<u16>) -> io::Result<bool>;
 
     /// Whoever has steered flows is gone: their frames come from any queue again. Nobody steers one
@@ -120,9 +111,6 @@ pub trait PortQueue: Send {
 
     /// Takes a frame; returns its bytes with the header, or `None` if none waits. What does not fit
     /// is lost.
-    ///
-    /// # Errors
-    /// The port fails.
     fn receive(&mut self, into: FrameRoom<'_>) -> io::Result<Option<usize>>;
 
     /// Sends a frame: its header, guest memory, and memory of the backend. `false`: there is no
@@ -133,9 +121,6 @@ pub trait PortQueue: Send {
     fn send(&mut self, header: &FrameHeader, guest: GuestRuns<'_>, own: &[u8]) -> io::Result<bool>;
 
     /// All that was sent goes out.
-    ///
-    /// # Errors
-    /// The port fails.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }

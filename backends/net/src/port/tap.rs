@@ -95,9 +95,6 @@ pub struct Tap {
 impl Tap {
     /// Opens a tap with this many queues: one that is there, or a new one, which goes when this
     /// does and is up.
-    ///
-    /// # Errors
-    /// See [`TapError`].
     pub fn open(name: &str, queues: u16, mtu: Option<u16>) -> Result<Self, TapError> {
         if !is_name(name) {
             return Err(TapError::Name(name.to_owned()));

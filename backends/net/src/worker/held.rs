@@ -71,38 +71,8 @@ mod tests {
     use super::super::frame::{MAX_BYTES, MAX_FRAMES};
     use super::*;
     use crate::bits::FrameHeader;
-    use crate::flow::{
-        FlowKey, FlowTable, Parsed, Placement, Route, Settings, Signal, Span, Ticket,
-    };
-    use std::net::Ipv4Addr;
+    use crate::flow::{Route, Ticket};
     use zerocopy::FromZeros as _;
-
-    /// A flow that somebody knows.
-    fn ticket(table: &FlowTable, port: u16) -> Ticket {
-        let flow = FlowKey {
-            source: Ipv4Addr::LOCALHOST.into(),
-            destination: Ipv4Addr::LOCALHOST.into(),
-            source_port: port,
-            destination_port: port,
-            protocol: 17,
-            vlans: [0; 2],
-        };
-        let parsed = Parsed {
-            flow: Some(flow),
-            signal: Signal::Datagram,
-            sequence: None,
-            ether_type: 0x0800,
-            network: 14,
-            transport: None,
-        };
-        table.transmitted(1, &parsed, 0);
-        match table.received(0, &parsed, Span { begin: 0, end: 1 }, 0) {
-            Route::Forward {
-                flow: Some(ticket), ..
-            } => ticket,
-            other => panic!("{other:?}"),
-        }
-    }
 
     fn frame(flow: Ticket, bytes: usize) -> Frame {
         Frame {
@@ -112,14 +82,9 @@ mod tests {
         }
     }
 
-    fn table() -> FlowTable {
-        FlowTable::new(Settings::usual(2, Placement::Arrival))
-    }
-
     #[test]
     fn a_frame_whose_elder_stays_stays_too_whatever_would_be_said_of_it() {
-        let table = table();
-        let [one, other] = [1, 2].map(|port| ticket(&table, port));
+        let [one, other] = [1, 2].map(Ticket::of_shard);
         let mut held = Held::default();
         let is_empty = |held: &mut Held| {
             held.look_through();
@@ -152,7 +117,7 @@ mod tests {
 
     #[test]
     fn neither_frames_nor_bytes_that_are_held_grow_without_bound() {
-        let ticket = ticket(&table(), 1);
+        let ticket = Ticket::of_shard(1);
         let mut held = Held::default();
         let mut fill = |bytes: usize| {
             let count = (0..=2 * MAX_FRAMES)

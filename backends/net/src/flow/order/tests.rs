@@ -1,5 +1,4 @@
 use super::*;
-use crate::flow::shard::Slot;
 
 const LIMITS: HoldLimits = HoldLimits {
     settle_us: 100,
@@ -30,13 +29,7 @@ fn consumed(position: u64) -> impl Fn(u16) -> u64 {
     move |_| position
 }
 
-/// A frame that worker 1 has read.
-const FRAME: Ticket = Ticket {
-    shard: 0,
-    slot: Slot::FIRST,
-    end: None,
-    from: 1,
-};
+const FRAME: Ticket = Ticket::of_shard(0);
 
 fn forward(to: u16) -> Route {
     let flow = Some(FRAME);

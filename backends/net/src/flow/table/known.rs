@@ -1,6 +1,6 @@
 //! Which flows the table knows: who comes in, who stays, and who is forgotten.
 
-use super::{FlowTable, NONE, SHARDS, lock};
+use super::{FlowTable, SHARDS, lock};
 use crate::bits::wide;
 use crate::flow::follow::ProcessVotes;
 use crate::flow::key::FlowKey;
@@ -43,10 +43,9 @@ pub(super) struct Flow {
     sent: u8,
     needed: u8,
     /// The queue of the port's rule for the flow, or of the hint for one that waits.
-    pub(super) rule: u16,
+    pub(super) rule: Option<u16>,
     /// The queue of a rule that the port follows no longer, and since when.
-    left: u16,
-    left_us: u64,
+    left: Option<(u16, u64)>,
 }
 
 impl Flow {
@@ -57,9 +56,8 @@ impl Flow {
             received: 0,
             sent: 0,
             needed: ESTABLISHED,
-            rule: NONE,
-            left: NONE,
-            left_us: 0,
+            rule: None,
+            left: None,
         }
     }
 
@@ -91,16 +89,15 @@ impl Flow {
     /// The port follows its rule no longer: frames come from another queue than `left`, from now on
     /// or soon.
     pub(super) fn leaves(&mut self, left: u16, now_us: u64) {
-        self.left = left;
-        self.left_us = now_us;
+        self.left = Some((left, now_us));
     }
 
     /// Whether all frames have come that came by a rule that was taken back: they come from another
     /// queue now, or have done so all the time.
     pub(super) fn has_left(&self, sequencer: u16, now_us: u64) -> bool {
-        self.left == NONE
-            || self.left != sequencer
-            || now_us.saturating_sub(self.left_us) >= LONG_AGO_US
+        self.left.is_none_or(|(left, since_us)| {
+            left != sequencer || now_us.saturating_sub(since_us) >= LONG_AGO_US
+        })
     }
 }
 
@@ -228,7 +225,7 @@ impl FlowTable {
     fn spare(&self, flow: &Flow, seen_us: u64, now_us: u64) -> bool {
         let active = self.active.load(Ordering::Acquire);
         let old = now_us.saturating_sub(seen_us) >= LONG_AGO_US;
-        let can_take_back = flow.rule == NONE || self.hints.has_room();
+        let can_take_back = flow.rule.is_none() || self.hints.has_room();
         can_take_back
             && flow.order.is_idle(|queue| {
                 if old {
@@ -241,8 +238,8 @@ impl FlowTable {
 
     fn forget(&self, key: &FlowKey, flow: &Flow) {
         self.count_forgotten();
-        if flow.rule != NONE {
-            self.hints.take_back(*key, flow.rule);
+        if let Some(rule) = flow.rule {
+            self.hints.take_back(*key, rule);
         }
     }
 

@@ -1,7 +1,7 @@
 //! The port's rules for flows: their frames are to come from the queue of their pair.
 
 use super::known::Flow;
-use super::{FlowTable, NONE, split};
+use super::{FlowTable, split};
 use crate::flow::hints::RuleChange;
 use crate::flow::key::FlowKey;
 use std::io;
@@ -69,8 +69,8 @@ impl FlowTable {
     /// The port has not taken the rule of a flow, and keeps the one before.
     fn refused(&self, key: &FlowKey, to: u16, from: Option<u16>) {
         self.change(key, |flow| {
-            if flow.rule == to {
-                flow.rule = from.unwrap_or(NONE);
+            if flow.rule == Some(to) {
+                flow.rule = from;
             }
         });
     }
@@ -97,19 +97,19 @@ impl FlowTable {
         if !flow.order.is_moving()
             && let (Some(home), Some(sequencer)) = (flow.order.home(), flow.order.sequencer())
             && home != sequencer
-            && home != flow.rule
+            && Some(home) != flow.rule
             && home < self.port_queues.load(Ordering::Acquire)
             // What was asked for before has been seen: a flow changes its queue once at a time.
             && match flow.rule {
-                NONE => flow.has_left(sequencer, now_us),
+                None => flow.has_left(sequencer, now_us),
                 // The port cannot follow a rule for a queue that is not in use any more.
-                rule => rule == sequencer || rule >= active,
+                Some(rule) => rule == sequencer || rule >= active,
             }
             && self
                 .hints
-                .set(*key, home, (flow.rule != NONE).then_some(flow.rule), now_us)
+                .set(*key, home, flow.rule, now_us)
         {
-            flow.rule = home;
+            flow.rule = Some(home);
         }
     }
 
@@ -117,9 +117,12 @@ impl FlowTable {
     /// its frames come as those of unestablished flows do. Not before the rule has been seen to be
     /// followed, either.
     pub(super) fn take_back(&self, key: &FlowKey, flow: &mut Flow) {
-        if flow.rule != NONE && flow.order.sequencer() == Some(flow.rule) && self.hints.has_room() {
-            self.hints.take_back(*key, flow.rule);
-            flow.rule = NONE;
+        if let Some(rule) = flow.rule
+            && flow.order.sequencer() == Some(rule)
+            && self.hints.has_room()
+        {
+            self.hints.take_back(*key, rule);
+            flow.rule = None;
         }
     }
 }

@@ -33,7 +33,7 @@ use farlane_zero_copy::topology::{Class, Node, Sysfs};
 use socket::{CopyMode, XdpSocket};
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -89,7 +89,8 @@ pub enum XdpError {
     },
     /// Its driver takes VLAN tags out of received frames: the guest would get them without.
     #[error(
-        "Interface {name}: its driver takes VLAN tags out of received frames ({features}) and does not leave them in when it is told to"
+        "Interface {name}: its driver takes VLAN tags out of received frames ({features}) and does not \
+         leave them in when it is told to"
     )]
     Tags {
         name: String,
@@ -169,7 +170,7 @@ impl Xdp {
                 source,
             }
         };
-        let socket = packet_socket().map_err(failed("open a socket"))?;
+        let socket = socket::raw_socket(libc::AF_PACKET).map_err(failed("open a socket"))?;
         let interface = HostInterface::new(name, socket);
         let index = interface.ask(libc::SIOCGIFINDEX).map(|a| a.number());
         let index = index.map_err(failed("find it"))?;
@@ -311,17 +312,6 @@ impl Drop for XdpQueue {
         if let Some(place) = self.shared.sockets.get(usize::from(self.queue)) {
             *lock(place) = Some(socket);
         }
-    }
-}
-
-fn packet_socket() -> io::Result<OwnedFd> {
-    // SAFETY: the descriptor is new. Protocol 0: it receives nothing.
-    unsafe {
-        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
     }
 }
 

@@ -73,6 +73,18 @@ pub struct XdpSocket {
     mtu: u16,
 }
 
+/// A raw socket. Protocol 0: one of `AF_PACKET` receives nothing.
+pub(super) fn raw_socket(family: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: the descriptor is new.
+    unsafe {
+        let fd = libc::socket(family, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
 /// Sets an option of a socket whose value the kernel only reads.
 pub(super) fn set_option<T>(
     socket: BorrowedFd<'_>,
@@ -127,14 +139,7 @@ impl XdpSocket {
         mtu: u16,
         node: Option<Node>,
     ) -> io::Result<Self> {
-        // SAFETY: the descriptor is new.
-        let socket = unsafe {
-            let fd = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(fd)
-        };
+        let socket = raw_socket(libc::AF_XDP)?;
         let half = u64::from(ENTRIES);
         let umem = Mapping::anonymous(2 * CHUNK * CHUNKS)?;
         if let Some(node) = node {
@@ -212,7 +217,8 @@ impl XdpSocket {
         self.socket.as_fd()
     }
 
-    /// Takes a frame and puts it, behind a header of zeroes, into memory. What does not fit is lost.
+    /// Takes a frame and puts it, behind a header of zeroes, into memory. What does not fit is
+    /// lost.
     ///
     /// # Errors
     /// The kernel cannot be asked for more.

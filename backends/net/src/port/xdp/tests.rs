@@ -4,7 +4,7 @@ use super::tags::{Driver as _, STRIPPING};
 use super::*;
 use crate::bits::{FrameHeader, HEADER_BYTES, gso, header_flag};
 use crate::flow::parse;
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -277,7 +277,7 @@ fn memory_is_of_the_node_that_the_nic_is_on() {
 
 /// Which of the features of the port's driver are on that take tags out of frames.
 fn strips() -> [bool; 2] {
-    let port = HostInterface::new("port", packet_socket().unwrap());
+    let port = HostInterface::new("port", socket::raw_socket(libc::AF_PACKET).unwrap());
     Ethtool(&port).are_on(STRIPPING).unwrap()
 }
 

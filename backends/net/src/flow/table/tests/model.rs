@@ -38,7 +38,8 @@ fn event(queues: bool) -> impl Strategy<Value = Event> {
         20 => worker.clone().prop_map(Event::Work),
         8 => (worker.clone(), 1..4_u8).prop_map(|(queue, n)| Event::Consume(queue, n)),
         6 => worker.clone().prop_map(Event::Stack),
-        6 => (0..FLOWS, worker, any::<bool>()).prop_map(|(flow, queue, data)| Event::Send(flow, queue, data)),
+        6 => (0..FLOWS, worker, any::<bool>())
+            .prop_map(|(flow, queue, data)| Event::Send(flow, queue, data)),
         4 => (0..16_u8).prop_map(|n| Event::Steer(n > 0)),
         4 => (1..900_u16).prop_map(Event::Wait),
         u32::from(queues) => (1..=WORKERS).prop_map(Event::Queues),
