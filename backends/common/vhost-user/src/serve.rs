@@ -210,6 +210,9 @@ impl<D: Device> Connection<D> {
     /// # Errors
     /// It has gone, or has to go.
     pub fn step(&mut self) -> Result<(), Error> {
+        if self.channel.socket().is_full() {
+            return Err(Error::InvalidOperation("its descriptors cannot be closed"));
+        }
         upstream::look_ahead(&self.stream, &self.channel).map_err(Error::SocketBroken)?;
         self.handler.handle_request()
     }

@@ -5,16 +5,16 @@ use farlane_sys::closing;
 use farlane_sys::eventfd::closes_at_once;
 use std::os::fd::{AsFd as _, OwnedFd};
 
-/// Descriptors of one socket's VMMs that may take long to be closed before the next VMM has to
-/// wait.
-const MAX_CLOSING: usize = 256;
+/// Descriptors of one socket's VMMs that may take long to be closed, before the one that is served
+/// has to go and the next one to wait.
+pub(crate) const MAX_CLOSING: usize = 256;
 
 /// One socket: its VMMs' share of the log, and their descriptors.
 #[derive(Debug, Default)]
 pub struct Socket {
     /// How much they can have logged, however often they come.
     pub limit: LogLimit,
-    closing: closing::Closing<()>,
+    pub(crate) closing: closing::Closing<()>,
 }
 
 impl Socket {

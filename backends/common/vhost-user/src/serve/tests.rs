@@ -3,6 +3,7 @@
 use super::*;
 use crate::bits::feature;
 use crate::session::Setup;
+use crate::socket::MAX_CLOSING;
 use std::io::Write as _;
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc::channel;
@@ -74,4 +75,26 @@ fn a_vmm_that_asks_and_does_not_read_keeps_nobody_from_ending() {
         closed.send(())
     });
     wait.recv_timeout(LIMIT).expect("it does not end");
+}
+
+#[test]
+fn a_vmm_whose_descriptors_cannot_be_closed_has_to_go() {
+    let (_vmm, stream) = UnixStream::pair().unwrap();
+    let socket = Arc::<Socket>::default();
+    let mut connection = Connection::new(stream, &socket, |_| Ok(Nothing)).unwrap();
+    // Stays until the test ends.
+    let (_open, ended) = channel::<()>();
+    let holds = AtEnd(ended);
+    let files = (0..=MAX_CLOSING).map(|_| rustix::pipe::pipe().unwrap().0);
+    socket.closing.close((), files.collect(), holds);
+    assert!(matches!(connection.step(), Err(Error::InvalidOperation(_))));
+}
+
+/// Waits when it is dropped.
+struct AtEnd(std::sync::mpsc::Receiver<()>);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        let _ = self.0.recv();
+    }
 }
