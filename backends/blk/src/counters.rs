@@ -1,8 +1,8 @@
 //! Counters of a disk.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+pub use farlane_worker::counters::count;
 
-farlane_daemon::counters! {
+farlane_worker::counters! {
     /// Counters of one disk.
     connections: "Connections of VMMs.",
     reads: "Successful reads.",
@@ -26,9 +26,4 @@ farlane_daemon::counters! {
     awaited: "Waits for the last reads of a crashed backend.",
     kicks: "Driver notifications received.",
     interrupts: "Interrupts sent to the driver.",
-}
-
-/// Adds to a counter.
-pub fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
 }

@@ -1,8 +1,8 @@
 //! What an interface counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+pub use farlane_worker::counters::count;
 
-farlane_daemon::counters! {
+farlane_worker::counters! {
     /// Counters of one interface. The guest's view: what it receives comes from the port.
     connections: "Connections of VMMs.",
     rx_frames: "Frames that the guest received.",
@@ -23,9 +23,4 @@ farlane_daemon::counters! {
     kicks: "Notifications of drivers.",
     interrupts: "Notifications to drivers.",
     broken_queues: "Queues that stopped because their driver violated the specification.",
-}
-
-/// Adds to a counter.
-pub fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
 }

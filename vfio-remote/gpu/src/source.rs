@@ -141,6 +141,6 @@ impl Source for GpuSource {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        self.counters.list()
+        self.counters.samples()
     }
 }

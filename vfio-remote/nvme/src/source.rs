@@ -148,6 +148,6 @@ impl Source for NvmeSource {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        self.counters.list()
+        self.counters.samples()
     }
 }

@@ -9,7 +9,6 @@
 
 pub mod capabilities;
 mod config;
-mod counters;
 mod description;
 mod dma;
 pub mod emulated;

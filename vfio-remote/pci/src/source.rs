@@ -127,15 +127,7 @@ pub struct DmaMapping {
 }
 
 /// A number that a function keeps about itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Counter {
-    /// Its name, as a part of a Prometheus name.
-    pub name: &'static str,
-    /// What it counts, in a sentence.
-    pub help: &'static str,
-    /// Current value.
-    pub value: u64,
-}
+pub type Counter = farlane_worker::counters::Sample<'static>;
 
 /// A device of the lender: something that can be lent again and again.
 pub trait Source: Send + Sync {

@@ -1,11 +1,13 @@
 //! Threads that serve queues, whatever is in the queues.
 //!
+//! * [`counters`]: numbers that it adds to.
 //! * [`idle`]: how a worker waits for the next request.
 //! * [`mailbox`]: how one worker passes work to another.
 //! * [`policy`]: how long it polls, naps and sleeps.
 //! * [`thread`]: what its thread does first.
 //! * [`wake`]: sleeping without missing what others post.
 
+pub mod counters;
 pub mod idle;
 pub mod mailbox;
 pub mod policy;

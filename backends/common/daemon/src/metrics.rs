@@ -25,41 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Bytes that are written at once: the kernel waits for room again for each part of them.
 const AT_ONCE: usize = 4096;
 
-/// One metric and its value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sample<'a> {
-    /// Its name, after the prefix.
-    pub name: &'a str,
-    /// Help text: what it counts, in a sentence.
-    pub help: &'a str,
-    /// Value at the time of rendering.
-    pub value: u64,
-}
-
-/// Defines `Counters`, which a thing of a kind has: a field for each name, and `samples`, which
-/// lists them.
-#[macro_export]
-macro_rules! counters {
-    ($(#[$meta:meta])* $($name:ident: $help:literal,)*) => {
-        $(#[$meta])*
-        #[derive(Debug, Default)]
-        pub struct Counters {
-            $(#[doc = $help] pub $name: std::sync::atomic::AtomicU64,)*
-        }
-
-        impl Counters {
-            /// All of them, as they are now.
-            #[must_use]
-            pub fn samples(&self) -> Vec<$crate::metrics::Sample<'static>> {
-                vec![$($crate::metrics::Sample {
-                    name: stringify!($name),
-                    help: $help,
-                    value: self.$name.load(std::sync::atomic::Ordering::Relaxed),
-                }),*]
-            }
-        }
-    };
-}
+pub use farlane_worker::counters::Sample;
 
 /// Writes `samples` in Prometheus's text format, each as `PREFIX_name`.
 pub fn write_samples<'a>(

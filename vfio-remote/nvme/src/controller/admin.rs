@@ -39,7 +39,7 @@ impl Controller {
     fn answer(&mut self, permit: Permit, result: Result<Answer, Status>) {
         match result {
             Ok(Answer::Done(dw0)) => {
-                count(&self.shared.counters.admin, 1);
+                count(&self.shared.counters.admin_commands, 1);
                 self.complete(permit, Status::SUCCESS, dw0);
             }
             Ok(Answer::Gather(command, pointer, length)) => {

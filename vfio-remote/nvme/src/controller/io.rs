@@ -71,7 +71,7 @@ impl Controller {
             } => {
                 let (index, extent) = self.writable(nsid, lba, blocks)?;
                 if self.is_null(index) {
-                    count(&self.shared.counters.others, 1);
+                    count(&self.shared.counters.other_commands, 1);
                     return Ok(Plan::Done);
                 }
                 let deallocate = if deallocate {
@@ -233,7 +233,7 @@ impl Controller {
         let (index, _) = self.writable(nsid, 0, 0)?;
         let length = u32::try_from(ranges * RANGE_BYTES).map_err(|_| Status::INVALID_FIELD)?;
         if !deallocate {
-            count(&self.shared.counters.others, 1);
+            count(&self.shared.counters.other_commands, 1);
             return Ok(Plan::Done);
         }
         match self.read_data(&data, length) {

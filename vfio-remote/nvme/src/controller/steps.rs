@@ -306,10 +306,10 @@ impl Controller {
             }
             Phase::Running(Task::Flush { .. }, _) => count(&counters.flushes, 1),
             Phase::Running(Task::Compare(_) | Task::Zero | Task::Trim, _) => {
-                count(&counters.others, 1);
+                count(&counters.other_commands, 1);
             }
             Phase::Gathering(_) | Phase::Scattering(Scattered::Admin { .. }) => {
-                count(&counters.admin, 1);
+                count(&counters.admin_commands, 1);
             }
         }
     }
