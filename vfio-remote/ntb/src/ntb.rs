@@ -1,5 +1,6 @@
 //! What every bridge can be asked.
 
+use crate::file::check_range;
 use crate::{FileId, NtbError};
 use farlane_abi::width::to_usize;
 use std::fmt::Debug;
@@ -134,15 +135,7 @@ impl PeerWindow {
     /// # Errors
     /// It is empty, or not all in the window.
     pub fn locate(&self, offset: u64, length: u64) -> Result<u64, NtbError> {
-        let end = offset.checked_add(length).filter(|_| length > 0);
-        let end = end.ok_or(NtbError::Range { offset, length })?;
-        if end > self.size {
-            return Err(NtbError::Beyond {
-                offset,
-                length,
-                size: self.size,
-            });
-        }
+        check_range(offset, length, self.size)?;
         self.offset
             .checked_add(offset)
             .ok_or(NtbError::Range { offset, length })

@@ -88,6 +88,11 @@ impl Stretch {
         matches!(self.backing, Backing::Peer(_))
     }
 
+    /// Address and bytes.
+    pub fn range(&self) -> (u64, u64) {
+        (self.address, self.length)
+    }
+
     /// Whether it has an address in common with a range.
     pub fn overlaps(&self, (address, length): (u64, u64)) -> bool {
         self.address < address.saturating_add(length)
@@ -309,13 +314,13 @@ impl Layout {
     pub fn set_user(&mut self, user: User, deadline: Deadline) -> Result<(), LayoutError> {
         self.user = Some(user);
         let wanted = self.wanted();
-        let mut ranges = wanted.values().map(|s| (s.address, s.length));
+        let mut ranges = wanted.values().map(Stretch::range);
         if ranges.any(|range| self.is_leaving(range)) {
             self.chase(true, deadline);
         }
         self.settle(false, deadline)?;
         for stretch in &self.put_off {
-            self.check_left((stretch.address, stretch.length))?;
+            self.check_left(stretch.range())?;
         }
         self.check_in_time((0, u64::MAX))?;
         if !deadline.has_time_to_ask() {
@@ -501,7 +506,7 @@ impl Layout {
             if self.pieces.contains_key(&address) {
                 continue;
             }
-            if self.is_leaving((address, stretch.length)) || !deadline.has_time_to_ask() {
+            if self.is_leaving(stretch.range()) || !deadline.has_time_to_ask() {
                 self.put_off.push(stretch);
                 continue;
             }

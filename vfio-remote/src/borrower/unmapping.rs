@@ -47,9 +47,7 @@ impl Layout {
         again: bool,
         deadline: Deadline,
     ) -> bool {
-        let &Stretch {
-            address, length, ..
-        } = stretch;
+        let (address, length) = stretch.range();
         let unmapped = user
             .session
             .unmap(user.fence, (address, length), again, deadline);
@@ -102,9 +100,7 @@ impl Layout {
         let Some(PendingUnmap { piece, user }) = self.leaving.iter().find(is_peers) else {
             return;
         };
-        let Stretch {
-            address, length, ..
-        } = piece.stretch;
+        let (address, length) = piece.stretch.range();
         let why = format!("it is still at {length:#x} bytes of another device at {address:#x}");
         let user = user.clone();
         user.session.abandon();
@@ -141,9 +137,7 @@ impl Layout {
 
     /// This end's part of the way to a stretch is not needed any more.
     fn release(&mut self, piece: Piece) {
-        let Stretch {
-            address, length, ..
-        } = piece.stretch;
+        let (address, length) = piece.stretch.range();
         match piece.placed {
             Placement::Window {
                 way,

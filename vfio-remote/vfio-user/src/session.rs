@@ -329,10 +329,7 @@ impl Negotiated {
                 .map_or_else(Vec::new, |region| region.areas),
         };
         let max_fds = self.capabilities.max_msg_fds;
-        reply::region_info(reply, index, &info, room, max_fds).map_err(|error| {
-            log::error!("{error}");
-            Errno::IO
-        })
+        reply::region_info(reply, index, &info, room, max_fds).map_err(|e| described_wrongly(&e))
     }
 
     fn io_fds(
@@ -345,10 +342,7 @@ impl Negotiated {
         let size = self.bounds(index)?.size;
         let parts = device.io_fds(index)?;
         let max_fds = self.capabilities.max_msg_fds;
-        reply::io_fds(reply, index, size, &parts, room, max_fds).map_err(|error| {
-            log::error!("{error}");
-            Errno::IO
-        })
+        reply::io_fds(reply, index, size, &parts, room, max_fds).map_err(|e| described_wrongly(&e))
     }
 
     fn irq(&self, index: u32) -> Result<(usize, &IrqInfo), Errno> {
@@ -487,6 +481,12 @@ impl Negotiated {
         reply.push(&wire::WriteMulti { wr_cnt: done });
         Ok(())
     }
+}
+
+/// What a client is told of a device that describes itself wrongly.
+fn described_wrongly(error: &reply::DeviceError) -> Errno {
+    log::error!("{error}");
+    Errno::IO
 }
 
 /// Eventfds for so many interrupts: all of them, or none.
