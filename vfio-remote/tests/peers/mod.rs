@@ -410,6 +410,8 @@ fn a_device_that_is_at_it_when_another_ones_memory_goes_is_given_up() {
     target.command(0);
     until("its loss", || source.vendor() == 0xffff);
     until("its end", || hooks.is_cut_off.load(Ordering::SeqCst));
+    // What is taken away with the lease is not to stall anew.
+    hooks.unmaps_late.store(false, Ordering::SeqCst);
     hooks.release();
     until("its return", || rig.holder("plain").is_none());
     assert!(rig.holder("mapped").is_some());
