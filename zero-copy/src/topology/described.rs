@@ -3,7 +3,6 @@
 use super::{Machine, Node};
 use farlane_abi::width::to_usize;
 use farlane_sys::sync::lock;
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What is said of memory: first address, address after the last, node.
@@ -29,7 +28,6 @@ fn last(said: &Said, address: *const u8) -> Option<Node> {
 pub struct Described {
     /// Processors and bytes of memory.
     nodes: Vec<(Vec<u32>, u64)>,
-    functions: BTreeMap<String, Node>,
     memory: Arc<Mutex<Memory>>,
 }
 
@@ -48,13 +46,6 @@ impl Described {
     #[must_use]
     pub fn pair() -> Self {
         Self::new(&[&[0], &[1]])
-    }
-
-    /// With a PCI function on a node.
-    #[must_use]
-    pub fn with_function(mut self, name: &str, node: Node) -> Self {
-        self.functions.insert(name.to_owned(), node);
-        self
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -104,8 +95,8 @@ impl Machine for Described {
         (nodes.contains(&from) && nodes.contains(&to)).then(|| 10 + 11 * from.0.abs_diff(to.0))
     }
 
-    fn node_of_function(&self, function: &str) -> Option<Node> {
-        self.functions.get(function).copied()
+    fn node_of_function(&self, _function: &str) -> Option<Node> {
+        None
     }
 
     fn node_of_thread(&self, _process: u32, _thread: u32) -> Option<Node> {
