@@ -1,7 +1,8 @@
 //! The bridge that lender and borrower of one host have between them.
 
 use farlane_ntb::{LinkState, Ntb, NtbError, ShmNtb, WindowLimits};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use farlane_sys::socket;
+use rustix::event::{PollFd, PollFlags};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,15 +30,10 @@ pub(crate) fn shm(socket: OwnedFd) -> Result<Arc<dyn Ntb>, NtbError> {
 pub(crate) fn wait_up(ntb: &dyn Ntb) {
     let until = Instant::now() + PATIENCE;
     while ntb.clear_link_event() == LinkState::Down {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        if Instant::now() >= until {
             return;
         }
-        let timeout = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
         let mut event = [PollFd::from_borrowed_fd(ntb.link_event(), PollFlags::IN)];
-        let _ = poll(&mut event, Some(&timeout));
+        let _ = socket::wait(&mut event, Some(until));
     }
 }

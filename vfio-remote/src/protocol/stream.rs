@@ -7,9 +7,9 @@
 use super::connection::{ConnectionError, time_left};
 use super::message::MAX_FRAME_BYTES;
 use farlane_abi::width::to_usize;
+use farlane_sys::socket;
 use farlane_sys::sync::lock;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::io::Errno;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustls::Connection;
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
@@ -363,19 +363,12 @@ impl StreamSocket {
                 return Ok(false);
             }
             has_looked = true;
-            let timeout = left.map(|left| Timespec {
-                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(left.subsec_nanos()),
-            });
             let mut fds = [
                 PollFd::new(&self.socket, flags),
                 PollFd::new(&self.wake, PollFlags::IN),
             ];
-            match poll(&mut fds, timeout.as_ref()) {
-                Ok(0) => return Ok(false),
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
-                Err(e) => return Err(ConnectionError::Io(e.into())),
+            if socket::wait(&mut fds, until).map_err(io::Error::from)? == 0 {
+                return Ok(false);
             }
             let _ = farlane_sys::eventfd::drain(self.wake.as_fd());
             let mut state = self.state();
@@ -446,10 +439,8 @@ impl StreamSocket {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::OUT, !is_said);
             flags.set(PollFlags::IN, !has_heard);
-            let left = end.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).ok();
             let mut polled = [PollFd::new(&self.socket, flags)];
-            if left.is_zero() || poll(&mut polled, timeout.as_ref()) == Ok(0) {
+            if Instant::now() >= end || socket::wait(&mut polled, Some(end)) == Ok(0) {
                 return;
             }
         }

@@ -138,7 +138,7 @@ fn all_that_was_sent_is_heard_and_the_goodbye_whatever_the_other_end_still_says(
             rustix::net::sockopt::set_socket_recv_buffer_size(&far.socket, 32 << 10).unwrap();
             far.send(b"not heard", false).unwrap();
             let mut unread = [PollFd::new(&near.socket, PollFlags::IN)];
-            assert_eq!(poll(&mut unread, None), Ok(1));
+            assert_eq!(socket::wait(&mut unread, None), Ok(1));
             // More than both systems keep: when the last of it leaves the near end, there is much
             // that the far one has not got.
             for _ in 0..FRAMES {
