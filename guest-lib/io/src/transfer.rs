@@ -10,47 +10,41 @@ use std::ffi::{c_int, c_void};
 
 /// A call with one buffer: ours if the router takes it, else the C library's.
 #[inline]
-fn one(
-    name: &'static str,
-    fd: c_int,
-    buffer: *const c_void,
-    length: size_t,
-    position: Position,
-    direction: Direction,
-    plain: impl Fn() -> ssize_t,
-) -> ssize_t {
-    let address = buffer.expose_provenance();
-    if may_hold(address)
-        && is_registered(address, length)
-        && let Some(result) = routed(name, fd, address, length, position, direction)
+fn one(call: Call, direction: Direction, plain: impl Fn() -> ssize_t) -> ssize_t {
+    if may_hold(call.address)
+        && is_registered(call.address, call.length)
+        && let Some(result) = routed(&call, direction)
     {
         return result;
     }
     let result = plain();
     if result < 0 {
-        return refused(name, fd, address, length, position, direction, result);
+        return refused(&call, direction, result);
     }
     result
 }
 
-#[cold]
-fn routed(
+#[inline]
+fn call(
     name: &'static str,
     fd: c_int,
-    address: usize,
-    length: usize,
+    buffer: *const c_void,
+    length: size_t,
     position: Position,
-    direction: Direction,
-) -> Option<ssize_t> {
-    let call = Call {
+) -> Call {
+    Call {
         name,
         fd,
-        address,
+        address: buffer.expose_provenance(),
         length,
         position,
-    };
+    }
+}
+
+#[cold]
+fn routed(call: &Call, direction: Direction) -> Option<ssize_t> {
     let saved = SavedErrno::new();
-    let result = route::serve(&call, direction)?;
+    let result = route::serve(call, direction)?;
     drop(saved);
     Some(answer(result))
 }
@@ -69,23 +63,15 @@ fn answer(result: Result<usize, Errno>) -> ssize_t {
 
 /// A call that the kernel has refused: `EFAULT` may mean device memory that nobody has registered.
 #[cold]
-fn refused(
-    name: &'static str,
-    fd: c_int,
-    address: usize,
-    length: usize,
-    position: Position,
-    direction: Direction,
-    result: ssize_t,
-) -> ssize_t {
+fn refused(call: &Call, direction: Direction, result: ssize_t) -> ssize_t {
     let saved = SavedErrno::new();
     let fault = std::io::Error::last_os_error().raw_os_error() == Some(libc::EFAULT);
-    if fault && route::adopt(address, length) {
-        drop(saved);
-        return routed(name, fd, address, length, position, direction).unwrap_or(result);
-    }
+    let is_adopted = fault && route::adopt(call.address, call.length);
     drop(saved);
-    result
+    match is_adopted {
+        true => routed(call, direction).unwrap_or(result),
+        false => result,
+    }
 }
 
 /// An offset that is none is the kernel's to refuse.
@@ -136,7 +122,7 @@ unsafe fn read_at(
     // SAFETY: as promised by the caller.
     let plain = || unsafe { next::pread(fd, buffer, length, offset) };
     match position(offset) {
-        Some(position) => one(name, fd, buffer, length, position, Direction::Read, plain),
+        Some(position) => one(call(name, fd, buffer, length, position), Read, plain),
         None => plain(),
     }
 }
@@ -153,7 +139,7 @@ unsafe fn write_at(
     // SAFETY: as promised by the caller.
     let plain = || unsafe { next::pwrite(fd, buffer, length, offset) };
     match position(offset) {
-        Some(position) => one(name, fd, buffer, length, position, Direction::Write, plain),
+        Some(position) => one(call(name, fd, buffer, length, position), Write, plain),
         None => plain(),
     }
 }
@@ -174,7 +160,7 @@ const CURRENT: Position = Position::Current;
 exports! {
     /// `read`.
     fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t =
-        one("read", fd, buffer, length, CURRENT, Read, || next::read(fd, buffer, length));
+        one(call("read", fd, buffer, length, CURRENT), Read, || next::read(fd, buffer, length));
     /// `pread`.
     fn pread(fd: c_int, buffer: *mut c_void, length: size_t, offset: off_t) -> ssize_t =
         read_at("pread", fd, buffer, length, offset);
@@ -203,7 +189,7 @@ exports! {
             .unwrap_or_else(|| next::preadv2(fd, buffers, count, offset, flags));
     /// `write`.
     fn write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t =
-        one("write", fd, buffer, length, CURRENT, Write, || next::write(fd, buffer, length));
+        one(call("write", fd, buffer, length, CURRENT), Write, || next::write(fd, buffer, length));
     /// `pwrite`.
     fn pwrite(fd: c_int, buffer: *const c_void, length: size_t, offset: off_t) -> ssize_t =
         write_at("pwrite", fd, buffer, length, offset);
