@@ -1,14 +1,13 @@
 //! Completion channels.
 
-use crate::completion;
-use crate::context::{Shared, minus_one, shared};
+use crate::context::{ContextState, shared};
 use crate::errno::{EBUSY, answer, fail, fail_null};
 use crate::object::{Address, Object};
 use crate::sys::*;
 use farlane_rdma_client::{Channel, Cq};
 use farlane_sys::sync::lock;
 use std::collections::BTreeMap;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
@@ -17,9 +16,9 @@ use std::sync::{Arc, Mutex};
 pub(crate) struct State {
     pub(crate) channel: Arc<Channel>,
     /// By the address of the queue's state, which no other queue has while an event holds it.
-    queues: Mutex<BTreeMap<usize, Address<ibv_cq>>>,
+    pub(crate) queues: Mutex<BTreeMap<usize, Address<ibv_cq>>>,
     /// Keeps the context open.
-    _shared: Arc<Shared>,
+    _shared: Arc<ContextState>,
 }
 
 impl State {
@@ -76,34 +75,4 @@ pub unsafe fn destroy(channel: *mut ibv_comp_channel) -> c_int {
         unsafe { ChannelObject::retire(channel) };
     }
     answer(result.map_err(|error| error.errno()))
-}
-
-/// `ibv_get_cq_event`: waits, unless the program has made the fd non-blocking. A signal ends the
-/// wait (`EINTR`).
-pub unsafe fn get_event(
-    channel: *mut ibv_comp_channel,
-    cq: *mut *mut ibv_cq,
-    cq_context: *mut *mut c_void,
-) -> c_int {
-    // SAFETY: by the caller's contract.
-    let state = unsafe { state(channel) };
-    loop {
-        let queue = match state.channel.wait() {
-            Ok(queue) => queue,
-            Err(errno) => return minus_one(errno),
-        };
-        let queues = lock(&state.queues);
-        // An event of a queue that is gone meanwhile is nobody's.
-        let Some(Address(found)) = queues.get(&Arc::as_ptr(&queue).addr()) else {
-            continue;
-        };
-        // SAFETY: a queue in the table is alive, and stays so until its event is acknowledged;
-        // the two targets are the caller's.
-        unsafe {
-            completion::state(*found).events.give();
-            cq.write(*found);
-            cq_context.write((**found).cq_context);
-        }
-        return 0;
-    }
 }

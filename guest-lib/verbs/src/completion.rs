@@ -1,17 +1,25 @@
 //! Completion queues: making, polling, asking for events.
 
+use crate::acknowledgements::Acknowledgements;
 use crate::channel;
-use crate::context::{Shared, forget, shared};
+use crate::context::{ContextState, forget, shared};
 use crate::errno::{EINVAL, answer, fail, pointer, set};
-use crate::event::Acknowledgements;
 use crate::object::{Address, Object, Plain};
-use crate::poll_ex::Cursor;
 use crate::sys::*;
 use farlane_abi::Errno;
 use farlane_rdma_client::{Completion, Cq};
 use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+/// The completion that the program looks at, between `ibv_start_poll` and `ibv_end_poll`.
+#[derive(Debug, Default)]
+pub(crate) struct Cursor {
+    /// One thread is between the two; others wait in `ibv_start_poll`.
+    pub(crate) busy: AtomicBool,
+    pub(crate) current: Mutex<Completion>,
+}
 
 /// What is behind a completion queue, extended or not.
 #[derive(Debug)]
@@ -23,7 +31,7 @@ pub(crate) struct State {
     pub(crate) async_events: Acknowledgements,
     /// The extended interface's place in the queue.
     pub(crate) cursor: Cursor,
-    shared: Arc<Shared>,
+    shared: Arc<ContextState>,
 }
 
 /// Every queue has the extended structure: the plain one is its beginning.

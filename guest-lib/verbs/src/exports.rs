@@ -6,8 +6,8 @@
 
 use crate::sys::*;
 use crate::{
-    attributes, channel, completion, context, device, event, memory, queue_pair, rates, strings,
-    tables,
+    attributes, channel, completion, context, device, event, memory, open, queue_pair, rates,
+    strings, tables,
 };
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -56,7 +56,7 @@ exports! {
     /// Index of a device.
     fn ibv_get_device_index(device: *mut ibv_device) -> c_int = device::index;
     /// Opens a device.
-    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context = context::open;
+    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context = open::device;
     /// Closes a device.
     fn ibv_close_device(context: *mut ibv_context) -> c_int = context::close;
 }
@@ -114,7 +114,7 @@ exports! {
     fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int = channel::destroy;
     /// Waits for an event of a completion channel.
     fn ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq,
-        cq_context: *mut *mut c_void) -> c_int = channel::get_event;
+        cq_context: *mut *mut c_void) -> c_int = event::get_cq;
     /// Acknowledges events of a completion queue.
     fn ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) = completion::ack_events;
     /// Creates a completion queue.

@@ -3,7 +3,7 @@
 //! * [`sys`], [`layout`]: the C structures, and proof that they are laid out as C has them;
 //! * [`object`]: a C structure that a program sees with Rust state behind it;
 //! * [`device`], [`context`], [`attributes`], [`tables`], [`memory`], [`channel`],
-//!   [`completion`], [`queue_pair`], [`event`]: the control path, one module an object;
+//!   [`completion`], [`queue_pair`], [`event`], [`open`]: the control path, one module an object;
 //! * [`post`], [`poll_ex`]: the data path, which programs reach through `ibv_context.ops`;
 //! * [`qp_attr`], [`strings`], [`rates`], [`errno`]: conversions;
 //! * `exports`, `private`, `unsupported`: the C names of all this, and of what there is not.
@@ -18,6 +18,7 @@
     reason = "one contract for all, stated above and in the manual pages"
 )]
 
+pub mod acknowledgements;
 pub mod attributes;
 pub mod channel;
 pub mod completion;
@@ -29,6 +30,7 @@ mod exports;
 pub mod layout;
 pub mod memory;
 pub mod object;
+pub mod open;
 pub mod poll_ex;
 pub mod post;
 mod private;

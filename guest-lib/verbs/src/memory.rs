@@ -1,6 +1,6 @@
 //! Protection domains and memory registrations.
 
-use crate::context::{Shared, shared};
+use crate::context::{ContextState, shared};
 use crate::errno::{EOPNOTSUPP, answer, fail_null};
 use crate::object::Object;
 use crate::sys::*;
@@ -19,7 +19,7 @@ const RIGHTS: u32 =
 /// A protection domain, and the context that it is of.
 #[derive(Debug)]
 pub(crate) struct Domain {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ContextState>,
     pub(crate) pd: Arc<Pd>,
 }
 

@@ -2,26 +2,16 @@
 //!
 //! Fields beyond the standard ones (time stamps, VLAN, flow tags, tag matching) are refused.
 
-use crate::completion::{self, make, work_completion};
+use crate::completion::{self, Cursor, make, work_completion};
 use crate::errno::{ENOENT, EOPNOTSUPP, fail, fail_null, pointer};
 use crate::sys::*;
-use farlane_rdma_client::Completion;
 use farlane_sys::sync::lock;
 use std::ffi::{c_int, c_uint};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread;
 
 /// Creation flags that change nothing here: a queue may have one user or many.
 const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
-
-/// The completion that the program looks at, between `ibv_start_poll` and `ibv_end_poll`.
-#[derive(Debug, Default)]
-pub(crate) struct Cursor {
-    /// One thread is between the two; others wait in `ibv_start_poll`.
-    busy: AtomicBool,
-    current: Mutex<Completion>,
-}
 
 /// `ibv_create_cq_ex`.
 pub unsafe extern "C" fn create(

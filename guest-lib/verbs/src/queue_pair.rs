@@ -1,9 +1,9 @@
 //! Queue pairs: making, changing, asking.
 
+use crate::acknowledgements::Acknowledgements;
 use crate::completion;
-use crate::context::{Shared, forget};
+use crate::context::{ContextState, forget};
 use crate::errno::{EOPNOTSUPP, answer, fail_null, pointer};
-use crate::event::Acknowledgements;
 use crate::memory;
 use crate::object::{Address, Object, Plain};
 use crate::qp_attr;
@@ -22,7 +22,7 @@ pub(crate) struct State {
     /// Asynchronous events.
     pub(crate) async_events: Acknowledgements,
     signal_all: bool,
-    shared: Arc<Shared>,
+    shared: Arc<ContextState>,
 }
 
 type QpObject = Object<ibv_qp, State>;
