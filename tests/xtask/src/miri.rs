@@ -49,7 +49,7 @@ const COVERED: &[Covered] = &[
             "stream::",
         ],
     ),
-    covered("farlane-block", &["engine::"]),
+    covered("farlane-block", &["engine::clear::", "engine::slots::"]),
     covered("farlane-gpu-driver", &["allocator::"]),
     covered("farlane-abi", &[]),
     covered("farlane-vhost-user", &["segment::"]),

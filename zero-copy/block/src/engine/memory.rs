@@ -183,6 +183,7 @@ impl<V> Memory<V> {
                 let vectors = vectors.get(..MAX_VECTORS).unwrap_or(vectors);
                 // SAFETY: as above, during the call.
                 let moved = unsafe { transfer_some(file, write, vectors, offset) };
+                self.under_way = true;
                 Ok(Started::Ended(match moved {
                     Ok(moved) => i32::try_from(moved).map_err(io::Error::other)?,
                     Err(e) => -e.raw_os_error().unwrap_or(libc::EIO),
@@ -199,6 +200,7 @@ impl<V> Memory<V> {
                     _ => (),
                 }
                 let left = i32::try_from(left).map_err(io::Error::other)?;
+                self.under_way = true;
                 Ok(Started::Ended(left))
             }
         }
@@ -207,8 +209,9 @@ impl<V> Memory<V> {
     /// What was under way has ended with `result`: the ring has told so. Bytes that were read to a copy are in the
     /// guest's memory then.
     pub fn end(&mut self, result: i32, write: bool) {
-        self.under_way = false;
+        let was_under_way = std::mem::take(&mut self.under_way);
         if let (Some(guest), Ok(moved)) = (&self.guest, usize::try_from(result))
+            && was_under_way
             && self.copies
             && !write
             && let Some(bytes) = self.own.get(..moved.min(self.own.len()))
@@ -253,4 +256,56 @@ pub fn can_be_transferred<V>(slices: &GuestSlices<V>, alignment: Option<Alignmen
             .iter()
             .all(|v| alignment.is_met_by(v.iov_base.addr(), v.iov_len))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farlane_zero_copy::{AddressSpace, View};
+    use std::io::Read as _;
+    use std::os::fd::AsFd as _;
+
+    #[test]
+    fn what_is_not_aligned_is_copied_on_its_way_out_and_once_on_its_way_in() {
+        let ram = tempfile::tempfile().unwrap();
+        ram.set_len(1 << 16).unwrap();
+        let space = AddressSpace::new();
+        space.map(0, 1 << 16, ram.as_fd(), 0, true).unwrap();
+        let alignment = Alignment {
+            memory: 4,
+            offset: 512,
+        };
+        let memory = |address| {
+            let mut slices = GuestSlices::new(space.view(), SliceList::default(), true);
+            slices.push(address, 256).unwrap();
+            slices.push(address + 256, 256).unwrap();
+            Memory::of_guest(slices, Some(alignment))
+        };
+        let file: OwnedFd = tempfile::tempfile().unwrap().into();
+        let moves = |memory: &mut Memory<View>, write| {
+            let access = Access::Memory(&file);
+            assert!(memory.copies());
+            let started = memory.start(access, write, (0, 0, 512), Slot(0)).unwrap();
+            assert_eq!(started, Started::Ended(512));
+            assert!(memory.guest_mut().is_none());
+            memory.end(512, write.is_some());
+        };
+        space.view().write(1, &[7; 512]).unwrap();
+        moves(&mut memory(1), Some(Durable(false)));
+        let mut written = Vec::new();
+        let mut copy = std::fs::File::from(file.try_clone().unwrap());
+        std::io::Seek::rewind(&mut copy).unwrap();
+        copy.read_to_end(&mut written).unwrap();
+        assert_eq!(written, [7; 512]);
+        let mut to = memory(0x1001);
+        moves(&mut to, None);
+        let mut read = [0; 513];
+        space.view().read(0x1001, &mut read).unwrap();
+        assert_eq!((&read[..512], read[512]), (&[7; 512][..], 0));
+        // Whoever hands it back has ended it.
+        space.view().write(0x1001, &[1; 512]).unwrap();
+        to.end(512, false);
+        space.view().read(0x1001, &mut read).unwrap();
+        assert_eq!(read[..512], [1; 512]);
+    }
 }
