@@ -17,6 +17,7 @@ use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 /// Time that a reader has to take the whole document.
@@ -108,25 +109,16 @@ fn answer(mut stream: &UnixStream, text: &str, patience: Duration) -> std::io::R
 /// for: it is called on a thread of its own.
 pub type MetricsText = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// The socket of the metrics, in the control loop. Each reader is answered by a thread of its own,
-/// one after the other: the next is accepted when that has ended.
+/// The socket of the metrics, in the control loop. A thread answers its readers, one after the
+/// other: the next is accepted when it has answered.
 pub(crate) struct MetricsSocket {
     listener: Listener,
-    text: MetricsText,
-    /// Readable when the next reader can be accepted: an answer has ended.
+    /// To the thread that answers.
+    readers: Sender<UnixStream>,
+    /// Readable when the next reader can be accepted: the last one was answered.
     answered: Arc<OwnedFd>,
     /// Readable when it is tried again to accept one.
     retry: OwnedFd,
-}
-
-/// Makes an event readable when it is dropped, however its thread ends.
-struct Answering(Arc<OwnedFd>);
-
-impl Drop for Answering {
-    fn drop(&mut self) {
-        // Fails only where the counter is full, and then it is readable.
-        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
-    }
 }
 
 impl MetricsSocket {
@@ -134,11 +126,16 @@ impl MetricsSocket {
         let flags = rustix::fs::fcntl_getfl(&listener)?;
         rustix::fs::fcntl_setfl(&listener, flags | OFlags::NONBLOCK)?;
         let answered = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let answered = Arc::new(answered);
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let (readers, accepted) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("metrics".to_owned());
+        let done = Arc::clone(&answered);
+        thread.spawn(move || answer_all(&accepted, &text, &done))?;
         Ok(Self {
             listener,
-            text,
-            answered: Arc::new(answered),
+            readers,
+            answered,
             retry: timerfd_create(TimerfdClockId::Monotonic, flags)?,
         })
     }
@@ -159,17 +156,9 @@ impl MetricsSocket {
     /// Accepts a reader, and has it answered.
     fn accept(&self) -> io::Result<()> {
         let stream = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC)?;
-        let (stream, text) = (UnixStream::from(stream), Arc::clone(&self.text));
-        let answering = Answering(Arc::clone(&self.answered));
-        let thread = std::thread::Builder::new().name("metrics".to_owned());
-        thread.spawn(move || {
-            let _answering = answering;
-            let mut text = text();
-            write_own(&mut text);
-            // A reader that went away is no trouble.
-            let _ = answer(&stream, &text, PATIENCE);
-        })?;
-        Ok(())
+        // The thread is there for as long as this.
+        let sent = self.readers.send(UnixStream::from(stream));
+        sent.map_err(io::Error::other)
     }
 
     /// Has it tried again in a while.
@@ -183,13 +172,26 @@ impl MetricsSocket {
     }
 }
 
+/// Answers readers until there is no socket any more.
+fn answer_all(readers: &Receiver<UnixStream>, render: &MetricsText, answered: &OwnedFd) {
+    for stream in readers {
+        let mut text = render();
+        write_own(&mut text);
+        // A reader that went away is no trouble.
+        let _ = answer(&stream, &text, PATIENCE);
+        drop(stream);
+        // Fails only where the counter is full, and then it is readable.
+        let _ = rustix::io::write(answered, &1_u64.to_ne_bytes());
+    }
+}
+
 impl MutEventSubscriber for MetricsSocket {
     fn init(&mut self, _ops: &mut EventOps<'_>) {}
 
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
         let is_reader = events.fd() == self.listener.as_fd().as_raw_fd();
         let next = if is_reader {
-            // Out of descriptors or threads, most likely.
+            // Out of descriptors, most likely.
             if self.accept().is_err() {
                 let _ = self.rest();
             }
