@@ -11,11 +11,11 @@ use rustix::process::Signal;
 
 use crate::process::{Process, describe, tail};
 
-/// How long a daemon may take until its sockets exist.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a daemon may take until its sockets exist, where guests and builds have the processors.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a daemon may take to end after SIGTERM.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a daemon may take to end after SIGTERM, there: one that is slow is killed, which fails.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A daemon that serves UNIX sockets. It is ended when it is dropped.
 #[derive(Debug)]

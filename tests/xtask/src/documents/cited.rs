@@ -131,7 +131,7 @@ fn stands_for_others(word: &str) -> bool {
 /// daemon begin with; or a variant as it is written in JSON.
 fn is_known(sources: &Sources, word: &str) -> bool {
     let parts: Vec<&str> = word.split('_').collect();
-    let is_counter = ["farlane", "PREFIX", ""].contains(&parts[0])
+    let is_counter = ["farlane", "PREFIX", "gpu", "nvme", ""].contains(&parts[0])
         && (1..parts.len()).any(|from| sources.has_word(&parts[from..].join("_")));
     let variant: String = parts
         .iter()

@@ -21,6 +21,9 @@ const KEYWORDS: &[&str] = &[
     "macro_rules!",
 ];
 
+/// What a line begins with that says of which type functions are.
+const OWNERS: &[&str] = &["impl", "trait", "struct", "enum", "unsafe", "mod"];
+
 /// What the tree has.
 pub struct Sources {
     files: Vec<PathBuf>,
@@ -28,8 +31,8 @@ pub struct Sources {
     words: HashSet<String>,
     /// Every name that Rust code defines: the files that do.
     defined: BTreeMap<String, BTreeSet<usize>>,
-    /// Words of each file.
-    by_file: Vec<HashSet<String>>,
+    /// Of each file, the types that it defines or has an `impl` of.
+    owners: Vec<HashSet<String>>,
     /// Literals that begin as options do.
     options: HashSet<String>,
     /// Packages and programs.
@@ -52,7 +55,7 @@ impl Sources {
             files: Vec::new(),
             words: HashSet::new(),
             defined: BTreeMap::new(),
-            by_file: Vec::new(),
+            owners: Vec::new(),
             options: HashSet::new(),
             packages: BTreeSet::new(),
         };
@@ -81,7 +84,7 @@ impl Sources {
         let path = &self.files[at];
         let end = path.extension().and_then(|end| end.to_str()).unwrap_or("");
         let own = path.starts_with("tests/xtask/src/documents");
-        self.by_file.push(HashSet::new());
+        self.owners.push(HashSet::new());
         if !CODE.contains(&end) || own {
             return;
         }
@@ -108,7 +111,16 @@ impl Sources {
                 if !self.words.contains(word) {
                     self.words.insert(word.to_owned());
                 }
-                self.by_file[at].insert(word.to_owned());
+            }
+            let begin = line
+                .trim_start_matches("pub(crate) ")
+                .trim_start_matches("pub ");
+            if begin
+                .split([' ', '<'])
+                .next()
+                .is_some_and(|word| OWNERS.contains(&word))
+            {
+                self.owners[at].extend(words(line, is_word).into_iter().map(str::to_owned));
             }
             for name in definitions(line) {
                 let files = self.defined.entry(name.to_owned()).or_default();
@@ -155,7 +167,7 @@ impl Sources {
         files.iter().any(|&at| {
             let path = self.files[at].with_extension("");
             let mut parts = path.iter().filter_map(|part| part.to_str());
-            parts.any(|part| part == owner || part == package) || self.by_file[at].contains(owner)
+            parts.any(|part| part == owner || part == package) || self.owners[at].contains(owner)
         })
     }
 
