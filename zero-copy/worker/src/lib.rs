@@ -1,6 +1,6 @@
 //! Threads that serve queues, whatever is in the queues.
 //!
-//! * [`counters`]: numbers that it adds to.
+//! * [`mod@counters`]: numbers that it adds to.
 //! * [`idle`]: how a worker waits for the next request.
 //! * [`mailbox`]: how one worker passes work to another.
 //! * [`policy`]: how long it polls, naps and sleeps.

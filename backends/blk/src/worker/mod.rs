@@ -4,7 +4,7 @@
 //! transfers, and shows the driver all that has ended in one batch, of which it is told at most
 //! once. While there is work, the driver is asked not to tell of new requests.
 //!
-//! * [`queue_worker`]: the turns. [`virtqueue`]: the queue, and the requests that it is owed.
+//! * `queue_worker`: the turns. `virtqueue`: the queue, and the requests that it is owed.
 //! * `start`: what is begun for a request; `steps`: how it goes on and ends.
 //! * `files`: the disk's paths as [`farlane_block::engine`] sees them.
 //! * `failover`: requests that have failed on a path. `offload`: transfers that another node does.
