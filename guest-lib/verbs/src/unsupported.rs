@@ -27,7 +27,7 @@ pure_exports! {
     fn ibv_resize_cq(_cq: *mut ibv_cq, _cqe: c_int) -> c_int = fail(UNSUPPORTED);
 }
 
-// ContextState receive queues.
+// Shared receive queues.
 pure_exports! {
     /// Creates a shared receive queue.
     fn ibv_create_srq(_pd: *mut ibv_pd, _init: *mut c_void) -> *mut ibv_srq

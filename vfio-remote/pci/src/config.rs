@@ -129,7 +129,8 @@ impl ConfigSpace {
                     self.sizes[number] = size;
                 }
             }
-            number += bytes / 4;
+            // Without a region there is no upper half.
+            number += if size > 0 { bytes / 4 } else { 1 };
         }
     }
 
