@@ -69,9 +69,11 @@ impl Files for PathFiles {
     /// Blocks that the disk has no more were not written, and nothing else is lost by that.
     fn sync_has_failed(&mut self, _file: usize, errno: i32, end: Option<u64>) {
         let is_gone = |end| self.paths.ends_before(end);
-        if !(self.paths.fails_over() && end.is_some_and(is_gone)) {
-            self.disk.sync_has_failed(errno);
+        // Memory has no cache whose state would not be known.
+        if self.paths.in_memory() || self.paths.fails_over() && end.is_some_and(is_gone) {
+            return;
         }
+        self.disk.sync_has_failed(errno);
     }
 
     fn begin_sync(&self, file: usize) -> Option<UnderWay> {

@@ -163,12 +163,8 @@ impl Control {
         state.ring = Some(ring);
         if std::mem::take(&mut state.paused) {
             if begins {
-                // A pause after a whole number of rounds of the ring's index looks like a reset. A
-                // driver that goes on finds another generation, and its contexts at their end.
-                if !state.contexts.is_empty() {
-                    state.generation = state.generation.wrapping_add(1).max(1);
-                }
-                self.end_contexts(&mut state);
+                // A pause after a whole number of rounds of the ring's index looks like a reset.
+                self.begin_anew(&mut state);
             }
             self.contexts.resume();
         }
@@ -189,7 +185,16 @@ impl Control {
     /// The VMM resets the device: releases everything. When this returns nothing touches the VM's
     /// memory.
     pub fn reset(&self) {
-        self.end_contexts(&mut self.state());
+        self.begin_anew(&mut self.state());
+    }
+
+    /// Ends all contexts. A driver that has not reset the device, and goes on, finds another
+    /// generation.
+    fn begin_anew(&self, state: &mut State) {
+        if !state.contexts.is_empty() {
+            state.generation = state.generation.wrapping_add(1).max(1);
+        }
+        self.end_contexts(state);
     }
 
     fn end_contexts(&self, state: &mut State) {

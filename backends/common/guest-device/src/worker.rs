@@ -89,7 +89,7 @@ impl Worker {
             state: Mutex::default(),
         });
         let thread = std::thread::Builder::new()
-            .name("queues".to_owned())
+            .name("farlane device".to_owned())
             .spawn({
                 let kicks = Arc::clone(&kicks);
                 move || kicks.run(serve)

@@ -78,7 +78,10 @@ impl Files for NamespaceFiles {
     }
 
     fn sync_has_failed(&mut self, file: usize, errno: i32, _end: Option<u64>) {
-        if let Some(namespace) = self.namespace(file) {
+        // Memory has no cache whose state would not be known.
+        if let Some(namespace) = self.namespace(file)
+            && matches!(namespace.storage, Storage::Ring { .. })
+        {
             namespace.sync_has_failed(errno);
         }
     }

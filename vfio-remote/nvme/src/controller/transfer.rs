@@ -60,20 +60,22 @@ impl Controller {
         let writable = buffer == DataBuffer::Destination;
         let mut slices = GuestSlices::new(view, self.requests.list(), writable);
         let mut of_devices = 0;
-        for segment in segments {
+        let is_mapped = segments.iter().all(|segment| {
             let Some(address) = segment.address else {
-                return Located::Bounce;
+                return false;
             };
-            if slices.push(address, segment.length).is_err() {
-                return Located::Bounce;
+            let is_pushed = slices.push(address, segment.length).is_ok();
+            if is_pushed {
+                of_devices += slices.holder().device_bytes(address, segment.length);
             }
-            of_devices += slices.holder().device_bytes(address, segment.length);
-        }
+            is_pushed
+        });
         let alignment = Alignment {
             memory: align,
             offset: 1,
         };
-        if !can_be_transferred(&slices, Some(alignment)) {
+        if !is_mapped || !can_be_transferred(&slices, Some(alignment)) {
+            self.requests.give_list(slices.into_list());
             return Located::Bounce;
         }
         if of_devices > 0 {

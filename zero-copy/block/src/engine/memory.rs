@@ -111,7 +111,10 @@ impl<V> Memory<V> {
     where
         V: ViewHolder,
     {
-        let Some(guest) = self.guest.take().filter(|_| !self.under_way) else {
+        if self.under_way {
+            return Err(self);
+        }
+        let Some(guest) = self.guest.take() else {
             return Err(self);
         };
         match guest.held_by(holder) {
